@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.machinery
+import sys
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import replicax
+from replicax.system import registry
 from tests.conftest import strategy_of
 
 
@@ -220,3 +224,32 @@ def test_each_task_has_its_own_contexts(pair: replicax.Strategy) -> None:
     assert (seen["one"], seen["two"], seen["main"]) == (pair, other, False)
     assert (seen["one traces"], seen["two traces"]) == (False, True)
     assert seen["inside"] is other
+
+
+def test_a_library_that_a_scope_imports_first_is_told(pair: replicax.Strategy, monkeypatch) -> None:
+    """As Keras is, whose models would train on one device."""
+    adapted: list[str] = []
+    monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: adapted.append("library_of_models"))
+    library = types.ModuleType("library_of_models")
+    library.__spec__ = importlib.machinery.ModuleSpec("library_of_models", None)
+    scope = pair.scope()
+    scope.__enter__()
+    monkeypatch.setitem(sys.modules, "library_of_models", library)
+    assert adapted == []
+    with pytest.warns(UserWarning, match="library_of_models was first imported inside a strategy's scope") as warned:
+        scope.__exit__(None, None, None)
+    assert adapted == ["library_of_models"]
+    assert warned[0].filename == __file__
+    with pair.scope():
+        pass
+    assert adapted == ["library_of_models"]
+
+
+def test_a_library_that_was_imported_before_is_adapted_by_the_scope(pair: replicax.Strategy, monkeypatch) -> None:
+    adapted: list[str] = []
+    monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: adapted.append("library_of_models"))
+    library = types.ModuleType("library_of_models")
+    library.__spec__ = importlib.machinery.ModuleSpec("library_of_models", None)
+    monkeypatch.setitem(sys.modules, "library_of_models", library)
+    with pair.scope():
+        assert adapted == ["library_of_models"]

@@ -10,9 +10,11 @@ Array(3., dtype=float32)
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from replicax.old_names import missing
+from replicax.system import registry
 from replicax.system.exit_codes import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
@@ -335,6 +337,31 @@ _LATER = {
     "use_cpu_devices": "replicax.devices.selection",
     "value_and_grad": "replicax.training",
 }
+
+
+def _load_default_strategy() -> tuple[Callable[[], Any], type]:
+    from replicax.strategies.default import default
+    from replicax.strategy import Strategy
+
+    return default, Strategy
+
+
+def _load_nnx_adapter() -> Any:
+    from replicax.models.nnx import adapter
+
+    return adapter
+
+
+def _adapt_keras() -> None:
+    if "keras.src.trainers.trainer" in sys.modules:  # it is Keras 3
+        from replicax.models.keras.scoped_models import install
+
+        install()
+
+
+registry.default_strategy = _load_default_strategy
+registry.object_adapters["flax.nnx"] = _load_nnx_adapter
+registry.scoped_libraries["keras"] = _adapt_keras
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import importlib
+import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
 from replicax.old_names import Renamed, keywords_renamed
+from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.workers.replicas import Replicas
 
@@ -284,24 +286,18 @@ class _Base(threading.local):
 
 
 _base = _Base()
-_default: list[tuple[Callable[[], Strategy], type[Strategy]]] = []
-
-
-def register_default_strategy(factory: Callable[[], Strategy], kind: type[Strategy]) -> None:
-    """Set how the default strategy is made, and the class of all strategies; called once, by the module that has it."""
-    _default[:] = [(factory, kind)]
 
 
 def default_strategy() -> Strategy:
     """The strategy of code outside every scope: one replica on JAX's default device."""
-    return _registered()[0]()
+    strategy: Strategy = _registered()[0]()
+    return strategy
 
 
-def _registered() -> tuple[Callable[[], Strategy], type[Strategy]]:
+@functools.cache
+def _registered() -> tuple[Callable[[], Any], type]:
     """What makes the default strategy, and the class of all; the room that has it is above this one."""
-    if not _default:
-        importlib.import_module("replicax.strategies.default")
-    return _default[0]
+    return registry.default_strategy()
 
 
 def _current() -> _Frame:
@@ -353,7 +349,7 @@ class Scope(contextlib.ContextDecorator):
 
     def __enter__(self) -> Any:
         check_may_enter(self._replicas)
-        _watch_for_models()
+        registry.adapt_scoped_libraries()
         frame = _Frame(self._replicas, None)
         self._entered.append(frame)
         _frames.set((*_frames.get(), frame))
@@ -363,11 +359,13 @@ class Scope(contextlib.ContextDecorator):
         if not self._entered:
             raise ContextError("this scope was left without having been entered")
         _leave(self._entered.pop(), is_failing=kind is not None)
-
-
-def _watch_for_models() -> None:
-    """See to it that models of Keras belong to the strategy in whose scope they are made, once Keras is loaded."""
-    importlib.import_module("replicax.models.import_watch").watch()
+        for library in registry.adapt_scoped_libraries():
+            warnings.warn(
+                f"{library} was first imported inside a strategy's scope. Models that the scope has made up to now "
+                "don't belong to the strategy: they train on one device. Import it before the scope.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def state_of_contexts() -> Callable[[], None]:
@@ -480,7 +478,7 @@ def set_strategy(strategy: Strategy | None) -> None:
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"
         )
-    _watch_for_models()
+    registry.adapt_scoped_libraries()
     _base.frame = (
         None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
     )

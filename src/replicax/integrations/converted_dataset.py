@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -12,18 +11,6 @@ import numpy as np
 
 from replicax.errors import shortened
 from replicax.nests import known
-
-# Where a class is defined, what it is called, and the room that knows it. Hugging Face's come first, because its
-# IterableDataset becomes a subclass of PyTorch's where that is installed.
-_CLASSES = (
-    ("datasets.arrow_dataset", "Dataset", "hugging_face"),
-    ("datasets.iterable_dataset", "IterableDataset", "hugging_face"),
-    ("datasets.dataset_dict", "DatasetDict", "hugging_face"),
-    ("datasets.dataset_dict", "IterableDatasetDict", "hugging_face"),
-    ("tensorflow.python.data.ops.dataset_ops", "DatasetV2", "tf_data"),
-    ("torch.utils.data.dataloader", "DataLoader", "torch_data"),
-    ("torch.utils.data.dataset", "Dataset", "torch_data"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +43,43 @@ def adapted(dataset: Any) -> Adapted | None:
     >>> adapted([np.zeros(3)]) is None
     True
     """
-    bases = {(base.__module__, base.__qualname__) for base in type(dataset).__mro__}
-    for module, name, integration in _CLASSES:
-        if (module, name) in bases:
-            found: Adapted = importlib.import_module(f"replicax.integrations.{integration}").adapt(dataset)
-            return found
+    bases = {f"{base.__module__}.{base.__qualname__}" for base in type(dataset).__mro__}
+    for adapt, classes in _CLASSES.items():
+        if not bases.isdisjoint(classes):
+            return adapt(dataset)
     return None
+
+
+def _hugging_face(dataset: Any) -> Adapted:
+    from replicax.integrations import hugging_face
+
+    return hugging_face.adapt(dataset)
+
+
+def _tf_data(dataset: Any) -> Adapted:
+    from replicax.integrations import tf_data
+
+    return tf_data.adapt(dataset)
+
+
+def _torch_data(dataset: Any) -> Adapted:
+    from replicax.integrations import torch_data
+
+    return torch_data.adapt(dataset)
+
+
+# By what loads the library's module: its classes. Hugging Face's come first, because its IterableDataset becomes a
+# subclass of PyTorch's where that is installed.
+_CLASSES: dict[Callable[[Any], Adapted], set[str]] = {
+    _hugging_face: {
+        "datasets.arrow_dataset.Dataset",
+        "datasets.iterable_dataset.IterableDataset",
+        "datasets.dataset_dict.DatasetDict",
+        "datasets.dataset_dict.IterableDatasetDict",
+    },
+    _tf_data: {"tensorflow.python.data.ops.dataset_ops.DatasetV2"},
+    _torch_data: {"torch.utils.data.dataloader.DataLoader", "torch.utils.data.dataset.Dataset"},
+}
 
 
 class Converted:

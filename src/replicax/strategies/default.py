@@ -6,7 +6,6 @@ import functools
 
 import jax
 
-from replicax.context import register_default_strategy
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
 
@@ -29,4 +28,5 @@ class DefaultStrategy(Strategy):
         super().__init__(StrategyExtended([default]))
 
 
-register_default_strategy(functools.cache(DefaultStrategy), Strategy)
+default = functools.cache(DefaultStrategy)
+"""The one there is."""

@@ -142,22 +142,27 @@ def test_batches_of_ever_other_sizes() -> None:
 
 
 IMPORTED_LATE = """
-import importlib.util
+import sys
+import warnings
 
 import replicax
 
 replicax.use_cpu_devices(2)
-with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-    assert importlib.util.find_spec("keras")  # as a library does that would use it if it is installed
-    import keras
-
+before = list(sys.meta_path)
+strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with strategy.scope():
+        import keras
+print(sum("keras was first imported inside a strategy's scope" in str(w.message) for w in caught))
+with strategy.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-print(type(model.make_train_function.__self__).__module__)
+print(type(model.make_train_function.__self__).__module__, [f for f in sys.meta_path if "replicax" in repr(f)])
 """
 
 
 def test_imported_in_a_scope() -> None:
     command = [sys.executable, "-c", IMPORTED_LATE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "replicax.models.keras.scoped_models"
+    assert done.stdout.split() == ["1", "replicax.models.keras.scoped_models", "[]"]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -26,12 +25,11 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.execution.tracing.function_key import ByKey, Wrapper
 from replicax.nests import is_leaf, learn
+from replicax.system import registry
 from replicax.variables import Variable
 from replicax.workers.replicas import Replicas
 
-# A library, and the module with its adapter, which is called `adapter` there.
-_ADAPTERS = {"flax.nnx": "replicax.models.nnx"}
-LIBRARIES = _ADAPTERS.keys()
+LIBRARIES = registry.object_adapters.keys()
 """Their names in ``sys.modules``: unless one of them is there, nothing is held."""
 
 
@@ -210,9 +208,9 @@ _by_type: dict[type, Adapter | None] = {}
 
 def _loaded() -> Sequence[Adapter]:
     """The adapters of the libraries that the user has loaded."""
-    for library, module in _ADAPTERS.items():
+    for library, load in registry.object_adapters.items():
         if library in sys.modules and library not in _found:
-            _found[library] = importlib.import_module(module).adapter
+            _found[library] = load()
             _by_type.clear()
     return list(_found.values()) if _found else ()
 

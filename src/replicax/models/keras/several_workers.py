@@ -6,6 +6,7 @@ Each worker runs Keras' loop on the same data, and its replicas have their rows 
 from __future__ import annotations
 
 import functools
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 from replicax.workers.digests import digest
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
+
+_log = logging.getLogger("replicax")
 
 WRITERS = ("save", "save_weights", "export")
 """Methods of a model that write files."""
@@ -34,7 +37,7 @@ def adapt(model: Any, replicas: Replicas) -> None:
     object.__setattr__(model, "fit", _shuffling_alike(model.fit, replicas.lockstep))
     if is_silent(replicas):
         for name in WRITERS:
-            object.__setattr__(model, name, _silent(getattr(model, name)))
+            object.__setattr__(model, name, _left_to_the_chief(getattr(model, name), replicas))
 
 
 def _shuffling_alike(fit: Callable[..., Any], lockstep: Lockstep) -> Callable[..., Any]:
@@ -50,10 +53,14 @@ def _shuffling_alike(fit: Callable[..., Any], lockstep: Lockstep) -> Callable[..
     return wrapper
 
 
-def _silent(method: Callable[..., Any]) -> Callable[..., None]:
+def _left_to_the_chief(method: Callable[..., Any], replicas: Replicas) -> Callable[..., None]:
     @functools.wraps(method)
     def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
+        _log.warning(
+            "worker %d: model.%s writes nothing here; the chief, worker 0, writes the file for all workers",
+            replicas.lockstep.workers.index,
+            method.__name__,
+        )
 
     return nothing
 
