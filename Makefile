@@ -35,6 +35,8 @@ INTEGRATIONS_READY := .venv-integrations/.ready
 DOCS := .venv-docs/bin
 DOCS_READY := .venv-docs/.ready
 
+# `replicax migrate`, a distribution of its own.
+MIGRATE := packages/replicax-migrate
 # What a new JAX breaks first is seen first.
 PRIMITIVES := tests/_jax/test_primitive_table.py
 
@@ -114,9 +116,9 @@ clean:  ## remove the environments, caches and outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp comes last: an installation that broke off is tried again by the next make.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(MIGRATE)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]' --editable $(MIGRATE)
 	touch $@
 
 $(ORACLE_READY): pyproject.toml constraints.txt tests/oracle/constraints.txt
@@ -147,8 +149,8 @@ $(GPU_READY): $(READY) tests/gpu/constraints.txt
 	    $(GPU)/python -m pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt
 	touch $@
 
-$(DOCS_READY): pyproject.toml constraints.txt docs/site/constraints.txt
+$(DOCS_READY): pyproject.toml $(MIGRATE)/pyproject.toml constraints.txt docs/site/constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	PIP_CONSTRAINT="constraints.txt docs/site/constraints.txt" $(DOCS)/python -m pip install --editable '.[dev]' \
-	    keras myst-parser sphinx sphinx-book-theme sphinx-copybutton sphinx-design
+	    --editable $(MIGRATE) keras myst-parser sphinx sphinx-book-theme sphinx-copybutton sphinx-design
 	touch $@

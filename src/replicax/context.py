@@ -24,7 +24,7 @@ from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.nests import known
-from replicax.old_names import Renamed, keywords_renamed
+from replicax.old_names import NameHints
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.workers.replicas import Replicas
@@ -72,7 +72,7 @@ class SingleReplica:
         return fn(*args, **kwargs)
 
 
-class ReplicaContext(Renamed):
+class ReplicaContext(NameHints):
     """The context of one replica inside a step; get it with :func:`get_replica_context`.
 
     Outside every strategy's ``run`` there is a default replica context with a single replica, so code that uses one
@@ -155,7 +155,6 @@ class ReplicaContext(Renamed):
         examples = self._communicator.examples
         return None if examples is None else examples.mask
 
-    @keywords_renamed(experimental_hints="options", aggregation="reduce_op")
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.
 
@@ -201,7 +200,6 @@ class ReplicaContext(Renamed):
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 
-    @keywords_renamed(experimental_hints="options")
     def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
 

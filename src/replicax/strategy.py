@@ -22,12 +22,12 @@ from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, defaul
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.held_state import LIBRARIES, held
 from replicax.extended import StrategyExtended
-from replicax.old_names import Renamed, keywords_renamed
+from replicax.old_names import NameHints
 from replicax.user_functions import in_args_and_kwargs
 from replicax.workers.replicas import Replicas
 
 
-class Strategy(Input, LogicalDevices, Renamed):
+class Strategy(Input, LogicalDevices, NameHints):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -239,7 +239,6 @@ class Strategy(Input, LogicalDevices, Renamed):
             return fall_back(programs, fn, args, kwargs, why)
 
     @_jax.outside_meshes
-    @keywords_renamed(iterations="steps", dataset="iterator")
     def run_steps(
         self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
     ) -> MultiStepContext:
@@ -292,9 +291,6 @@ class Strategy(Input, LogicalDevices, Renamed):
     # --- across replicas --------------------------------------------------------------------------------
 
     @_jax.outside_meshes
-    @keywords_renamed(
-        aggregation="reduce_op", destinations="to choose where the result is, use strategy.extended.reduce_to"
-    )
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combine a value across replicas, and also along ``axis`` if one is given.
 

@@ -21,7 +21,6 @@ from replicax import _jax
 from replicax.devices.host_values import is_key
 from replicax.errors import LocalityError, shortened
 from replicax.nests import is_leaf, known
-from replicax.old_names import missing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -267,7 +266,8 @@ class PerReplica:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            raise missing(self, name, f"{self._described()} has no attribute {name!r}: it {_NO_ARRAY}")
+            message = f"{self._described()} has no attribute {name!r}: it {_NO_ARRAY}"
+            raise AttributeError(message, name=name, obj=self)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"{self._described()} {_NO_ARRAY}")

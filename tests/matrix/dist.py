@@ -1,10 +1,11 @@
-"""Build the wheel and the sdist, look into them, and try the wheel in empty environments: ``make dist``.
+"""Build the wheels and sdists, look into them, and try the wheels in empty environments: ``make dist``.
 
-Both packages go to ``dist``; the wheel is built from the sdist, so that is enough to build from. Then each Python gets
-an empty environment with each JAX that it supports, with the wheel and what it asks for, at the versions of the lock.
-There, in an empty folder and far from the checkout, three things have to work: the smoke test, ``replicax demo``, and
-``replicax doctor``. A table at the end has all combinations, and their output lies beside their environments, in
-``.venv-dist``.
+There are two packages, ``replicax`` and ``replicax-migrate``. Their wheels are built from their sdists, which shows
+that these are enough to build from. Then each Python gets an empty environment with each JAX that it supports, with the
+wheel of Replicax and what it asks for, at the versions of the lock. There, in an empty folder far from the checkout,
+the smoke test, ``replicax demo`` and ``replicax doctor`` have to work. ``replicax migrate`` has to say how to install
+it, and to work once it is installed. A table at the end has all combinations, and their output lies beside their
+environments, in ``.venv-dist``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from tests.matrix.run import (
     LOCKS,
+    MIGRATE,
     ROOT,
     Row,
     UnusableError,
@@ -42,7 +44,7 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 
 
 def build(python: str, log: pathlib.Path) -> pathlib.Path:
-    """Make ``dist`` anew, and return the wheel.
+    """Make ``dist`` anew, and return the wheel of Replicax.
 
     Raises:
       UnusableError: something can't be built, is not fit for a package index, or has wrong contents.
@@ -54,7 +56,10 @@ def build(python: str, log: pathlib.Path) -> pathlib.Path:
     commands = (
         [python, "-m", "venv", str(bin.parent)],
         [str(bin / "python"), "-m", "pip", "install", *TOOLS],
-        [str(bin / "python"), "-m", "build", "--no-isolation", "--outdir", str(DIST), str(ROOT)],
+        *(
+            [str(bin / "python"), "-m", "build", "--no-isolation", "--outdir", str(DIST), str(folder)]
+            for folder in (ROOT, MIGRATE)
+        ),
     )
     for command in commands:
         if logged(command, log, {"PIP_CONSTRAINT": constraints}):
@@ -64,26 +69,39 @@ def build(python: str, log: pathlib.Path) -> pathlib.Path:
         raise UnusableError(f"the description is not fit for a package index: see {log.relative_to(ROOT)}")
     if logged([str(bin / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *workflows], log, {}):
         raise UnusableError(f"a workflow is not what it should be: see {log.relative_to(ROOT)}")
-    [wheel] = DIST.glob("*.whl")
-    [sdist] = DIST.glob("*.tar.gz")
-    with zipfile.ZipFile(wheel) as file:
-        names = file.namelist()
-    with tarfile.open(sdist) as archive:
-        sources = [name.partition("/")[2] for name in archive.getnames()]
-    if wrong := [*wrong_in_wheel(names, ROOT), *wrong_in_sdist(sources, ROOT)]:
+    [wheel] = DIST.glob("replicax-*.whl")
+    [wheel_of_migrate] = DIST.glob("replicax_migrate-*.whl")
+    wrong = [
+        *wrong_in_wheel(_names(wheel), ROOT),
+        *wrong_in_wheel(_names(wheel_of_migrate), MIGRATE, "replicax_migrate"),
+        *wrong_in_sdist(_sources("replicax-"), ROOT),
+        *wrong_in_sdist(_sources("replicax_migrate-"), MIGRATE),
+    ]
+    if wrong:
         raise UnusableError("; ".join(wrong))
     return wheel
 
 
-def wrong_in_wheel(names: Iterable[str], root: pathlib.Path) -> list[str]:
+def _names(wheel: pathlib.Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return file.namelist()
+
+
+def _sources(name: str) -> list[str]:
+    [sdist] = DIST.glob(f"{name}*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        return [path.partition("/")[2] for path in archive.getnames()]
+
+
+def wrong_in_wheel(names: Iterable[str], root: pathlib.Path, package: str = "replicax") -> list[str]:
     """What a wheel should have and has not, and what it should not have: sentences."""
     found = set(names)
     programs = {path.relative_to(root / "examples").as_posix() for path in (root / "examples").rglob("*.py")}
     modules = {path.relative_to(root / "src").as_posix() for path in (root / "src").rglob("*.py")}
-    wanted = {*modules, "replicax/py.typed", *(f"replicax/_examples/{name}" for name in programs)}
+    wanted = {*modules, f"{package}/py.typed", *(f"{package}/_examples/{name}" for name in programs)}
     wrong = [f"the wheel has no {name}" for name in sorted(wanted - found)]
     for name in sorted(found - wanted):
-        is_expected = name.startswith("replicax/_examples/") or ".dist-info/" in name
+        is_expected = name.startswith(f"{package}/_examples/") or ".dist-info/" in name
         if not is_expected or name.endswith((".pyc", ".log")):
             wrong.append(f"the wheel has {name}")
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in found):
@@ -94,7 +112,8 @@ def wrong_in_wheel(names: Iterable[str], root: pathlib.Path) -> list[str]:
 def wrong_in_sdist(names: Iterable[str], root: pathlib.Path) -> list[str]:
     """The same of an sdist: whoever packages Replicax anew runs its tests from there."""
     found = set(names)
-    wanted = ["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"]
+    wanted = ["pyproject.toml", "README.md", "LICENSE"]
+    wanted += ["CHANGELOG.md", "Makefile", "constraints.txt"] if root == ROOT else []
     wanted += [
         path.relative_to(root).as_posix() for folder in ("src", "tests") for path in (root / folder).rglob("*.py")
     ]
@@ -116,15 +135,19 @@ def combination(wheel: pathlib.Path, name: str, jax: str) -> Row | None:
         return Row(name, jax, trouble=str(trouble))
     begin = time.monotonic()
     replicax = str(bin / "replicax")
+    add_migrate = [str(bin / "python"), "-m", "pip", "install", "--no-deps", "--find-links", str(DIST)]
     commands = (
-        [str(bin / "python"), "-I", str(SMOKE), jax],
-        [replicax, "demo", "--replicas", "4", "--epochs", "5"],  # how quick 30 are depends on the machine
-        [replicax, "doctor", "--timeout", "60"],
+        ([str(bin / "python"), "-I", str(SMOKE), jax], 0),
+        ([replicax, "demo", "--replicas", "4", "--epochs", "5"], 0),  # how quick 30 are depends on the machine
+        ([replicax, "doctor", "--timeout", "60"], 0),
+        ([replicax, "migrate", "."], 2),
+        ([*add_migrate, "replicax-migrate"], 0),
+        ([replicax, "migrate", "."], 0),
     )
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
-        statuses = [logged(command, log, settings, pathlib.Path(folder)) for command in commands]
-    failed = sum(status != 0 for status in statuses)
+        settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "", "PIP_NO_INDEX": "1"}
+        statuses = [logged(command, log, settings, pathlib.Path(folder)) == status for command, status in commands]
+    failed = statuses.count(False)
     return Row(name, jax, len(commands) - failed, failed, time.monotonic() - begin)
 
 

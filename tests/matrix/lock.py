@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from tests.matrix.run import ROOT, interpreter, package, version_of
+from tests.matrix.run import MIGRATE, ROOT, interpreter, package, version_of
 
 HEAD = """\
 # Exact versions of everything that the development environment installs, and of what builds the package:
@@ -75,7 +75,7 @@ def frozen(python: str, requirements: Sequence[str], constraints: str) -> str:
         limits.write_text(constraints)
         pip = [f"{folder}/env/bin/python", "-m", "pip"]
         settings = os.environ | {"PIP_CONSTRAINT": str(limits), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        install = [*pip, "install", "--editable", ".[dev]", *BUILD, *requirements]
+        install = [*pip, "install", "--editable", ".[dev]", "--editable", str(MIGRATE), *BUILD, *requirements]
         for command in ([python, "-m", "venv", f"{folder}/env"], install):
             subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr, env=settings)
         freeze = [*pip, "freeze", "--exclude-editable"]

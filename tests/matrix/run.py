@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".venv-matrix"
+# `replicax migrate`, a distribution of its own.
+MIGRATE = ROOT / "packages" / "replicax-migrate"
 LOCKS = {path.stem.removeprefix("jax-"): path for path in sorted((ROOT / "tests" / "matrix").glob("jax-*.txt"))}
 # The first Python that a JAX can be installed on, by the JAX.
 OLDEST_PYTHON = {"0.10": (3, 11), "0.11": (3, 12), "0.12": (3, 12)}
@@ -141,14 +143,15 @@ def environment(
     major, minor = version_of(python)
     place = folder / f"{major}.{minor}-{jax}"
     constraints = lock((ROOT / "constraints.txt").read_text(), LOCKS[jax].read_text())
-    wanted = hashlib.sha256((constraints + (ROOT / "pyproject.toml").read_text() + python).encode()).hexdigest()
+    projects = "".join((folder / "pyproject.toml").read_text() for folder in (ROOT, MIGRATE))
+    wanted = hashlib.sha256((constraints + projects + python).encode()).hexdigest()
     stamp, bin = place / ".ready", place / "bin"
     is_checkout = package.startswith(".")
     if is_checkout and stamp.exists() and stamp.read_text() == wanted:
         return bin
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(exist_ok=True)
-    what = ["-e", package] if is_checkout else [package]
+    what = ["-e", package, "-e", str(MIGRATE)] if is_checkout else [package]
     commands = ([python, "-m", "venv", str(place)], [str(bin / "python"), "-m", "pip", "install", *what])
     constrained = place.with_suffix(place.suffix + ".txt")
     constrained.write_text(constraints)

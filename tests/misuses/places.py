@@ -157,7 +157,7 @@ PLACES = [
     ),
     ("set_strategy in a scope", lambda w: scoped(w, lambda: replicax.set_strategy(w.s)), ContextError, "outside every"),
     ("an old name", lambda w: w.s.experimental_run_v2, AttributeError, r"here it is strategy.run$"),
-    ("an old function", lambda w: replicax.get_tower_context, AttributeError, "replicax.get_replica_context"),
+    ("an old function", lambda w: replicax.VariableAggregation, AttributeError, "replicax.Aggregation"),
     ("an old keyword", lambda w: replicax.MirroredStrategy(num_gpus=2), TypeError, "devices="),
     ("parts for too few dims", lambda w: split(w, [2]), ValueError, "has 2 dims"),
     ("too many parts", lambda w: split(w, [2, 3]), ValueError, "the product must be 2"),

@@ -2,19 +2,26 @@
 
 Each command is a module with ``add_parser(subparsers)`` that describes its arguments and names the function
 that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
+
+Another distribution adds a command by an entry point of the group ``replicax.commands``: its name is the command's, its
+value such a module.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
 from replicax import __version__
-from replicax.cli import demo, doctor, env_command, launch_command, migrate, plan
-from replicax.cli.command_line import CommandError, Parser
+from replicax.cli import demo, doctor, env_command, launch_command, plan
+from replicax.cli.command_line import CommandError, Parser, add_absent
 
-_COMMANDS = (demo, plan, launch_command, doctor, env_command, migrate)
+_COMMANDS = (demo, plan, launch_command, doctor, env_command)
+_GROUP = "replicax.commands"
+_EXTRAS = {"migrate": "read a program for tf.distribute, and say what takes the place of what"}
+"""Commands of distributions of their own, which the extra of the same name installs: what they do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)
+    for entry in importlib.metadata.entry_points(group=_GROUP):
+        entry.load().add_parser(subparsers)
+    for name, purpose in _EXTRAS.items():
+        if name not in subparsers.choices:
+            add_absent(subparsers, name, purpose)
     try:
         args: argparse.Namespace = parser.parse_args(argv)
         return int(args.run(args))

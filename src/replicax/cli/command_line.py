@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 NOT_WRITTEN = 3
 """The exit status if the work is done, and a file could not be written."""
@@ -21,6 +21,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{self.prog}: error: {message} (see {self.prog} --help)")
+
+
+def add_absent(subparsers: Any, name: str, purpose: str) -> None:
+    """Describe a command that is not installed: whatever its arguments, it says how to install it."""
+    install = f"pip install 'replicax[{name}]'"
+
+    def refuse(args: argparse.Namespace) -> NoReturn:
+        raise CommandError(f"replicax {name}: error: the command is not installed: {install}")
+
+    # Without a prefix of options, options are arguments, too.
+    parser = subparsers.add_parser(name, help=f"{purpose} ({install})", prefix_chars="\0", add_help=False)
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=refuse)
 
 
 def positive_int(text: str) -> int:

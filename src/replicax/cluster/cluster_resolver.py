@@ -9,10 +9,9 @@ import jax
 
 from replicax import _jax
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.old_names import Renamed, keywords_renamed
 
 
-class ClusterResolver(Renamed, abc.ABC):
+class ClusterResolver(abc.ABC):
     """Which cluster this process belongs to, and which of its tasks it is.
 
     A *cluster* has *jobs*, such as ``"chief"`` and ``"worker"``, and a job has *tasks*: processes, numbered from 0,
@@ -98,7 +97,6 @@ class ClusterResolver(Renamed, abc.ABC):
             return ""
         return url(cluster.task_address(task_type, task_id), rpc_layer or self.rpc_layer)
 
-    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """How many accelerators a task drives, by kind: ``{"GPU": 8}``; ``{}`` if it has CPUs only.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from replicax.cluster.cluster_resolver import ClusterResolver, url
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.old_names import keywords_renamed
 
 
 class SimpleClusterResolver(ClusterResolver):
@@ -76,7 +75,6 @@ class SimpleClusterResolver(ClusterResolver):
             return super().master(task_type, task_id, rpc_layer)
         return url(self._master, rpc_layer or self.rpc_layer)
 
-    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """What was given as ``num_accelerators``, for every task."""
         return dict(self._num_accelerators)

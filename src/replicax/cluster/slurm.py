@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from replicax.cluster.addresses import join_address
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.old_names import keywords_renamed
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 1 << 17
@@ -101,7 +100,6 @@ class SlurmClusterResolver(ClusterResolver):
     def environment(self) -> str:
         return "slurm"
 
-    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """How many GPUs each task has: ``{"GPU": 2}``; JAX is not asked."""
         return {"GPU": self._gpus_per_task}

@@ -6,7 +6,6 @@ from typing import Any
 
 from replicax.cluster.cluster_resolver import ClusterResolver, url
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.old_names import keywords_renamed
 
 
 class UnionClusterResolver(ClusterResolver):
@@ -116,7 +115,6 @@ class UnionClusterResolver(ClusterResolver):
         found = (r.master(rpc_layer=rpc_layer or self._rpc_layer) for r in self._resolvers)
         return next((address for address in found if address), "")
 
-    @keywords_renamed(config_proto="nothing: JAX needs no session to see its devices")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """What the first resolver says that has accelerators."""
         found = (r.num_accelerators(task_type, task_id) for r in self._resolvers)

@@ -14,7 +14,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.input_plan import InputPlan, how_to_resume, planned
 from replicax.data.input_workers import InputContext, InputWorkers
 from replicax.errors import ContextError, cant_be_pickled
-from replicax.old_names import Renamed
+from replicax.old_names import NameHints
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from replicax.data.reading.batches import State
 
 
-class DistributedDataset(Renamed):
+class DistributedDataset:
     """A re-iterable of pytrees with ``PerReplica`` leaves; see ``Strategy.distribute_dataset``.
 
     Each iteration is a pass of its own, from the start.
@@ -95,7 +95,7 @@ class DistributedDataset(Renamed):
         return plan
 
 
-class DistributedIterator(Iterator[Any], Renamed):
+class DistributedIterator(Iterator[Any], NameHints):
     """One pass over a :class:`DistributedDataset`.
 
     Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the

@@ -6,10 +6,10 @@ import dataclasses
 import enum
 
 from replicax.enums import parse_enum
-from replicax.old_names import Renamed, RenamedMembers
+from replicax.old_names import with_hints
 
 
-class AutoShardPolicy(enum.Enum, metaclass=RenamedMembers):
+class AutoShardPolicy(enum.Enum):
     """What each worker reads. Strings in any case work wherever an ``AutoShardPolicy`` does.
 
     >>> import replicax
@@ -44,8 +44,9 @@ class PartialBatch(enum.Enum):
     """Left out."""
 
 
+@with_hints
 @dataclasses.dataclass(frozen=True)
-class InputOptions(Renamed):
+class InputOptions:
     """How ``distribute_dataset`` and ``distribute_datasets_from_function`` feed the replicas.
 
     Args:

@@ -17,7 +17,6 @@ from replicax.execution.cache import ProgramCache
 from replicax.extended.locations import destination
 from replicax.extended.mirrored_values import mirrored
 from replicax.nests import known
-from replicax.old_names import keywords_renamed
 from replicax.variables.aggregation import Aggregation
 from replicax.workers.replicas import Replicas
 
@@ -29,7 +28,6 @@ class Reducing:
     programs: ProgramCache
 
     @_jax.outside_meshes
-    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -64,7 +62,6 @@ class Reducing:
         return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
     @_jax.outside_meshes
-    @keywords_renamed(experimental_hints="options", aggregation="reduce_op", method_string="reduce_op")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,

@@ -21,7 +21,7 @@ from replicax.execution.run import arguments_of, check_call, prepare, run
 from replicax.execution.tracing.held_state import held
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
-from replicax.old_names import Renamed
+from replicax.old_names import NameHints
 from replicax.values import container_of
 from replicax.variables import Variable
 from replicax.variables.collection import VariableCollection
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-class StrategyExtended(Reducing, Updating, Renamed):
+class StrategyExtended(Reducing, Updating, NameHints):
     """The part of a strategy that library code uses: its devices, its variables and its programs.
 
     The constructor of a strategy makes one from the devices that it chose.

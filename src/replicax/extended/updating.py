@@ -15,7 +15,6 @@ from replicax.errors import ContextError
 from replicax.extended.locations import holds_variables
 from replicax.extended.mirrored_values import mirrored
 from replicax.nests import is_leaf, known
-from replicax.old_names import keywords_renamed
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.variables import Variable
 from replicax.variables.initial_layout import colocated
@@ -97,7 +96,6 @@ class Updating:
         return colocated(self.replicas, self.default_layout, "a non-slot variable")
 
     @_jax.outside_meshes
-    @keywords_renamed(grouped="group")
     def update(
         self,
         var: Variable,
@@ -141,7 +139,6 @@ class Updating:
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
     @_jax.outside_meshes
-    @keywords_renamed(grouped="group")
     def update_non_slot(
         self,
         colocate_with: Any,

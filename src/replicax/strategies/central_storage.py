@@ -8,7 +8,6 @@ import jax
 
 from replicax.devices.selection import resolve_device, resolve_devices
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategy import Strategy
 
 
@@ -41,14 +40,6 @@ class CentralStorageStrategy(Strategy):
     <Variable 'v' float32[] on cpu:2, for 2 replicas: 2.>
     """
 
-    @keywords_renamed(
-        variable_partitioner="variables are whole here, on the parameter_device: to have a piece on each replica, use "
-        "MirroredStrategy(devices, variable_partitioner=…) or ShardedStrategy(devices)"
-    )
-    @keywords_of_others(
-        num_logical_devices="a replica has one device, and its variables are whole: to split both, use "
-        "MirroredStrategy(devices, num_logical_devices=…)"
-    )
     def __init__(
         self,
         compute_devices: Sequence[str | jax.Device] | None = None,

@@ -9,7 +9,6 @@ import numpy as np
 
 from replicax.devices.selection import in_replicas, resolve_devices
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_renamed
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner
 
@@ -69,12 +68,6 @@ class MirroredStrategy(Strategy):
     ([0, 1, 2, 3, 4, 5, 6, 7], 28)
     """
 
-    @keywords_renamed(
-        num_gpus="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
-        num_gpus_per_worker="name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
-        cross_device_ops="each collective takes replicax.CommunicationOptions",
-        cross_tower_ops="each collective takes replicax.CommunicationOptions",
-    )
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | np.ndarray | None = None,

@@ -9,7 +9,6 @@ import numpy as np
 
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.communication import CommunicationOptions
-from replicax.old_names import keywords_renamed
 from replicax.strategies.connected import ConnectedStrategy
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.exchange import DEFAULT_TIMEOUT
@@ -72,10 +71,6 @@ class MultiWorkerMirroredStrategy(ConnectedStrategy):
     MultiWorkerMirroredStrategy(8 replicas on 1 worker(s); here: cpu:0, cpu:1, 4 on each device)
     """
 
-    @keywords_renamed(
-        communication="communication_options=replicax.CommunicationOptions(…)",
-        num_gpus_per_worker="name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used",
-    )
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | np.ndarray | None = None,

@@ -6,7 +6,6 @@ import jax
 
 from replicax.devices.selection import resolve_devices
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategy import Strategy
 
 
@@ -35,8 +34,6 @@ class OneDeviceStrategy(Strategy):
     OneDeviceStrategy([cpu:1], 4 replicas on each)
     """
 
-    @keywords_renamed(variable_partitioner="leave it out: there is one device, which has all of each variable")
-    @keywords_of_others(num_logical_devices="MirroredStrategy(devices, num_logical_devices=…) has replicas of several")
     def __init__(
         self,
         device: str | jax.Device,

@@ -7,7 +7,6 @@ import numpy as np
 
 from replicax import context
 from replicax.extended import StrategyExtended
-from replicax.old_names import keywords_of_others, keywords_renamed
 from replicax.strategies.connected import in_lockstep
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
@@ -60,15 +59,6 @@ class TPUStrategy(Strategy):
     16
     """
 
-    @keywords_renamed(
-        experimental_device_assignment="device_assignment",
-        num_cores="the resolver finds the cores; choose among them by device_assignment",
-        steps_per_run="strategy.run_steps takes the number of steps",
-    )
-    @keywords_of_others(
-        num_logical_devices="the devices of a replica are those of its block of cores: device_assignment="
-        "DeviceAssignment.build(resolver.topology, computation_shape=…, num_replicas=None)"
-    )
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,

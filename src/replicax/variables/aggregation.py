@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from replicax import context
 from replicax.enums import parse_enum
-from replicax.old_names import RenamedMembers
 
 
 class Synchronization(enum.Enum):
@@ -42,7 +41,7 @@ class Synchronization(enum.Enum):
     """Each replica updates its own copy; a read in cross-replica context combines the copies."""
 
 
-class Aggregation(enum.Enum, metaclass=RenamedMembers):
+class Aggregation(enum.Enum):
     """How the replicas' values become one.
 
     >>> import replicax

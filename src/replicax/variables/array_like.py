@@ -13,10 +13,10 @@ import numpy as np
 
 from replicax import _jax
 from replicax.nests import Opaque
-from replicax.old_names import missing
+from replicax.old_names import NameHints, missing
 
 
-class ArrayLike(Opaque, abc.ABC):
+class ArrayLike(NameHints, Opaque, abc.ABC):
     """A thing with a value, which it acts like wherever an array is expected."""
 
     shape: Any

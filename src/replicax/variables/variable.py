@@ -28,7 +28,6 @@ from replicax.devices.host_values import (
     on_host,
 )
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
-from replicax.old_names import keywords_renamed
 from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica
 from replicax.variables.aggregation import (
@@ -119,15 +118,6 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     <Variable 'v' float32[] mirrored on 2 replicas: 1.5>
     """
 
-    @keywords_renamed(
-        initializer="initial_value",
-        use_resource="leave it out",
-        validate_shape="leave it out: a variable keeps its shape",
-        caching_device="leave it out: programs keep what they read",
-        collections="keep variables in a pytree of your own",
-        constraint="after the update, assign the constrained value",
-        shape="give initial_value that shape",
-    )
     def __init__(
         self,
         initial_value: Any,

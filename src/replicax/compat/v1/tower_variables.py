@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from replicax import context
 from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.old_names import keywords_renamed
+from replicax.old_names import refusing
 from replicax.strategy import Strategy
 from replicax.variables.aggregation import Synchronization
 from replicax.variables.partitioners import Partitioner
@@ -152,14 +152,17 @@ class TowerStep(Wrapper):
             vars(_scopes).update(outer)
 
 
-@keywords_renamed(
-    regularizer="add what it makes of the variable to the loss",
-    collections="keep variables in a pytree of your own",
-    caching_device="leave it out: programs keep what they read",
-    validate_shape="leave it out: a variable keeps its shape",
-    use_resource="leave it out",
-    custom_getter="make the variable by a function of your own",
-    constraint="assign what the constraint makes of the value, after the update",
+@refusing(
+    "get_variable",
+    {
+        "regularizer": "add what it makes of the variable to the loss",
+        "collections": "keep variables in a pytree of your own",
+        "caching_device": "leave it out: programs keep what they read",
+        "validate_shape": "leave it out: a variable keeps its shape",
+        "use_resource": "leave it out",
+        "custom_getter": "make the variable by a function of your own",
+        "constraint": "assign what the constraint makes of the value, after the update",
+    },
 )
 def get_variable(
     name: str,

@@ -14,13 +14,12 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.nests import is_leaf, known
-from replicax.old_names import Renamed, keywords_renamed
 from replicax.values import Local, PerReplica
 from replicax.variables.aggregation import Aggregation
 from replicax.variables.variable import Variable
 
 
-class MultiStepContext(Renamed):
+class MultiStepContext:
     """What a step of ``Strategy.run_steps`` gets first, and what ``run_steps`` returns.
 
     Inside a step it takes the outputs; each step sets the same ones. Afterwards it has those of the last step.
@@ -52,7 +51,6 @@ class MultiStepContext(Renamed):
         names = {"last_step_outputs": self.last_step_outputs, "non_tensor_outputs": self.non_tensor_outputs}
         return f"MultiStepContext(steps={self.steps}, {', '.join(f'{k}={sorted(v)}' for k, v in names.items())})"
 
-    @keywords_renamed(aggregation="reduce_op")
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | Aggregation | str | None = None
     ) -> None:

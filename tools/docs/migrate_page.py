@@ -1,9 +1,9 @@
 """Write the tables of ``docs/migrate.md`` anew, with what ``replicax migrate`` says of each name.
 
-python docs/migrate_page.py
+python tools/docs/migrate_page.py
 
 Which names there are is read from three lists: the checklist that the tests' parser has made of the documents
-(``tests/compat/documents.json``), the public names of TensorFlow's releases (``tests/cli/tensorflow_names.txt``), and
+(``tests/compat/documents.json``), the public names of TensorFlow's releases (``tensorflow_names.txt``), and
 what ``replicax.compat.v1`` has. A name of theirs that has no counterpart is an error.
 """
 
@@ -15,15 +15,15 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from replicax.cli.migration.counterparts import V1, Counterpart, of_member, of_path, of_tower_name, paths
-from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax.cli.migration.run_names import MEMBERS_OF_RUNS, RUNS
 from replicax.compat import v1
+from replicax_migrate.counterparts import V1, Counterpart, of_member, of_path, of_tower_name, paths
+from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS
 
-PAGE = Path(__file__).parent / "migrate.md"
-_TESTS = Path(__file__).parents[1] / "tests"
-DOCUMENTS = _TESTS / "compat" / "documents.json"
-RELEASES = _TESTS / "cli" / "tensorflow_names.txt"
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "migrate.md"
+DOCUMENTS = _ROOT / "tests" / "compat" / "documents.json"
+RELEASES = _ROOT / "packages" / "replicax-migrate" / "tests" / "tensorflow_names.txt"
 _WRITTEN = {
     "Strategy": "a strategy",
     "StrategyExtended": "`strategy.extended`",
@@ -70,7 +70,7 @@ def checklist(is_tower: bool) -> dict[str, set[str]]:
 def page(text: str) -> str:
     """The page with its tables as they ought to be."""
     for name, table in (("2.x", modern()), ("1.x", towers()), ("runs", runs())):
-        begin, end = f"<!-- {name}: python docs/migrate_page.py -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: python tools/docs/migrate_page.py -->", f"<!-- end of {name} -->"
         inside = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         text, count = inside.subn(lambda _, new=f"{begin}\n\n{table}\n\n{end}": new, text)
         assert count == 1, f"the page has no place for the table of {name}"

@@ -1,6 +1,6 @@
 """What TensorFlow had, from release 1.9 to today: the public names of distribution, and what each of them gives.
 
-Facts only. What takes a name's place is in :mod:`replicax.old_names` or, if it has stayed, in Replicax itself.
+Facts only. What takes a name's place is in :mod:`replicax_migrate.old_names` or, if it has stayed, in Replicax itself.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from replicax.cli.migration.bindings import Binding, Bindings, NameScope, defaults, last_name, parameters, returned
-from replicax.cli.migration.counterparts import paths
-from replicax.cli.migration.original_names import KINDS, MODERN, ROLES, TOWER
-from replicax.cli.migration.run_names import RUNS
+from replicax_migrate.bindings import Binding, Bindings, NameScope, defaults, last_name, parameters, returned
+from replicax_migrate.counterparts import paths
+from replicax_migrate.original_names import KINDS, MODERN, ROLES, TOWER
+from replicax_migrate.run_names import RUNS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 
-from replicax.cli.migration.counterparts import V1, Counterpart
-from replicax.cli.migration.original_names import MEMBERS, TOWER, TOWER_MEMBERS
-from replicax.cli.migration.run_names import RUNS
-from replicax.old_names import NAMES
+from replicax_migrate.counterparts import V1, Counterpart
+from replicax_migrate.old_names import NAMES
+from replicax_migrate.original_names import MEMBERS, TOWER, TOWER_MEMBERS
+from replicax_migrate.run_names import RUNS
 
 STRATEGY_KINDS = ("Strategy", "StrategyExtended", "ReplicaContext")
 

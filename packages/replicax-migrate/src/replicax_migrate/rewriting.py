@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.cli.migration.bindings import Bindings
-from replicax.cli.migration.counterparts import V1
-from replicax.cli.migration.source_files import SourceProgram, UnreadableError, endings, parse
-from replicax.cli.migration.uses import NameUse
+from replicax_migrate.bindings import Bindings
+from replicax_migrate.counterparts import V1
+from replicax_migrate.source_files import SourceProgram, UnreadableError, endings, parse
+from replicax_migrate.uses import NameUse
 
 
 def rewritten(program: SourceProgram, uses: Sequence[NameUse]) -> str:

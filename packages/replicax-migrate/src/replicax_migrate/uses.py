@@ -7,11 +7,11 @@ import dataclasses
 import re
 
 import replicax
-from replicax.cli.migration.bindings import last_name
-from replicax.cli.migration.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
-from replicax.cli.migration.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
-from replicax.cli.migration.original_names import MODERN, TOWER
-from replicax.cli.migration.telltale_words import (
+from replicax_migrate.bindings import last_name
+from replicax_migrate.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
+from replicax_migrate.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
+from replicax_migrate.original_names import MODERN, TOWER
+from replicax_migrate.telltale_words import (
     ATTRIBUTES,
     ESTIMATOR,
     KEYWORDS,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import pathlib
 import re
 
 import pytest
 
 import replicax
-from replicax.cli.migration.counterparts import (
+from replicax.compat import v1
+from replicax_migrate.counterparts import (
     TF_CONFIG,
     TOWER_CLASSES,
     Counterpart,
@@ -18,16 +20,14 @@ from replicax.cli.migration.counterparts import (
     of_tower_name,
     paths,
 )
-from replicax.cli.migration.differences import DIFFERENCES
-from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax.cli.migration.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
-from replicax.compat import v1
-from replicax.old_names import NAMES
-from tests.cli.tensorflow_programs import ROOT
+from replicax_migrate.differences import DIFFERENCES
+from replicax_migrate.old_names import NAMES
+from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax_migrate.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
 
 RELEASED = {
     name.partition(" ")[0]: (name.partition(" ")[2], members.split())
-    for line in (ROOT / "tests" / "cli" / "tensorflow_names.txt").read_text().splitlines()
+    for line in (pathlib.Path(__file__).with_name("tensorflow_names.txt")).read_text().splitlines()
     if not line.startswith("#")
     for name, _, members in (line.partition(":"),)
 }

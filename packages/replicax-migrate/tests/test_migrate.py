@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from replicax.cli import main
-from tests.cli.tensorflow_programs import STRATEGY, TF
+from tensorflow_programs import STRATEGY, TF
 
 
 def test_what_is_printed(tmp_path: pathlib.Path, capsys) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from replicax.cli.command_line import NOT_WRITTEN, CommandError, why_not_writable, written
 
 if TYPE_CHECKING:
-    from replicax.cli.migration.source_files import SourceProgram
-    from replicax.cli.migration.uses import NameUse
+    from replicax_migrate.source_files import SourceProgram
+    from replicax_migrate.uses import NameUse
 
 _PROG = "replicax migrate"
 _EPILOG = """\
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from replicax.cli.migration.source_files import STANDARD_INPUT, UnreadableError, program_files, read_program
-    from replicax.cli.migration.uses import find_uses
+    from replicax_migrate.source_files import STANDARD_INPUT, UnreadableError, program_files, read_program
+    from replicax_migrate.uses import find_uses
 
     for path in args.files:
         if path == STANDARD_INPUT:
@@ -134,8 +134,8 @@ def _words(use: NameUse) -> str:
 
 def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
     """Write today's names into a program; returns whether that went well."""
-    from replicax.cli.migration.rewriting import binds_replicax, rewritten, write_program
-    from replicax.cli.migration.source_files import UnreadableError
+    from replicax_migrate.rewriting import binds_replicax, rewritten, write_program
+    from replicax_migrate.source_files import UnreadableError
 
     if program.cells:
         if any(use.edit for use in uses):

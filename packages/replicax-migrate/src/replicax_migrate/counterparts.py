@@ -1,4 +1,4 @@
-"""What takes a name's place: looked up in Replicax itself and in :mod:`replicax.old_names`, by which errors go, too."""
+"""What takes a name's place: looked up in Replicax itself, and in :mod:`replicax_migrate.old_names`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from typing import Any
 
 import replicax
-from replicax.cli.migration.differences import DIFFERENCES, TOWER_DIFFERENCES
-from replicax.cli.migration.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax.cli.migration.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
 from replicax.compat import v1
-from replicax.old_names import NAMES
+from replicax_migrate.differences import DIFFERENCES, TOWER_DIFFERENCES
+from replicax_migrate.old_names import ARGUMENTS, NAMES
+from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
+from replicax_migrate.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
 
 V1 = "replicax.compat.v1"
 """The tower API, for programs of 1.9 to 1.12."""
 
 _RECEIVERS = {"Strategy": "strategy.", "StrategyExtended": "extended.", "Optimizer": "optimizer."}
-"""How members are written in :mod:`replicax.old_names`."""
+"""How members are written in :mod:`replicax_migrate.old_names`."""
 
 TOWER_CLASSES: dict[str, tuple[type, ...]] = {
     "Strategy": (v1.DistributionStrategy, v1.TPUStrategy),
@@ -204,10 +204,4 @@ def keywords(kind: str | None, name: str) -> dict[str, str]:
     """The old keyword arguments of what a name is today, with what they have become."""
     owner = replicax if kind is None else getattr(replicax, kind, None)
     plain = next((n for n in (name.removeprefix("experimental_"), name) if hasattr(owner, n)), None)
-    today: Any = getattr(owner, plain) if plain else None
-    found: dict[str, str] = {}
-    if isinstance(today, type):
-        found.update(NAMES.get(name, {}) if name == "InputOptions" else {})
-        today = getattr(today, "__init__", None)
-    found.update(getattr(today, "old_keywords", {}))
-    return found
+    return ARGUMENTS.get(f"{plain}.__init__" if kind is None else f"{kind}.{plain}", {})

@@ -7,9 +7,9 @@ import sysconfig
 
 import pytest
 
-from replicax.cli.migration.source_files import read_program
-from replicax.cli.migration.uses import find_uses
-from tests.cli.tensorflow_programs import STRATEGY, TF, TOWERS, found_in, uses_of, written_into
+from replicax_migrate.source_files import read_program
+from replicax_migrate.uses import find_uses
+from tensorflow_programs import STRATEGY, TF, TOWERS, found_in, uses_of, written_into
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_names_of_modules(lines: str, name: str, today: str) -> None:
         ("s.reduce(aggregation=1, value=x)", "reduce(aggregation=)", "reduce_op"),
         ("tf.distribute.MirroredStrategy(cross_device_ops=1)", "MirroredStrategy(cross_device_ops=)", "Communication"),
         ("tf.distribute.InputOptions(experimental_fetch_to_device=0)", "InputOptions(experimental_fetch_to_device=)",
-         "nothing: elements are put"),
+         "leave it out: elements are put"),
         ("for x, y in s.experimental_distribute_dataset(d):\n    y.values[0]; x.values()", "y.values", "y.values"),
         ("x = next(iter(s.experimental_distribute_dataset(d)))\nx.values", "x.values", "x.values"),
         ("getattr(s, 'num_towers', 1)", "s.num_towers", "s.num_replicas_in_sync"),

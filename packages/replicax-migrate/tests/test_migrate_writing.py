@@ -9,9 +9,9 @@ import stat
 import pytest
 
 from replicax.cli import main
-from replicax.cli.migration import rewriting
-from replicax.cli.migration.source_files import UnreadableError, read_program
-from tests.cli.tensorflow_programs import GET, STRATEGY, TF, TOWERS, written_into
+from replicax_migrate import rewriting
+from replicax_migrate.source_files import UnreadableError, read_program
+from tensorflow_programs import GET, STRATEGY, TF, TOWERS, written_into
 
 
 @pytest.mark.parametrize(

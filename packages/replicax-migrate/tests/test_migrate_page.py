@@ -10,7 +10,7 @@ import runpy
 
 import pytest
 
-from tests.cli.tensorflow_programs import PAGE, ROOT, written_into
+from tensorflow_programs import PAGE, ROOT, written_into
 
 
 @pytest.mark.parametrize("is_tower", [False, True])
@@ -148,7 +148,7 @@ SECTIONS = {
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    """If this fails: python docs/migrate_page.py."""
+    """If this fails: python tools/docs/migrate_page.py."""
     page = runpy.run_path(PAGE)["page"]
     text = (ROOT / "docs" / "migrate.md").read_text()
     assert page(text) == text
@@ -217,7 +217,7 @@ def test_what_is_changed_by_hand_in_the_scripts(before: int, after: int, by_hand
 def test_the_figures_are_those_of_the_list_of_real_programs() -> None:
     """How many programs and uses there are; what the command finds of them needs the programs themselves."""
     page = (ROOT / "docs" / "migrate.md").read_text()
-    programs = list(runpy.run_path(str(ROOT / "docs" / "migrate_count.py"))["real_programs"]())
+    programs = list(runpy.run_path(str(ROOT / "tools" / "docs" / "migrate_count.py"))["real_programs"]())
     assert len({(program.repository, program.path) for program in programs}) == len(programs)
     for group in {program.group for program in programs}:
         members = [program for program in programs if program.group == group]

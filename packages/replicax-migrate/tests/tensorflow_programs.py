@@ -6,12 +6,12 @@ import ast
 import pathlib
 import textwrap
 
-from replicax.cli.migration.rewriting import rewritten
-from replicax.cli.migration.source_files import SourceProgram, parse
-from replicax.cli.migration.uses import NameUse, find_uses
+from replicax_migrate.rewriting import rewritten
+from replicax_migrate.source_files import SourceProgram, parse
+from replicax_migrate.uses import NameUse, find_uses
 
-ROOT = pathlib.Path(__file__).parents[2]
-PAGE = str(ROOT / "docs" / "migrate_page.py")
+ROOT = pathlib.Path(__file__).parents[3]
+PAGE = str(ROOT / "tools" / "docs" / "migrate_page.py")
 
 TF = "import tensorflow as tf\n"
 STRATEGY = f"{TF}s = tf.distribute.MirroredStrategy()\n"

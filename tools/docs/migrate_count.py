@@ -1,9 +1,10 @@
 """Count how many uses in real programs ``replicax migrate`` names rightly, for ``docs/migrate.md``.
 
-python docs/migrate_count.py FOLDER
+python tools/docs/migrate_count.py FOLDER
 
-``FOLDER`` has clones of the repositories that ``tests/cli/real_programs.txt`` lists, each under its name with a plus
-for the slash (``keras-team+keras-cv``). That file says, program by program, which uses a reader has found in them.
+``FOLDER`` has clones of the repositories that ``packages/replicax-migrate/tests/real_programs.txt`` lists, each under
+its name with a plus for the slash (``keras-team+keras-cv``). That file says, program by program, which uses a
+reader has found in them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from replicax.cli.migration.rewriting import rewritten
-from replicax.cli.migration.run_names import MEMBERS_OF_RUNS, RUNS
-from replicax.cli.migration.source_files import SourceProgram, parse, read_program
-from replicax.cli.migration.uses import find_uses
+from replicax_migrate.rewriting import rewritten
+from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS
+from replicax_migrate.source_files import SourceProgram, parse, read_program
+from replicax_migrate.uses import find_uses
 
-TABLE = Path(__file__).parents[1] / "tests" / "cli" / "real_programs.txt"
+TABLE = Path(__file__).parents[2] / "packages" / "replicax-migrate" / "tests" / "real_programs.txt"
 _UNCOUNTED = re.compile(r"\.embedding\.|'TF_CONFIG'")
 """What has one answer wherever it stands."""
 _OF_RUNS = {name for names in (*RUNS.values(), *map(" ".join, MEMBERS_OF_RUNS.values())) for name in names.split()}
