@@ -1,9 +1,6 @@
 """Collectives over the replicas, as plain functions of one replica's values.
 
-They are for code that runs inside the mesh's replica axis. On CPUs, many small arrays are packed into one buffer first,
-because XLA takes time for each array there (16.7 ms for 100 arrays of 4 KiB on 8 devices, and 2.7 ms when they are
-packed). Large arrays are not packed, because copying them costs more than it saves. XLA combines the buffers and the
-large arrays into a single all-reduce. Measured by ``benchmarks/packing.py``. On GPUs and TPUs XLA packs them itself.
+They are for code that runs inside the mesh's replica axis.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.cpu.apart import cut_alike
 from replicax.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -49,7 +45,7 @@ COMBINED = "a value to combine over the replicas"
 """The name of a value in a message, where no better name is known."""
 
 PACK_LIMIT = 64 * 1024
-"""Arrays of at most this many bytes are packed before an all-reduce."""
+"""Arrays of at most this many bytes are not worth a collective of their own."""
 
 
 class ReduceOp(enum.Enum):
@@ -183,22 +179,22 @@ def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[in
 
 
 def _packed_ring_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return _packed(arrays, lambda buffers: [ring_sum(b) for b in buffers], math.inf, _cut)
+    """A ring for each dtype: every ring has as many steps as there are replicas."""
+    results: list[Any] = [None] * len(arrays)
+    groups, whole = packs(arrays, math.inf)
+    for i in whole:
+        results[i] = ring_sum(arrays[i])
+    for members in groups:
+        total = ring_sum(jnp.concatenate([arrays[i].reshape(-1) for i in members]))
+        parts = lax.split(total, [arrays[i].size for i in members])
+        for i, part in zip(members, parts, strict=True):
+            results[i] = part.reshape(arrays[i].shape)
+    return results
 
 
 def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """One all-reduce, which compilers for GPUs and TPUs put together themselves, without copies that cost time."""
-
-    def packed(*arrays: jax.Array) -> list[jax.Array]:
-        return _packed(arrays, lambda buffers: _tree_sum(*buffers), PACK_LIMIT, cut_alike)
-
-    if not packs(arrays, PACK_LIMIT)[0]:
-        return _tree_sum(*arrays)
-    return list(lax.platform_dependent(*arrays, cpu=packed, default=_tree_sum))
-
-
-def _tree_sum(*arrays: jax.Array) -> list[jax.Array]:
-    return list(lax.psum(arrays, REPLICA_AXIS))
+    """One all-reduce, which compilers put together themselves."""
+    return list(lax.psum(tuple(arrays), REPLICA_AXIS))
 
 
 def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
@@ -216,32 +212,6 @@ def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[ja
             results[i] = own.reshape(arrays[i].shape[1:])
             offset += part.shape[1]
     return results
-
-
-def _packed(
-    arrays: Sequence[jax.Array],
-    summed_up: Callable[[list[Any]], list[Any]],
-    limit: float,
-    cut: Callable[[Any, Sequence[tuple[int, ...]]], list[Any]],
-) -> list[jax.Array]:
-    """``summed_up`` of ``arrays``, with those of at most ``limit`` bytes concatenated before and ``cut`` after."""
-    groups, whole = packs(arrays, limit)
-    buffers = [jnp.concatenate([arrays[i].reshape(-1) for i in members]) for members in groups]
-    summed = summed_up([*buffers, *(arrays[i] for i in whole)])
-
-    results: list[Any] = [None] * len(arrays)
-    for members, buffer in zip(groups, summed, strict=False):
-        for i, part in zip(members, cut(buffer, [arrays[i].shape for i in members]), strict=True):
-            results[i] = part
-    for i, value in zip(whole, summed[len(groups) :], strict=True):
-        results[i] = value
-    return results
-
-
-def _cut(buffer: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """One array of each shape, from the elements of ``buffer`` in their order."""
-    parts = lax.split(buffer, [math.prod(shape) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)

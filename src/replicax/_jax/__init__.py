@@ -97,8 +97,6 @@ from replicax._jax.primitives import (
 )
 from replicax._jax.runtime import (
     GATHERS_AHEAD_ON_GPU,
-    SAME_BITS_ON_CPU,
-    SUMS_APART_ON_CPU,
     DetectedCluster,
     abandon_coordination,
     backends_are_initialized,
@@ -147,8 +145,6 @@ __all__ = [
     "GATHERS_AHEAD_ON_GPU",
     "INSTALLED",
     "NO_MESH",
-    "SAME_BITS_ON_CPU",
-    "SUMS_APART_ON_CPU",
     "AtOnce",
     "Branches",
     "ClosedJaxpr",

@@ -341,19 +341,6 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
     return None
 
 
-SAME_BITS_ON_CPU = {
-    "xla_disable_hlo_passes": "cse",
-    "xla_cpu_experimental_ynn_fusion_type": ",".join(
-        f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
-    ),
-}
-"""Settings of the compiler for CPUs with which one step has the same bits on one device and on several.
-
-A program for several devices is freed of what it computes twice before it is simplified, and one for one device after
-that; and then other simplifications apply. So that pass is left out. A library gets products and convolutions, each by
-itself, and sums over elements with what their operands are computed from: which is the same wherever a replica is.
-"""
-
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 _PIPELINED = (
     {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
@@ -375,11 +362,4 @@ every collective is waited for, as the scheduler that hides them is off there. S
 Those that ``XLA_FLAGS`` names are left to it.
 
 As an option, a mode has taken the place of a boolean in JAX 0.12; as a flag the boolean is still there.
-"""
-
-SUMS_APART_ON_CPU = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
-"""Settings of the compiler for CPUs with which it leaves the all-reduces of a program apart.
-
-It would make one of all of them, at the end of the program, up to which all operands are in memory: the gradients of a
-whole model. Compilers for other devices join only so many as are of a limited size.
 """

@@ -1,5 +1,6 @@
 """The strategies: each a short file that chooses devices (``tpu`` is loaded when it is used)."""
 
+from replicax.execution import backends  # noqa: F401  (they register themselves, for whatever a strategy runs)
 from replicax.strategies import default
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.mirrored import MirroredStrategy

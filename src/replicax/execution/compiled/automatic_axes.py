@@ -1,10 +1,9 @@
 """Automatic axes: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
 
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
-refuses to call the host from there, XLA on CPU aborts the process at a sum of bfloat16 numbers, and XLA refuses
-branches whose results are split in different ways. So calls of the host are made where all axes are manual, by the
-first logical device of each replica, which tells the others; such sums are of float32; and what comes out of a branch
-has left its split behind.
+refuses to call the host from there, and XLA refuses branches whose results are split in different ways. So calls of the
+host are made where all axes are manual, by the first logical device of each replica, which tells the others; and what
+comes out of a branch has left its split behind.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from jax.sharding import PartitionSpec
 
 from replicax import _jax, communication
 from replicax._jax.primitive_families import (
-    AXIS_ARITHMETIC,
     BRANCHES,
     HOST_CALLS,
     PURE_HOST_CALLS,
@@ -33,9 +31,8 @@ from replicax.execution.compiled.program_rewriting import Rewriting, Rule, insid
 class AutomaticAxes(Rule):
     """The rule, for a replica whose logical devices are along the axes ``logical``."""
 
-    def __init__(self, logical: tuple[str, ...], on_cpu: bool, host_is_absent: bool = False) -> None:
+    def __init__(self, logical: tuple[str, ...], host_is_absent: bool = False) -> None:
         self.logical = logical
-        self.on_cpu = on_cpu
         self.host_is_absent = host_is_absent
 
     def is_ours(self, equation: Any) -> bool:
@@ -45,11 +42,8 @@ class AutomaticAxes(Rule):
             return any(map(_splits, _jax.sub_jaxprs(equation)))
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
-            return (options is not None and options.timeout_seconds is not None) or self.is_narrow(equation)
-        return equation.primitive.name in AXIS_ARITHMETIC and self.is_narrow(equation)
-
-    def is_narrow(self, equation: Any) -> bool:
-        return self.on_cpu and any(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+            return options is not None and options.timeout_seconds is not None
+        return False
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         if equation.primitive.name in HOST_CALLS:
@@ -57,10 +51,8 @@ class AutomaticAxes(Rule):
         if equation.primitive is all_reduce_p:
             program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
             return rewriting.run(program, operands)
-        if equation.primitive.name in BRANCHES:
-            branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
-            return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
-        return self.widened(equation, operands)
+        branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
+        return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
 
     def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
         """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
@@ -89,12 +81,6 @@ class AutomaticAxes(Rule):
             manual, axis_names=set(self.logical), in_specs=everywhere, out_specs=everywhere, check_vma=False
         )(*values)
         return results
-
-    def widened(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """In float32, as XLA on CPU would compute it anyway."""
-        wide = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands]
-        results = _jax.bind(equation, wide)
-        return [x.astype(v.aval.dtype) for x, v in zip(results, equation.outvars, strict=True)]
 
 
 def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:

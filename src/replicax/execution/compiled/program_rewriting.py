@@ -7,18 +7,20 @@ What it does there say rules; however many there are, it is one pass.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from replicax import _jax
-from replicax._jax.cpu.apart import kept
 from replicax._jax.primitive_families import SHARD_MAPS
 
 
 class Rule(abc.ABC):
     """What says some operations in another way."""
+
+    def enter(self, jaxpr: _jax.Jaxpr) -> None:  # noqa: B027
+        """Look at a program as a whole, before any of its operations."""
 
     @abc.abstractmethod
     def is_ours(self, equation: _jax.Equation) -> bool:
@@ -34,12 +36,10 @@ class Rewriting:
 
     Args:
       rules: the first to say that an operation is its own replaces it.
-      stored: which results of a program's operations are to be computed once, and to be in memory.
     """
 
-    def __init__(self, rules: Sequence[Rule], stored: Callable[[_jax.Jaxpr], Collection[Any]] = lambda _: ()) -> None:
+    def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._stored = stored
         self._concerned: dict[int, tuple[Any, bool]] = {}
         self._rewritten: dict[int, tuple[Any, Any]] = {}
 
@@ -70,20 +70,17 @@ class Rewriting:
 
     def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
         """The results of a program without constants."""
-        stored = self._stored(jaxpr)
-
-        def results(equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-            found = self._equation(equation, operands)
-            return [kept(x) if v in stored else x for v, x in zip(equation.outvars, found, strict=True)]
-
-        return _jax.interpret(jaxpr, values, results if stored else self._equation)
+        for rule in self._rules:
+            rule.enter(jaxpr)
+        return _jax.interpret(jaxpr, values, self._equation)
 
     def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether there is anything to rewrite."""
         known = self._concerned.get(id(jaxpr))
         if known is None:
-            concerned = any(map(self._concerns, jaxpr.eqns)) or bool(self._stored(jaxpr))
-            known = self._concerned[id(jaxpr)] = jaxpr, concerned
+            for rule in self._rules:
+                rule.enter(jaxpr)
+            known = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
         return known[1]
 
     def _concerns(self, equation: _jax.Equation) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,10 +15,9 @@ from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
-from replicax.execution.compiled.cpu_operations import rules_for
+from replicax.execution.compiled.backend import Target, backend_of
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.host_calls import AbsentHostCalls, host_is_absent
-from replicax.execution.compiled.kept_values import has_kept_values, kept_values
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
@@ -220,7 +218,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     >>> float(result), len(result.devices())
     (6.0, 2)
     """
-    count, on_cpu = program.replicas, mesh.devices.flat[0].platform == "cpu"
+    count = program.replicas
     several, here = count > 1, count // mesh.shape[REPLICA_AXIS]
     split = any(isinstance(use.layout, Split) for use in program.uses.values())
     in_order = program.in_order and several
@@ -254,7 +252,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1 or in_order:
-            local = lambda: LocalReplicas(count, here, localities or {}, on_cpu, program.at_once, in_order)  # noqa: E731
+            local = lambda: LocalReplicas(count, here, localities or {}, program.at_once, in_order)  # noqa: E731
             given = [*(use.layout for use in program.reads), *layouts_in[2], *layouts_in[3]]
             values = values if here > 1 else each_of_one(values, given)
             results = evaluated_for_each(program.jaxpr, values, wanted, local, split, in_order)
@@ -288,9 +286,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     repeatedly = run if steps is None else run_in_a_loop
     care = care_for(program)
-    settings = _settings(mesh.devices.flat[0].platform, bool(split), in_order)
     in_a_loop = steps is not None or here > 1 or in_order
-    rewriting = rewriting_for(program.jaxpr, mesh, in_a_loop=in_a_loop, in_order=in_order)
+    target = Target(in_a_loop, bool(logical_axes_of(mesh)), split, in_order)
+    settings = backend_of(mesh).options(target)
+    rewriting = rewriting_for(program.jaxpr, mesh, target)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, at_the_end, settings)
     travel = None
@@ -337,40 +336,20 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, *, in_a_loop: bool, in_order: bool = False) -> Rewriting | None:
-    """What says operations in another way where ``jaxpr`` is compiled for ``mesh``, if anything; see ``rules_for``."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    logical = tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
-    rules: list[Rule] = [AutomaticAxes(logical, on_cpu, host_is_absent(mesh))] if logical else []
-    if host_is_absent(mesh) and not logical:
+def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target) -> Rewriting | None:
+    """The pass that comes last where ``jaxpr`` is compiled for ``mesh``, if there is anything for it to do."""
+    rules: list[Rule] = []
+    if target.automatic:
+        rules.append(AutomaticAxes(logical_axes_of(mesh), host_is_absent(mesh)))
+    elif host_is_absent(mesh):
         rules.append(AbsentHostCalls())
-    if on_cpu:
-        rules += rules_for(jaxpr, in_a_loop=in_a_loop, split=bool(logical), in_order=in_order)
-    if on_cpu and not logical and not in_order and has_kept_values(jaxpr):
-        return Rewriting(rules, kept_values)
+    rules += backend_of(mesh).rules(jaxpr, target)
     return Rewriting(rules) if rules else None
 
 
-def _settings(platform: str, split: bool, in_order: bool) -> Mapping[str, Any] | None:
-    """What the compiler is told besides what ``XLA_FLAGS`` says.
-
-    Args:
-      platform: of the devices.
-      split: whether variables lie in pieces.
-      in_order: whether sums are taken in a fixed order.
-    """
-    if platform == "cpu" and in_order:
-        return _jax.SAME_BITS_ON_CPU
-    if platform == "cpu" and split:
-        return _jax.SUMS_APART_ON_CPU
-    if platform == "gpu" and split:
-        flags = os.environ.get("XLA_FLAGS", "").replace("_enable_pipelined_", "_pipeline_")  # two names for one flag
-        return {
-            name: value
-            for name, value in _jax.GATHERS_AHEAD_ON_GPU.items()
-            if f"--{name.replace('_enable_pipelined_', '_pipeline_')}" not in flags
-        }
-    return None
+def logical_axes_of(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a mesh along which the compiler decides how values are split."""
+    return tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
 
 
 def over_replicas_of(

@@ -15,11 +15,13 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
+from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import (
     care_for,
+    logical_axes_of,
     over_replicas_of,
     rewriting_for,
     where_examples_are,
@@ -288,18 +290,17 @@ class _Planner:
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         localities = self.found if self.pieces else None
         count, mesh = self.program.replicas, self.meshes[device]
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             values = [*first, *second]
             if self.here == 1:
                 return (evaluated(jaxpr, values, layouts, localities),)
-            local = lambda: LocalReplicas(count, self.here, self.found, on_cpu, self.program.at_once)  # noqa: E731
+            local = lambda: LocalReplicas(count, self.here, self.found, self.program.at_once)  # noqa: E731
             return (evaluated_for_each(jaxpr, values, layouts, local, self.pieces),)
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, in_a_loop=self.here > 1)
+        rewriting = rewriting_for(jaxpr, mesh, Target(self.here > 1, bool(logical_axes_of(mesh))))
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,

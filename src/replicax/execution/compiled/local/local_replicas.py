@@ -48,7 +48,6 @@ class LocalReplicas:
       count: how many replicas there are.
       per_device: how many of them each device has.
       localities: those of the values in the program.
-      on_cpu: whether it is for CPUs.
       at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
       in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
     """
@@ -58,7 +57,6 @@ class LocalReplicas:
         count: int,
         per_device: int,
         localities: Mapping[Any, Locality],
-        on_cpu: bool,
         at_once: int = 1,
         in_order: bool = False,
     ) -> None:
@@ -66,7 +64,6 @@ class LocalReplicas:
         self.per_device = per_device
         self.localities = localities
         self.at_once = at_once
-        self.on_cpu = on_cpu
         self.sums = LocalSums(count, per_device, in_order)
         self.once = OnceForAll(in_order)
         first = lax.axis_index(REPLICA_AXIS) * per_device if per_device < count else jnp.int32(0)
@@ -153,7 +150,7 @@ class LocalReplicas:
         def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
             if together:
                 parts, alike, kept = jax.vmap(replica)(mine)
-                new = [term.total(arrays, self.on_cpu) for term, arrays in zip(terms, parts, strict=True)]
+                new = [term.total(arrays) for term, arrays in zip(terms, parts, strict=True)]
                 alike = [x[0] for x in alike]
             else:
                 parts, alike, kept = replica(mine)

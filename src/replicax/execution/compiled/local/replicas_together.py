@@ -76,18 +76,17 @@ class ReplicaTerm:
         """What is to be known of each replica."""
         return [self.value] if self.product is None else self.product.invars
 
-    def total(self, arrays: Sequence[Any], on_cpu: bool) -> Any:
+    def total(self, arrays: Sequence[Any]) -> Any:
         """The sum over replicas, in a dtype in which it is precise.
 
         Args:
           arrays: ``[replicas, *shape]`` of each of the parts.
-          on_cpu: whether it is for CPUs.
         """
         dtype = widened(self.value.aval.dtype)
         if self.product is None:
             return jnp.sum(arrays[0], 0, dtype=dtype)
         lhs, rhs = arrays
-        result = _jax.summed_up(self.product, lhs, rhs, widened(_dtype(self.product.outvars[0])), on_cpu=on_cpu)
+        result = _jax.summed_up(self.product, lhs, rhs, widened(_dtype(self.product.outvars[0])))
         for move in self.moves:
             if move.primitive.name in TRANSPOSITIONS:
                 [result] = _jax.bind(move, [result])

@@ -11,14 +11,15 @@ import pytest
 from jax import lax
 
 import replicax
-from replicax.execution.compiled.kept_values import FEWEST_ELEMENTS, has_kept_values, kept_values
+from replicax.execution.backends.cpu.kept_values import FEWEST_ELEMENTS, KeptValues, has_kept_values, kept_values
+from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 from replicax.execution.compiled.replicate import rewriting_for
 from tests.conftest import strategy_of
 
 LAYERS = 4
 SHAPE = (FEWEST_ELEMENTS // 64, 64)
-PASS = Rewriting([], kept_values)
+PASS = Rewriting([KeptValues()])
 
 
 def residual(x: Any, weight: Any, layers: int = LAYERS) -> Any:
@@ -109,5 +110,5 @@ def test_steps_and_loops_of_steps_keep_them_but_not_where_sums_have_an_order() -
     expected = residual(x, weight).mean() + residual(x + 1, weight).mean()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     mesh, jaxpr = strategy.extended.mesh, program.program.jaxpr
-    assert rewriting_for(jaxpr, mesh, in_a_loop=False) is not None
-    assert rewriting_for(jaxpr, mesh, in_a_loop=False, in_order=True) is None
+    assert rewriting_for(jaxpr, mesh, Target()) is not None
+    assert rewriting_for(jaxpr, mesh, Target(in_order=True)) is None

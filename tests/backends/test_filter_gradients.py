@@ -11,8 +11,11 @@ import pytest
 from jax import lax
 
 from replicax._jax import contains
-from replicax._jax.cpu.filter_gradients import MOST_PARTS
-from replicax.execution.compiled.cpu_operations import Convolutions, FilterGradients, rules_for
+from replicax.execution.backends.cpu import CPU
+from replicax.execution.backends.cpu.filter_gradients import MOST_PARTS
+from replicax.execution.backends.cpu.narrow_floats import NarrowSums
+from replicax.execution.backends.cpu.products import Convolutions, FilterGradients
+from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 
 PASS = Rewriting([FilterGradients(), Convolutions()])
@@ -116,7 +119,7 @@ HOLES = {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))}
     ],
 )
 def test_other_gradients_are_left_alone(shape: Any, kernel: Any, how: Any) -> None:
-    assert not rules_for(program(shape, kernel, **how), in_a_loop=False, split=False, in_order=False)
+    assert not CPU().rules(program(shape, kernel, **how), Target())
 
 
 def test_convolutions_themselves_are_left_alone_however_large() -> None:
@@ -125,11 +128,11 @@ def test_convolutions_themselves_are_left_alone_however_large() -> None:
 
     for shape, kernel in (((64, 32, 32, 32), (3, 3, 32, 64)), ((1, 64, 64, 16), (3, 3, 16, 4096))):
         traced = jax.make_jaxpr(fn)(jnp.ones(shape), jnp.ones(kernel)).jaxpr
-        assert not rules_for(traced, in_a_loop=False, split=False, in_order=False)
+        assert not CPU().rules(traced, Target(False, False, False, False))
 
 
 def test_sums_in_order_and_splits_of_the_compiler_leave_them_alone() -> None:
     traced = program((8, 32, 32, 1), (3, 3, 1, 16))
-    assert [type(rule) for rule in rules_for(traced, in_a_loop=False, split=False, in_order=False)] == [FilterGradients]
-    assert rules_for(traced, in_a_loop=False, split=True, in_order=False) == []
-    assert rules_for(traced, in_a_loop=False, split=False, in_order=True) == []
+    assert [type(rule) for rule in CPU().rules(traced, Target(False, False, False, False))] == [FilterGradients]
+    assert [type(rule) for rule in CPU().rules(traced, Target(False, True, False, False))] == [NarrowSums]
+    assert CPU().rules(traced, Target(False, False, False, True)) == []

@@ -21,8 +21,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._jax.contractions import bind_in_fast_order, convolution_dimensions, in_order
-from replicax._jax.types import Equation
+from replicax._jax import Equation
+from replicax._jax.contractions import convolution_dimensions
+from replicax.execution.backends.cpu.dim_orders import bind_in_fast_order, in_order
 
 FEW = 32
 """Elements of the filter for each of its outputs, up to which a product of matrices is quicker."""

@@ -13,6 +13,10 @@ from typing import Any
 
 from replicax import _jax
 from replicax._jax.primitive_families import BROADCASTS, ELEMENTWISE, RESHAPES, SQUEEZES
+from replicax.execution.backends.cpu.apart import kept
+from replicax.execution.backends.cpu.rule import CPURule
+from replicax.execution.compiled.backend import Target
+from replicax.execution.compiled.program_rewriting import Rewriting
 
 FEWEST_ELEMENTS = 16384
 """Of a value that is worth it: that it's written, and a function called for it, takes some microseconds."""
@@ -24,6 +28,25 @@ FEWEST_OPERATIONS = 6
 """That such a value takes, from those arrays."""
 
 _MERGED = ELEMENTWISE | BROADCASTS | RESHAPES | SQUEEZES
+
+
+class KeptValues(CPURule):
+    """Results that are to be in memory."""
+
+    def __init__(self) -> None:
+        self._values: set[Any] = set()
+
+    def is_found(self, jaxpr: _jax.Jaxpr, target: Target) -> bool:
+        return has_kept_values(jaxpr)
+
+    def enter(self, jaxpr: _jax.Jaxpr) -> None:
+        self._values |= kept_values(jaxpr)
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return not self._values.isdisjoint(equation.outvars)
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        return [kept(result) for result in _jax.bind(equation, operands)]
 
 
 def kept_values(jaxpr: _jax.Jaxpr) -> set[Any]:

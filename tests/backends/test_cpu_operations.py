@@ -13,14 +13,11 @@ from jax import lax
 
 import replicax
 from replicax._jax import contains
-from replicax.execution.compiled.cpu_operations import (
-    Convolutions,
-    Pooling,
-    PoolingGradients,
-    Sums,
-    WeightGradients,
-    rules_for,
-)
+from replicax.execution.backends.cpu import CPU, NEEDED
+from replicax.execution.backends.cpu.pooling import Pooling, PoolingGradients
+from replicax.execution.backends.cpu.products import Convolutions, WeightGradients
+from replicax.execution.backends.cpu.sums import Sums
+from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of
 
@@ -37,6 +34,13 @@ POOLS = {
     "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
 }
 PASS = Rewriting([PoolingGradients(), Convolutions(), WeightGradients(), Sums()])
+
+
+def rules_for(jaxpr: Any, *, in_a_loop: bool, split: bool, in_order: bool) -> Any:
+    found = CPU().rules(jaxpr, Target(in_a_loop, split, False, in_order))
+    return [rule for rule in found if type(rule) not in NEEDED]
+
+
 LARGE = ((1, 5, 5, 1), (1, 5, 5, 1), "VALID")
 
 

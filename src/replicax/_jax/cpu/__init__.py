@@ -1,1 +1,0 @@
-"""What JAX and XLA need said in their own way on CPUs."""

@@ -1,0 +1,75 @@
+"""What programs need for XLA's CPU backend: operations that it compiles badly are rewritten, and options.
+
+The core looks up ``BACKEND`` for the platform ``cpu`` and knows nothing else of this room. Without it, programs are
+compiled as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax.execution.backends.cpu.kept_values import KeptValues
+from replicax.execution.backends.cpu.narrow_floats import NarrowProducts, NarrowSums
+from replicax.execution.backends.cpu.pooling import Pooling, PoolingGradients
+from replicax.execution.backends.cpu.products import Convolutions, FilterGradients, WeightGradients
+from replicax.execution.backends.cpu.rule import CPURule
+from replicax.execution.backends.cpu.sums import SmallSums, Sums
+from replicax.execution.compiled.backend import Backend, Target, register
+from replicax.execution.compiled.program_rewriting import Rule
+
+SAME_BITS = {
+    "xla_disable_hlo_passes": "cse",
+    "xla_cpu_experimental_ynn_fusion_type": ",".join(
+        f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
+    ),
+}
+"""Options with which one step has the same bits on one device and on several.
+
+A program for several devices is freed of what it computes twice before it is simplified, and one for one device after
+that; and then other simplifications apply. So that pass is left out. A library gets products and convolutions, each by
+itself, and sums over elements with what their operands are computed from: which is the same wherever a replica is.
+"""
+
+SUMS_APART = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+"""Options with which the compiler leaves the all-reduces of a program apart.
+
+It would make one of all of them, at the end of the program, up to which all operands are in memory: the gradients of a
+whole model. Compilers for other devices join only so many as are of a limited size.
+"""
+
+NEEDED: tuple[type[CPURule], ...] = (NarrowSums, NarrowProducts)
+"""Without these, XLA fails."""
+
+RULES: tuple[type[CPURule], ...] = (
+    Pooling,
+    PoolingGradients,
+    WeightGradients,
+    FilterGradients,
+    Sums,
+    SmallSums,
+    Convolutions,
+    KeptValues,
+)
+"""Those that make programs quicker. The first whose operation it is rewrites it."""
+
+
+class CPU(Backend):
+    """The backend of CPUs.
+
+    Args:
+      kinds: of its rules.
+    """
+
+    def __init__(self, kinds: Sequence[type[CPURule]] = RULES) -> None:
+        self.kinds = kinds
+
+    def rules(self, jaxpr: _jax.Jaxpr, target: Target) -> list[Rule]:
+        return [rule for rule in (kind() for kind in (*self.kinds, *NEEDED)) if rule.is_wanted(jaxpr, target)]
+
+    def options(self, target: Target) -> Mapping[str, Any] | None:
+        return SAME_BITS if target.in_order else SUMS_APART if target.in_pieces else None
+
+
+register("cpu", CPU())
