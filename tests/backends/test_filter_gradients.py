@@ -119,7 +119,8 @@ HOLES = {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))}
     ],
 )
 def test_other_gradients_are_left_alone(shape: Any, kernel: Any, how: Any) -> None:
-    assert not CPU().rules(program(shape, kernel, **how), Target())
+    rules = CPU().rules(program(shape, kernel, **how), Target())
+    assert not any(isinstance(rule, FilterGradients) for rule in rules)
 
 
 def test_convolutions_themselves_are_left_alone_however_large() -> None:
