@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         environment_variables,
         host_machine,
         installed_packages,
+        nvidia_gpus,
         reachability,
     )
     from replicax.cli.diagnosis.examination import Check, examine
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     checks = [
         Check("software", installed_packages.look),
         Check("devices", device_check.look),
+        Check("GPUs", nvidia_gpus.look),
         Check("machine", host_machine.look),
         Check("disk", lambda seconds: host_machine.look_at_disk(args.directory)),
         Check("environment", environment_variables.look),

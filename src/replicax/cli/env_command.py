@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from replicax.cli.diagnosis.findings import Finding
 
 _TIMEOUT = 20.0
-_TOPICS = ("devices", "GPUs", "cores", "memory")
+_TOPICS = ("devices", "GPUs", "NVLink", "peer access", "NCCL", "GPU memory", "MIG", "cores", "memory")
 """The topics of the findings that are shown."""
-_WIDTH = 12
+_WIDTH = 12  # of the names
 _EPILOG = """\
 Copy all of it into the issue, and look through it first: variables such as TF_CONFIG may name your machines.
 `replicax doctor` looks at more (collectives, disk, network), and says what to change.
@@ -51,12 +51,19 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, also if something is not well."""
-    from replicax.cli.diagnosis import device_check, environment_variables, host_machine, installed_packages
+    from replicax.cli.diagnosis import (
+        device_check,
+        environment_variables,
+        host_machine,
+        installed_packages,
+        nvidia_gpus,
+    )
     from replicax.cli.diagnosis.examination import Check, examine
 
     checks = [
         Check("software", installed_packages.look),
         Check("devices", device_check.look),
+        Check("GPUs", nvidia_gpus.look),
         Check("machine", host_machine.look),
         Check("environment", environment_variables.look),
     ]

@@ -130,7 +130,8 @@ CHIPS = {
 """By the name of the generation or the model, as in the names of topologies."""
 
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""The environment variable that tells JAX which part of a GPU's memory programs may use."""
+"""The environment variable that tells JAX which part of a GPU's memory programs may use; its new name comes first."""
+_NEW_MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 
 
 def chip_of(device_kind: str) -> Chip | None:
@@ -151,4 +152,4 @@ def chip_of(device_kind: str) -> Chip | None:
 
 def memory_fraction() -> float:
     """Which part of a GPU's memory JAX will take."""
-    return float(os.environ.get(MEMORY_FRACTION) or 0.75)
+    return float(os.environ.get(_NEW_MEMORY_FRACTION) or os.environ.get(MEMORY_FRACTION) or 0.75)

@@ -11,7 +11,10 @@ from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.errors import shortened
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
-_PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_PYTHON_CLIENT_")
+_PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_CLIENT_", "XLA_PYTHON_CLIENT_")
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""The variables, a new one and an old one, that tell JAX which part of a GPU's memory to take."""
+_ALLOCATORS = ("default", "platform", "bfc", "cuda_async", "vmm")
 _LONGEST = 40
 
 
@@ -64,9 +67,24 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
                 devices=devices,
                 threads=made,
             )
-    memory = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
-    if memory and not _is_fraction(memory):
-        yield wrong("environment", f"XLA_PYTHON_CLIENT_MEM_FRACTION={memory}", "expected a number above 0, such as 0.9")
+    yield from _memory_mistakes(environment)
+    libraries = environment.get("LD_LIBRARY_PATH", "")
+    if has_nvidia_gpu() and re.search("cuda|cudnn|nccl", libraries, re.IGNORECASE):
+        what = f"LD_LIBRARY_PATH={shortened(libraries, _LONGEST)} may replace the CUDA that came with JAX"
+        yield warning("environment", what, "unset it, unless JAX's CUDA is the one of this machine (cuda12-local)")
+
+
+def _memory_mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
+    there = [name for name in FRACTIONS if environment.get(name)]
+    for name in there:
+        if not _is_fraction(environment[name]):
+            yield wrong("environment", f"{name}={environment[name]}", "expected a number above 0, such as 0.9")
+    if len(there) > 1:
+        yield wrong("environment", f"{' and '.join(there)} are both set: JAX refuses that", f"unset {there[1]}")
+    allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
+    if allocator.lower() not in _ALLOCATORS:
+        to_do = f"expected one of {', '.join(_ALLOCATORS)}"
+        yield wrong("environment", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator}", to_do)
 
 
 def _is_fraction(text: str) -> bool:

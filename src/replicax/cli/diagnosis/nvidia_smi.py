@@ -1,0 +1,224 @@
+"""What ``nvidia-smi`` says: it is run with a deadline, and its report and tables become data.
+
+Its output is no contract, so what is not there, or reads otherwise, is ``None`` or left out, and never an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree
+
+COMMAND = "nvidia-smi"
+_MIB = 2**20
+_GRACE = 0.2
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_NOTHING = {"", "N/A", "[N/A]", "None", "Not Supported", "Requested functionality has been deprecated"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """How a command has ended.
+
+    Attributes:
+      text: what it has printed, errors included.
+      code: its exit code; ``None`` if it had to be killed, or there is no such command.
+      is_there: whether there is such a command.
+    """
+
+    text: str
+    code: int | None
+    is_there: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU in the report ``nvidia-smi -q -x``.
+
+    Attributes:
+      name: of the product.
+      total, used: bytes of its memory; ``None`` if they are not known.
+      mig: whether MIG is on.
+      mig_changes: whether MIG is to be on, or off, after a reset.
+      instances: how many MIG instances there are.
+      fabric: the state of the NVSwitch fabric and its status, such as ``"Completed, Success"``; empty if it has none.
+      compute_mode: such as ``"Default"`` or ``"Prohibited"``.
+      problems: what the driver says is broken, in a few words each.
+      lanes, most_lanes: of PCIe, now and at most; ``None`` if they are not known.
+    """
+
+    name: str
+    total: int | None = None
+    used: int | None = None
+    mig: bool = False
+    mig_changes: bool = False
+    instances: int = 0
+    fabric: str = ""
+    compute_mode: str = ""
+    problems: tuple[str, ...] = ()
+    lanes: int | None = None
+    most_lanes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The report ``nvidia-smi -q -x``.
+
+    Attributes:
+      driver: its version, such as ``"550.54.15"``.
+      cuda: the newest CUDA that it runs, such as ``"12.4"``.
+      gpus: all of the machine, in the order of their PCI addresses.
+    """
+
+    driver: str
+    cuda: str
+    gpus: tuple[Gpu, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The tables ``nvidia-smi topo -m`` and ``nvidia-smi topo -p2p r``.
+
+    Attributes:
+      between: of each pair of GPUs by their numbers, the smaller first: ``"NV18"``, ``"PIX"``, ``"SYS"``, ``"OK"``, ….
+      cards: the names of the network cards in the table.
+    """
+
+    between: Mapping[tuple[int, int], str]
+    cards: tuple[str, ...] = ()
+
+
+def ask(arguments: Sequence[str], seconds: float) -> Output:
+    """Run ``nvidia-smi`` with these arguments; after so many seconds it is killed, and not waited for if it can't die.
+
+    Args:
+      arguments: such as ``["-q", "-x"]``.
+      seconds: how long it may take.
+    """
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryFile() as out:
+        try:
+            process = subprocess.Popen(
+                [COMMAND, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Output(error.strerror or str(error), None, is_there=False)
+        code: int | None = None
+        try:
+            code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside of a driver it may not even die
+                process.wait(timeout=_GRACE)
+        out.seek(0)
+        return Output(out.read().decode(errors="replace"), code)
+
+
+def parsed_report(text: str) -> Report | None:
+    """The report ``nvidia-smi -q -x``; ``None`` if the text is none.
+
+    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_report
+    >>> gpu = "<gpu><product_name>NVIDIA L4</product_name></gpu>"
+    >>> parsed_report(f"<nvidia_smi_log><driver_version>550.54</driver_version>{gpu}</nvidia_smi_log>").gpus[0].name
+    'NVIDIA L4'
+    """
+    try:
+        root = ElementTree.fromstring(text[max(0, text.find("<")) :])
+    except ElementTree.ParseError:
+        return None
+    if root.tag != "nvidia_smi_log":
+        return None
+    gpus = tuple(_gpu(element) for element in root.findall("gpu"))
+    return Report(_text(root, "driver_version"), _text(root, "cuda_version"), gpus)
+
+
+def parsed_links(text: str) -> Links:
+    r"""A table of ``nvidia-smi topo``: the rows of GPUs, and the columns of GPUs.
+
+    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_links
+    >>> parsed_links("        GPU0    GPU1    CPU Affinity\nGPU0     X      NV12    0-7\nGPU1    NV12     X      0-7")
+    Links(between={(0, 1): 'NV12'}, cards=())
+    """
+    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    columns: list[str] = []
+    between: dict[tuple[int, int], str] = {}
+    cards = {words[0].rstrip(":"): words[1] for words in lines if len(words) == 2 and words[0].startswith("NIC")}
+    for words in lines:
+        if not words or _number(words[0]) is None:
+            continue
+        if not columns:
+            columns = words  # the head; what comes after the devices ("CPU Affinity") is not looked at
+            continue
+        row = _number(words[0])
+        for name, word in zip(columns, words[1:], strict=False):
+            column = _number(name)
+            if row is not None and column is not None and row < column:
+                between[row, column] = word
+    names = [name for name in columns if re.fullmatch(r"NIC\d+|mlx\d_\d+", name)]
+    return Links(between, tuple(cards.get(name, name) for name in names))
+
+
+def _gpu(element: ElementTree.Element) -> Gpu:
+    current, pending = (_text(element, f"mig_mode/{when}_mig") for when in ("current", "pending"))
+    fabric = [_text(element, f"fabric/{what}") for what in ("state", "status")]
+    return Gpu(
+        name=_text(element, "product_name") or "NVIDIA GPU",
+        total=_bytes(_text(element, "fb_memory_usage/total")),
+        used=_bytes(_text(element, "fb_memory_usage/used")),
+        mig=current == "Enabled",
+        mig_changes=bool(current and pending) and current != pending,
+        instances=len(element.findall("mig_devices/mig_device")),
+        fabric=", ".join(filter(None, fabric)) if fabric[0] else "",
+        compute_mode=_text(element, "compute_mode"),
+        problems=tuple(_problems(element)),
+        lanes=_first_number(_text(element, "pci/pci_gpu_link_info/link_widths/current_link_width")),
+        most_lanes=_first_number(_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+    )
+
+
+def _problems(element: ElementTree.Element) -> list[str]:
+    found = []
+    action = _text(element, "gpu_recovery_action")
+    if action or _text(element, "gpu_reset_status/reset_required") == "Yes":
+        found.append(f"needs: {action.lower() or 'reset'}")
+    if _text(element, "remapped_rows/remapped_row_failure") == "Yes":
+        found.append("has memory that can't be repaired")
+    errors = element.find("ecc_errors/volatile")
+    counts = [] if errors is None else [_first_number(e.text or "") for e in errors if "uncorrectable" in e.tag]
+    if total := sum(filter(None, counts)):
+        found.append(f"has had {total} uncorrectable memory error(s) since the driver was loaded")
+    reasons = element.find("clocks_event_reasons")
+    for reason in () if reasons is None else reasons:
+        if reason.text == "Active" and re.search("hw_slowdown|thermal|power_brake", reason.tag):
+            found.append("is slowed down: " + reason.tag.removeprefix("clocks_event_reason_").replace("_", " "))
+    return found
+
+
+def _text(element: ElementTree.Element, path: str) -> str:
+    text = (element.findtext(path) or "").strip()
+    return "" if text in _NOTHING else text
+
+
+def _bytes(text: str) -> int | None:
+    number = _first_number(text)
+    return None if number is None or not text.endswith("MiB") else number * _MIB
+
+
+def _first_number(text: str) -> int | None:
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else None
+
+
+def _number(name: str) -> int | None:
+    """The number of ``"GPU3"``; ``None`` of other words."""
+    match = re.fullmatch(r"GPU(\d{1,4})", name)
+    return int(match[1]) if match else None
