@@ -144,7 +144,7 @@ def test_lines_and_widths() -> None:
 def test_the_pictures_of_the_page(tmp_path) -> None:
     docs = pathlib.Path(__file__).parents[2] / "docs"
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        runpy.run_path(str(docs / "placement_pictures.py"))["main"](tmp_path)
+        runpy.run_path(str(docs.parent / "tools" / "docs" / "placement_pictures.py"))["main"](tmp_path)
     made = sorted(path.name for path in tmp_path.iterdir())
     assert made == sorted(path.name for path in docs.glob("placement-*.svg"))
     assert len(made) == 6

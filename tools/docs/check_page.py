@@ -1,7 +1,7 @@
 """Look at a plan's page in a real browser, without a display: draws it, and fails if it is dark or blank.
 
     replicax plan examples/digits.py --topology v5e:4x4 --html plan.html
-    python docs/check_page.py plan.html plan.png
+    python tools/docs/check_page.py plan.html plan.png
 
 Needs Chromium, as ``chromium`` or as named in the environment variable ``BROWSER``.
 """

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/tpu.md: ``python docs/tpu_pictures.py [folder]``; by default into docs/."""
+"""Draws the pictures of docs/tpu.md: ``python tools/docs/tpu_pictures.py [folder]``; by default into docs/."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from replicax import DeviceAssignment, Topology
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main(folder: Path) -> None:
@@ -19,4 +21,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)

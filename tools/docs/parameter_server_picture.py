@@ -1,4 +1,4 @@
-"""Draws the picture of docs/parameter_server.md: ``python docs/parameter_server_picture.py [folder]``, or into docs/.
+"""Draws the picture of docs/parameter_server.md: ``tools/docs/parameter_server_picture.py [folder]``, or into docs/.
 
 Which server has which rows is what Replicax chooses for the variables of a strategy; nothing is placed by hand.
 """
@@ -16,6 +16,7 @@ from replicax.drawing.svg import Drawing
 from replicax.parameter_server.server.shards import ShardChoice, Shards
 from replicax.tpu.core_owners import COLOURS
 
+DOCS = Path(__file__).parents[2] / "docs"
 WIDTH, MARGIN, GAP = 900.0, 24.0, 20.0
 WORKERS, SERVERS = 3, 2
 
@@ -123,4 +124,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)

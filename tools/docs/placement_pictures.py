@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/placement.md: ``python docs/placement_pictures.py [folder]``; by default into docs/.
+"""Draws the pictures of docs/placement.md: ``python tools/docs/placement_pictures.py [folder]``; by default into docs/.
 
 It runs the page's own examples, and draws at each picture the ``strategy``, ``model`` and ``program`` that there are
 then: so a picture shows what the code above it makes. Only ``look`` is another one, which trains nothing.
@@ -14,7 +14,8 @@ from typing import Any
 
 import replicax
 
-PAGE = Path(__file__).parent / "placement.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "placement.md"
 BLOCK_OR_PICTURE = re.compile(r"^```python\n(.*?)^```$|^!\[.*?\]\((placement-\w+\.svg)\)$", re.MULTILINE | re.DOTALL)
 
 
@@ -39,4 +40,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
