@@ -185,8 +185,9 @@ def replicax_step(strategy: replicax.Strategy, problem: Problem) -> tuple[Callab
     return step, variables, traces
 
 
-def train_replicax(problem: Problem) -> Side:
-    strategy = replicax.MirroredStrategy()
+def train_replicax(problem: Problem, devices: Sequence[jax.Device] | None = None) -> Side:
+    """On ``devices``, or all local ones."""
+    strategy = replicax.MirroredStrategy(devices)
     step, variables, traces = replicax_step(strategy, problem)
     [distributed] = strategy.distribute_dataset([problem.batch])
 
@@ -201,8 +202,9 @@ def train_replicax(problem: Problem) -> Side:
     )
 
 
-def train_by_hand(problem: Problem) -> Side:
-    mesh, everywhere, along = _mesh()
+def train_by_hand(problem: Problem, devices: Sequence[jax.Device] | None = None) -> Side:
+    """On ``devices``, or all local ones."""
+    mesh, everywhere, along = _mesh(devices)
     params = jax.device_put(list(problem.initial), everywhere, may_alias=False)
     state = jax.device_put((params, problem.tx.init(params)), everywhere)
     losses, tx, global_batch = problem.losses, problem.tx, len(problem.batch[0])
@@ -295,8 +297,8 @@ def count_by_hand(count: int = 200) -> Side:
 # --- shared ---------------------------------------------------------------------------------------------
 
 
-def _mesh() -> tuple[Mesh, NamedSharding, NamedSharding]:
-    mesh = Mesh(np.array(jax.local_devices()), ("replica",))
+def _mesh(devices: Sequence[jax.Device] | None = None) -> tuple[Mesh, NamedSharding, NamedSharding]:
+    mesh = Mesh(np.array(devices or jax.local_devices()), ("replica",))
     return mesh, NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
 
 
