@@ -255,8 +255,8 @@ def test_mig(machine) -> None:
     two = texts.topology(2, lambda i, j: "SYS"), texts.peers(2)
     found = bad(machine(texts.report({**on, "parts": 4}, {**on, "parts": 4}), *two))
     assert found == [
-        "MIG: on for GPU 0, 1, 4 instance(s) each: a process sees one instance, and NCCL can't sum over several → one "
-        "process for each, with CUDA_VISIBLE_DEVICES=MIG-… (nvidia-smi -L), or nvidia-smi -mig 0"
+        "MIG: on for GPU 0, 1, 4 instance(s) each: a process sees one instance, and NCCL can't sum over several → a "
+        "run for each, with CUDA_VISIBLE_DEVICES=MIG-… (nvidia-smi -L), or nvidia-smi -mig 0"
     ]
     assert "without an instance: there is no device" in bad(machine(texts.report(on)))[0]
     assert "changes for GPU 0 when it is reset" in bad(machine(texts.report({"pending": "Enabled"})))[0]

@@ -148,10 +148,14 @@ DOCUMENTED = [
 
 
 @pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
-def test_documented_commands_write_jobs_with_a_worker_for_each_gpu(words: list[str], capsys) -> None:
-    assert written(capsys, *words[1:])
+def test_documented_commands_write_jobs_with_one_worker_or_one_for_each_gpu(words: list[str], capsys) -> None:
+    job = written(capsys, *words[1:])
     option = dict(itertools.pairwise(words))
-    assert option["--workers"] == option["--gpus"]
+    assert option["--workers"] in ("1", option["--gpus"])
+    if "--sbatch" in words:
+        assert f"#SBATCH --nodes={option['--nodes']}\n#SBATCH --ntasks-per-node=1\n" in job
+        assert f"#SBATCH --gpus-per-node={option['--gpus']}\n" in job
+        assert f"replicax launch --workers {option['--workers']} " in job
 
 
 def test_there_are_documented_commands_of_both_kinds() -> None:

@@ -135,7 +135,7 @@ def _mig(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield wrong("MIG", f"on for {those}, without an instance: there is no device", to_do)
         elif gpu.mig:
             what = f"on for {those}, {gpu.instances} instance(s) each: a process sees one instance, and NCCL can't sum "
-            to_do = "one process for each, with CUDA_VISIBLE_DEVICES=MIG-… (nvidia-smi -L), or nvidia-smi -mig 0"
+            to_do = "a run for each, with CUDA_VISIBLE_DEVICES=MIG-… (nvidia-smi -L), or nvidia-smi -mig 0"
             yield warning("MIG", what + "over several", to_do, instances=gpu.instances)
         if gpu.mig_changes:
             yield warning("MIG", f"changes for {those} when it is reset", "reset it, or restart the machine")
