@@ -14,6 +14,7 @@ import numpy as np
 from replicax.hlo.collective_instructions import MOVING
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.hlo.products import convolution_dims, dot_dims, is_library_product, product_kind
 
 
 def _words(text: str) -> frozenset[str]:
@@ -96,7 +97,7 @@ def _width(instruction: Instruction) -> int:
 
 def matrix_flops(instruction: Instruction, computation: Computation) -> int:
     """Of one matrix product or convolution; 0 if the instruction is neither."""
-    match instruction.opcode:
+    match product_kind(instruction):
         case "dot":
             return _dot_flops(instruction, computation)
         case "convolution":
@@ -118,8 +119,7 @@ def other_flops(instruction: Instruction, computation: Computation) -> int:
 
 def _dot_flops(instruction: Instruction, computation: Computation) -> int:
     left = computation.instructions[instruction.operands[0]].arrays[0].dims
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
-    contracted = [left[int(d)] for d in found[1].split(",") if d] if found else []
+    contracted = [left[d] for d in dot_dims(instruction, "lhs_contracting")]
     return 2 * math.prod(instruction.arrays[0].dims) * math.prod(contracted)
 
 
@@ -130,8 +130,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     assert labels is not None, instruction.attributes
-    source, kernel = (computation.instructions[name].arrays[0].dims for name in instruction.operands[:2])
-    result = instruction.arrays[0].dims
+    source, kernel, result = convolution_dims(instruction, computation)
     window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", instruction.attributes) or [""])[0]))
     groups = {
         name: int((re.findall(rf"{name}_group_count=(\d+)", instruction.attributes) or [1])[0])
@@ -175,6 +174,8 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
         return 2 * _in_memory(instruction)
     if opcode in ("dynamic-update-slice", "scatter"):  # in place
         return 2 * sum(map(_in_memory, operands[1:]))
+    if is_library_product(instruction):  # whose other results are memory to work in
+        return sum(map(_in_memory, operands)) + instruction.arrays[0].bytes
     return sum(map(_in_memory, operands)) + _in_memory(instruction)
 
 

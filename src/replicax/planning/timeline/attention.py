@@ -12,6 +12,7 @@ import math
 import re
 
 from replicax.hlo.instructions import Computation, Instruction
+from replicax.hlo.products import is_library_product
 
 _NAMES = re.compile(r"attention|attn|mha|flash", re.IGNORECASE)
 
@@ -45,7 +46,9 @@ def attention_of(instruction: Instruction, computation: Computation) -> Attentio
     >>> attention_of(main.root, main).flops == 2 * 2 * (2 * 4 * 64 * 64 * 8)  # two products
     True
     """
-    if instruction.opcode != "custom-call" or not _NAMES.search(instruction.op_name + instruction.attributes[:80]):
+    if instruction.opcode != "custom-call" or is_library_product(instruction):
+        return None
+    if not _NAMES.search(instruction.op_name + instruction.attributes[:80]):
         return None
     taken = [a for name in instruction.operands for a in computation.instructions[name].arrays if len(a.dims) == 4]
     given = [a for a in instruction.arrays if len(a.dims) == 4]

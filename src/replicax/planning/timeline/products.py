@@ -15,6 +15,7 @@ import math
 import re
 
 from replicax.hlo.instructions import Computation, Instruction
+from replicax.hlo.products import convolution_dims, dot_dims, is_gradient_of, product_kind
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import matrix_flops
 
@@ -70,26 +71,32 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
         return None
     operands = [computation.instructions[name].arrays[0] for name in instruction.operands[:2]]
     result = instruction.arrays[0].dims
-    if instruction.opcode == "dot":
+    if product_kind(instruction) == "dot":
         batch, rows, columns = _dims_of(instruction, operands[0].dims, operands[1].dims)
     else:
-        labels = re.search(r"dim_labels=\w+_\w+->(\w+)", instruction.attributes)
-        columns = result[labels[1].index("f")] if labels else result[-1]
+        columns = _features_of(instruction, computation)
         batch, rows = 1, math.prod(result) // max(1, columns)
     depth = max(1, flops // max(1, 2 * batch * rows * columns))
     return Product(batch, rows, columns, depth, operands[0].dtype, "rematted_computation" in instruction.op_name)
 
 
 def _dims_of(dot: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, int, int]:
-    def named(role: str) -> set[int]:
-        found = re.search(rf"{role}=\{{([\d,]*)\}}", dot.attributes)
-        return {int(d) for d in found[1].split(",") if d} if found else set()
-
-    batch = math.prod(left[d] for d in named("lhs_batch_dims"))
-    taken = named("lhs_batch_dims") | named("lhs_contracting_dims")
+    batch = math.prod(left[d] for d in dot_dims(dot, "lhs_batch"))
+    taken = {*dot_dims(dot, "lhs_batch"), *dot_dims(dot, "lhs_contracting")}
     rows = math.prod(size for d, size in enumerate(left) if d not in taken)
-    taken = named("rhs_batch_dims") | named("rhs_contracting_dims")
+    taken = {*dot_dims(dot, "rhs_batch"), *dot_dims(dot, "rhs_contracting")}
     return batch, rows, math.prod(size for d, size in enumerate(right) if d not in taken)
+
+
+def _features_of(convolution: Instruction, computation: Computation) -> int:
+    """The features of what is computed, as the columns of a product: those of the input for its gradient."""
+    labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", convolution.attributes)
+    source, _, result = convolution_dims(convolution, computation)
+    if labels is None:
+        return result[-1]
+    if is_gradient_of(convolution) == "input":
+        return source[labels[1].index("f")]
+    return result[labels[2].index("f")]
 
 
 def seconds_of_product(product: Product, chip: Chip) -> float:

@@ -1,0 +1,76 @@
+"""Matrix products and convolutions in a compiled program, also those that XLA for GPUs leaves to cuBLAS and cuDNN.
+
+A library's product is a ``custom-call`` whose ``backend_config`` has the dims of the ``dot`` that it was; a library's
+convolution has the window and the labels of the forward convolution, and its gradients take and give its arrays in
+other places. Besides their results they have memory to work in, which is no traffic.
+"""
+
+from __future__ import annotations
+
+import re
+
+from replicax.hlo.instructions import Computation, Instruction
+
+Dims = tuple[int, ...]
+
+_TARGET = re.compile(r'custom_call_target="(__cublas\$|__cudnn\$conv)(\w*)')
+
+
+def product_kind(instruction: Instruction) -> str:
+    """``"dot"`` or ``"convolution"``, whoever computes it; ``""`` if the instruction is neither.
+
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.hlo.products import product_kind
+    >>> main = parse('''
+    ... ENTRY %main (x: f32[4,8], y: f32[8,3]) -> (f32[4,3], s8[64]) {
+    ...   %x = f32[4,8]{1,0} parameter(0)
+    ...   %y = f32[8,3]{1,0} parameter(1)
+    ...   ROOT %z = (f32[4,3]{1,0}, s8[64]{0}) custom-call(%x, %y), custom_call_target="__cublas$lt$matmul"
+    ... }''').computations["main"]
+    >>> product_kind(main.root), product_kind(main.instructions["x"])
+    ('dot', '')
+    """
+    if instruction.opcode in ("dot", "convolution"):
+        return instruction.opcode
+    if instruction.opcode != "custom-call" or (found := _TARGET.search(instruction.attributes)) is None:
+        return ""
+    return "dot" if found[1].startswith("__cublas") else "convolution"
+
+
+def is_library_product(instruction: Instruction) -> bool:
+    """Whether cuBLAS or cuDNN computes a product or a convolution."""
+    return instruction.opcode == "custom-call" and bool(product_kind(instruction))
+
+
+def dot_dims(dot: Instruction, role: str) -> list[int]:
+    """The dims of a matrix product that have a role, such as ``"lhs_contracting"`` or ``"rhs_batch"``.
+
+    Args:
+      dot: of the kind ``"dot"``.
+      role: the side and what the dims do.
+    """
+    found = re.search(rf'{role}_(?:dims=\{{|dimensions":\[)([^}}\]]*)', dot.attributes)
+    return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
+
+
+def convolution_dims(instruction: Instruction, computation: Computation) -> tuple[Dims, Dims, Dims]:
+    """The dims of the input, the kernel and the result of a convolution, or of the one whose gradient it is.
+
+    Args:
+      instruction: of the kind ``"convolution"``.
+      computation: where it is.
+    """
+    first, second = (computation.instructions[name].arrays[0].dims for name in instruction.operands[:2])
+    result = instruction.arrays[0].dims
+    match is_gradient_of(instruction):
+        case "input":
+            return result, second, first
+        case "kernel":
+            return first, result, second
+    return first, second, result
+
+
+def is_gradient_of(convolution: Instruction) -> str:
+    """Of which array of a convolution cuDNN computes the gradient: ``"input"`` or ``"kernel"``; ``""``: of none."""
+    found = _TARGET.search(convolution.attributes)
+    return {"BackwardInput": "input", "BackwardFilter": "kernel"}.get(found[2] if found else "", "")
