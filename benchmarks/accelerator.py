@@ -59,7 +59,7 @@ def parts(count: int, has_memory: bool) -> Iterator[Part]:
     numbers = sorted({1, count})
     yield Part("checks", 240)
     yield Part("sums", 120, many=True)
-    for model, limit in (("transformer", 300), ("mlp", 120), ("cnn", 150)):
+    for model, limit in (("transformer", 360), ("mlp", 120), ("cnn", 150)):
         for number in reversed(numbers):
             yield Part(f"training {model} {number}", limit)
     yield Part("exact", 90)

@@ -9,10 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
 SCRIPT = pathlib.Path(__file__).parent.parent / "benchmarks" / "accelerator.py"
 
@@ -25,6 +29,16 @@ def modules(monkeypatch) -> dict[str, ModuleType]:
     from _accelerator import picture, report
 
     return {"accelerator": accelerator, "picture": picture, "report": report}
+
+
+@pytest.fixture
+def parts(monkeypatch) -> Iterator[dict[str, ModuleType]]:
+    """The parts themselves, run here, with JAX's own promotion of dtypes, as on a user's machine."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from _accelerator import checks, problems, sums, training
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield {"checks": checks, "problems": problems, "sums": sums, "training": training}
 
 
 def run(out: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
@@ -99,6 +113,71 @@ def test_a_part_that_fails_or_hangs(modules, monkeypatch, tmp_path, capsys) -> N
     assert (hangs["state"], hangs["words"]) == ("ended", "did not end within 3 s")
     assert ends["state"] == "done"
     assert [row["name"] for row in session.found["checks"]] == ["fails", "hangs", "ends"]  # what they have found stays
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_checks_pass_here(parts, monkeypatch, count) -> None:
+    devices = jax.local_devices()[:count]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    rows = list(parts["checks"].checks())
+    assert len(rows) == len(parts["checks"].CHECKS)
+    assert [row for row in rows if not row["passed"]] == []
+
+
+def test_a_check_that_fails_is_a_row(parts, monkeypatch) -> None:
+    def fails(devices: Any) -> float:
+        raise RuntimeError("no\nsuch thing")
+
+    monkeypatch.setattr(parts["checks"], "CHECKS", {"bad": fails, "far": lambda devices: 0.5})
+    bad, far = parts["checks"].checks()
+    assert (bad["passed"], bad["words"], bad["difference"]) == (False, "RuntimeError: no such thing", None)
+    assert (far["passed"], far["difference"]) == (False, 0.5)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+def test_models_of_nnx_are_as_large(parts, model) -> None:
+    problems = parts["problems"]
+    made = problems.problem(model, problems.SMALL, 2)
+    module = problems.nnx_model(model, problems.SMALL)
+    parameters = jax.tree.leaves(nnx.state(module, nnx.Param))
+    assert sum(x.size for x in parameters) == sum(x.size for x in made.initial)
+    losses = [made.losses(made.initial, *made.batch), problems.nnx_losses(model, module, made.batch)]
+    assert losses[0].shape == losses[1].shape == (2 * problems.SMALL.examples[model],)
+    assert all(np.isfinite(x).all() for x in losses)
+
+
+def test_the_large_transformer_is_gpt2(parts) -> None:
+    problems = parts["problems"]
+    assert problems.title("transformer", problems.FULL) == "transformer 124M"
+    assert problems.sizes_for("full", 18 * 10**9).examples["transformer"] == 1
+    assert problems.sizes_for("full", 60 * 10**9).examples["transformer"] == 8
+
+
+def test_times_and_plans_of_a_model(parts, monkeypatch) -> None:
+    training, sizes = parts["training"], parts["problems"].SMALL
+    rows = list(training.training("mlp", sizes, 2, 0.05))
+    assert [row.get("way", row["table"]) for row in rows] == ["run", "plans", "run_steps", "NNX"]
+    assert all(row["ratio"] > 0 for row in rows if row["table"] == "training")
+    assert rows[1]["words"] == ""
+    assert rows[1]["predicted_s"] > 0
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no text")
+
+    monkeypatch.setattr(training.replicax, "plan", refuses)
+    rows = list(training.training("mlp", sizes, 1, 0.02))
+    assert (rows[1]["words"], rows[1]["predicted_s"], len(rows)) == ("RuntimeError: no text", None, 4)
+    [memory] = training.memory("mlp", sizes, 2, "hand")
+    assert memory["peak"] is None  # CPUs don't tell
+
+
+def test_sums(parts, monkeypatch) -> None:
+    devices = jax.local_devices()[:2]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    first, second = parts["sums"].all_reduce(2**15, 0.02)
+    assert (first["bytes"], second["bytes"]) == (4096, 32768)
+    assert first["bandwidth"] == pytest.approx(4096 / first["seconds"])
+    assert first["predicted_s"] > 0
 
 
 def figures() -> dict[str, Any]:

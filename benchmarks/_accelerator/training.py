@@ -35,11 +35,18 @@ def training(model: str, sizes: Sizes, count: int, seconds: float) -> Iterator[R
     step = compared("run", train_replicax(made, devices).call, train_by_hand(made, devices).call)
     yield step
     yield {"table": "plans", **about, "measured_s": step["a_ms"] / 1e3, **_planned_or_not(made, devices)}
-    many = sides.many_steps(made, steps, devices), sides.many_steps_by_hand(made, steps, devices)
-    yield compared("run_steps", *many, each=steps) | {"steps": steps}
+    # What a pair has on the devices goes with it: none is kept in a variable here.
+    yield {
+        **compared(
+            "run_steps",
+            sides.many_steps(made, steps, devices),
+            sides.many_steps_by_hand(made, steps, devices),
+            each=steps,
+        ),
+        "steps": steps,
+    }
     if importlib.util.find_spec("flax"):
-        objects = [make(model, sizes, made, devices) for make in (sides.nnx_replicax, sides.nnx_by_hand)]
-        yield compared("NNX", *objects)
+        yield compared("NNX", *(make(model, sizes, made, devices) for make in (sides.nnx_replicax, sides.nnx_by_hand)))
 
 
 def memory(model: str, sizes: Sizes, count: int, side: str) -> Iterator[Result]:
