@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
 import jax
 import pytest
@@ -86,3 +90,14 @@ def test_the_devices_that_are_here() -> None:
 def test_times_that_are_none(capsys, seconds) -> None:
     assert main(["env", "--timeout", seconds]) == 2
     assert "must be a number of seconds, above 0" in capsys.readouterr().err
+
+
+def test_jax_has_the_extras_that_ours_bring() -> None:
+    root = pathlib.Path(__file__).parent.parent.parent
+    ours = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {name: re.findall(r"^jax\[([\w-]+)\]", " ".join(needed)) for name, needed in ours.items()}
+    brought = {name: extras for name, extras in brought.items() if extras}
+    assert brought == {"cuda12": ["cuda12"], "cuda13": ["cuda13"], "tpu": ["tpu"], "gpu-plan": ["cuda12-local"]}
+    assert {"cuda12", "cuda13", "tpu", "cuda12-local"} <= {
+        *importlib.metadata.metadata("jax").get_all("Provides-Extra")
+    }

@@ -145,6 +145,8 @@ def _faults(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for those, gpu in _alike(gpus, lambda gpu: gpu.problems):
         for problem in gpu.problems:
             to_do = "have the machine repaired, or leave it out: CUDA_VISIBLE_DEVICES"
+            if problem.startswith("needs"):
+                to_do = "do so (nvidia-smi --gpu-reset, or restart the machine), or leave it out: CUDA_VISIBLE_DEVICES"
             if problem.startswith("is slowed"):
                 yield warning(
                     "GPUs", f"{those} {problem}", "look at its cooling and power: nvidia-smi -q -d PERFORMANCE"
@@ -171,7 +173,12 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
     preallocates = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
     allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     fraction = _fraction(environment)
-    known = [(number, gpu.total, gpu.used or 0) for number, gpu in enumerate(gpus) if gpu.total]
+    visible = _visible(environment)
+    known = [
+        (number, gpu.total, gpu.used or 0)
+        for number, gpu in enumerate(gpus)
+        if gpu.total and (visible is None or number in visible)
+    ]
     data = {"preallocates": preallocates, "allocator": allocator, "fraction": fraction}
     if not known:
         return ok("GPU memory", "not told by the driver", **data)
@@ -192,6 +199,12 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
     most = min(total for _, total, _ in known)
     what = f"JAX takes {fraction:.0%} when it starts, {fraction * most / _GIB:.1f} GiB of each GPU"
     return ok("GPU memory", what, **data)
+
+
+def _visible(environment: Mapping[str, str]) -> set[int] | None:
+    """The numbers of the GPUs that JAX will see; ``None`` for all, or if they are named otherwise."""
+    names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return {int(name) for name in names} if all(name.isdecimal() for name in names) else None
 
 
 def _fraction(environment: Mapping[str, str]) -> float:
