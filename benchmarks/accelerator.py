@@ -101,7 +101,7 @@ def _results(words: list[str], size: str, seconds: float, folder: Path, devices:
     elif words[0] == "sums":
         from _accelerator.sums import all_reduce
 
-        yield from all_reduce(2**20 if size == "small" else 2**30, seconds / 8)
+        yield from all_reduce(2**21 if size == "small" else min(2**30, (limit or 2**34) // 16), seconds / 8)
     elif words[0] in ("training", "memory"):
         from _accelerator import training
 
@@ -173,7 +173,7 @@ class Session:
         self.found["size"] = self.options.size or ("small" if self._emulated else "full")
         print(f"{device['count']} × {device['kind']}, models: {self.found['size']}")
         for part in parts(device["count"], device["has_peak"]):
-            if self.options.only and not re.search(self.options.only, part.name):
+            if self.options.only and not self.options.only.search(part.name):
                 continue
             if part.many and device["count"] == 1:
                 self._note(part, "left out", 0.0, "there is one device")
@@ -300,6 +300,13 @@ def failures(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _regex(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r} ({error})") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a third of the measuring time for each pair, and noisier")
@@ -308,7 +315,7 @@ def main() -> int:
         "--out", type=Path, default=HERE / "results", help="for the files (default: benchmarks/results)"
     )
     parser.add_argument(
-        "--only", metavar="REGEX", help="only the parts whose names match, such as 'checks|training mlp'"
+        "--only", type=_regex, metavar="REGEX", help="only the parts whose names match, such as 'checks|training mlp'"
     )
     parser.add_argument("--devices", type=int, default=4, help="emulated ones, if there is no accelerator (default: 4)")
     parser.add_argument("--size", choices=("full", "small"), help="of the models (default: small if emulated)")
@@ -322,6 +329,12 @@ def main() -> int:
         return 0
     if options.minutes <= 0 or options.devices < 1:
         parser.error("--minutes must be above 0, and --devices at least 1")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
+    except OSError as error:  # rather now than after 20 minutes
+        parser.error(f"--out {options.out}: can't be written ({error.strerror})")
     options.seconds = 2.0 if options.quick else 6.0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at the end of a job's time
     session = Session(options)

@@ -94,6 +94,21 @@ def test_time_that_is_over(tmp_path) -> None:
     assert "no device answered" in output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--only", "("), "expected a regular expression, got '('"),
+        (("--minutes", "0"), "--minutes must be above 0"),
+        (("--out", "/proc/none"), "--out /proc/none: can't be written"),
+    ],
+)
+def test_wrong_input_is_told_before_anything_runs(tmp_path, arguments, words) -> None:
+    process = run(tmp_path, *arguments)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
+    assert words in errors
+
+
 def test_a_part_that_fails_or_hangs(modules, monkeypatch, tmp_path, capsys) -> None:
     accelerator = modules["accelerator"]
     monkeypatch.setattr(accelerator, "HERE", tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import _measure
 import jax
-import numpy as np
+import jax.numpy as jnp
 from _steps import _mesh
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -58,7 +58,8 @@ def _by_jax(devices: list[jax.Device], size: int, times: int) -> Callable[[], No
 
     specs = {"in_specs": along.spec, "out_specs": PartitionSpec()}
     jitted = jax.jit(jax.shard_map(sums, mesh=mesh, check_vma=False, **specs))
-    x = jax.device_put(np.ones((len(devices), size // 4), np.float32), along)
+    # Made on the devices: all of them together may have more memory than the host.
+    x = jax.jit(lambda: jnp.ones((len(devices), size // 4), jnp.float32), out_shardings=along)()
 
     def call() -> None:
         jitted(x).block_until_ready()
@@ -68,7 +69,7 @@ def _by_jax(devices: list[jax.Device], size: int, times: int) -> Callable[[], No
 
 def _by_replicax(devices: list[jax.Device], size: int) -> Callable[[], None]:
     strategy = replicax.MirroredStrategy(devices)
-    x = strategy.distribute_values_from_function(lambda ctx: np.ones(size // 4, np.float32))
+    x = strategy.run(lambda: jnp.full(size // 4, 1.0, jnp.float32) + _own_number())
 
     def call() -> None:
         strategy.run(_mean, args=(x,)).block_until_ready()
@@ -80,10 +81,15 @@ def _mean(x: Any) -> Any:
     return replicax.get_replica_context().all_reduce("mean", x)
 
 
+def _own_number() -> Any:
+    """Of the replica: what it is added to is the replica's own."""
+    return jnp.float32(replicax.get_replica_context().replica_id_in_sync_group)
+
+
 def _predicted(devices: list[jax.Device], size: int, chip: Chip | None) -> float | None:
     """The seconds of one sum, by the plan."""
     strategy = replicax.MirroredStrategy(devices)
-    found = replicax.plan(strategy, _mean, jax.ShapeDtypeStruct((size // 4,), np.float32), chip=chip)
+    found = replicax.plan(strategy, _mean, jax.ShapeDtypeStruct((size // 4,), jnp.float32), chip=chip)
     return sum(row.count * row.seconds for row in found.collectives if row.seconds is not None) or None
 
 
