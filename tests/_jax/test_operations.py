@@ -19,7 +19,8 @@ from tests.exact.test_exact_programs import compilations
 def on(device: jax.Device) -> contextlib.ExitStack:
     """Compute operation by operation, on ``device``."""
     stack = contextlib.ExitStack()
-    for manager in (_jax.set_current_trace(_jax.EagerTrace(device)), jax.default_device(device), jax.disable_jit()):
+    trace = _jax.set_current_trace(_jax.EagerTrace(device))
+    for manager in (_jax.tracing_rules_once(), trace, jax.default_device(device), jax.disable_jit()):
         stack.enter_context(manager)
     return stack
 

@@ -30,6 +30,7 @@ from replicax._jax.control_flow import (
     scan_of,
     with_calls_for_solves,
 )
+from replicax._jax.eager.derivatives import tracing_rules_once
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
 from replicax._jax.eager.operation_keys import Hashed
@@ -266,6 +267,7 @@ __all__ = [
     "trace_settings",
     "traced_for",
     "traced_once",
+    "tracing_rules_once",
     "two_way_primitive",
     "unbound_axis",
     "wait_for_key",

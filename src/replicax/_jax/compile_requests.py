@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src.interpreters import mlir as _mlir
-from jaxlib import _jax as _jaxlib
+from jax.interpreters import mlir as _mlir
 from jaxlib.mlir import ir as _ir
+
+from replicax._jax.internals import jaxlib as _jaxlib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax._src import core as _core
-from jax._src.interpreters import partial_eval as _pe
+from jax.extend import core as _extend
+from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.jaxprs.programs import contains, map_jaxprs, program_of, sub_jaxprs
 from replicax._jax.primitive_families import CONTROL_FLOW, LINEAR_SOLVES
@@ -260,5 +260,5 @@ def _parts_of_while(equation: Equation) -> list[Equation]:
     found = []
     for carried, results in parts.items():
         part = _pruned_while(equation, carried)
-        found.append(part.replace(outvars=[v if v in results else _core.Var(v.aval) for v in part.outvars]))
+        found.append(part.replace(outvars=[v if v in results else _extend.Var(v.aval) for v in part.outvars]))
     return found

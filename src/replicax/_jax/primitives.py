@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src.ad_util import Zero as _Zero
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import batching as _batching
-from jax._src.interpreters import mlir as _mlir
-from jax._src.interpreters import partial_eval as _pe
+from jax.interpreters import ad as _ad
+from jax.interpreters import batching as _batching
+from jax.interpreters import mlir as _mlir
+from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.traces import outside_tracing
 from replicax._jax.types import Primitive, ShapedArray
@@ -107,7 +106,7 @@ def _outside_tracing(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_nonzero(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
     """``primitive`` of the tangents or cotangents that are not known to be zero."""
-    present = [i for i, v in enumerate(values) if not isinstance(v, _Zero)]
+    present = [i for i, v in enumerate(values) if not isinstance(v, _ad.Zero)]
     results = list(values)
     for i, result in zip(present, primitive.bind(*(values[i] for i in present), **params), strict=True):
         results[i] = result

@@ -17,20 +17,18 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.monitoring
 import numpy as np
-from jax._src import array as _array
-from jax._src import callback as _callback
-from jax._src import clusters as _cluster_kinds
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import dispatch as _dispatch
-from jax._src import distributed as _distributed
-from jax._src import mesh as _mesh
-from jax._src import xla_bridge as _xla_bridge
-from jax._src.clusters import cloud_tpu_cluster as _clusters
-from jax._src.interpreters import pxla as _pxla
 from jax.sharding import SingleDeviceSharding
-from jaxlib import _jax as _jaxlib
 
+from replicax._jax.internals import callback as _callback
+from replicax._jax.internals import cloud_tpu_cluster as _clusters
+from replicax._jax.internals import clusters as _cluster_kinds
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import dispatch as _dispatch
+from replicax._jax.internals import distributed as _distributed
+from replicax._jax.internals import jaxlib as _jaxlib
+from replicax._jax.internals import pxla as _pxla
+from replicax._jax.internals import xla_bridge as _xla_bridge
 from replicax._jax.tracebacks import hide_frames
 
 Args = ParamSpec("Args")
@@ -62,7 +60,7 @@ def outside_meshes(fn: Callable[Args, Result]) -> Callable[Args, Result]:
     @functools.wraps(fn)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
-            if _mesh.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
+            if jax.sharding.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
                 return fn(*args, **kwargs)
             with jax.set_mesh(None):
                 return fn(*args, **kwargs)
@@ -119,7 +117,7 @@ def copy_on(device: jax.Device, array: Any) -> jax.Array:
 
     Where it is there, this is a tenth of what ``jax.device_put`` takes.
     """
-    if type(array) is not _array.ArrayImpl or not array.is_fully_replicated:
+    if type(array) is not _jaxlib.ArrayImpl or not array.is_fully_replicated:
         return jax.device_put(array, device, may_alias=False)
     places = array.sharding._addressable_device_assignment
     if device not in places:
@@ -151,7 +149,7 @@ def copies(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
 
 def _is_there(array: Any, sharding: Any) -> bool:
     """Whether ``array`` is on the one device of ``sharding``."""
-    if type(array) is not _array.ArrayImpl:
+    if type(array) is not _jaxlib.ArrayImpl:
         return False
     wanted = sharding._addressable_device_assignment
     return len(wanted) == 1 and bool(array.sharding._addressable_device_assignment == wanted)
@@ -165,7 +163,7 @@ def put_alone(arrays: Sequence[np.ndarray[Any, Any]], sharding: Any) -> list[jax
     if not all(type(a) is np.ndarray and a.dtype == jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays):
         return None
     where = list(sharding._addressable_device_assignment)
-    avals = [_core.ShapedArray(a.shape, a.dtype) for a in arrays]
+    avals = [jax.core.ShapedArray(a.shape, a.dtype) for a in arrays]
     return [_pxla.batched_device_put(v, sharding, [a], where) for v, a in zip(avals, arrays, strict=True)]
 
 

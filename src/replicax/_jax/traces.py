@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import mesh as _mesh
-from jax._src import source_info_util as _source_info
-from jax._src.interpreters import partial_eval as _pe
+from jax.extend import source_info_util as _source_infos
+
+from replicax._jax.internals import ad_checkpoint as _ad_checkpoint
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import mesh as _mesh
+from replicax._jax.internals import partial_eval as _pe
 
 # The setting that holds the mesh of the program being traced; JAX 0.11 has moved it.
 _has_it: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config
 MESH_SETTING = _has_it.abstract_mesh_context_manager
 
 # Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
-_source_info.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+_source_infos.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
 
 current_trace: Callable[[], Any] = functools.partial(getattr, _core.trace_ctx, "trace")
@@ -112,12 +113,50 @@ def renew_kept_programs() -> None:
         _generation(_staged.number).__enter__()  # the enclosing kept_programs() restores it
 
 
+@functools.cache
+def check_caches() -> None:
+    """Raise if this JAX keeps what it has traced under one number for another: a step would have old values.
+
+    Called once, before the first step is traced; takes a few milliseconds.
+
+    Raises:
+      RuntimeError: it does.
+    """
+    traced: list[str] = []
+
+    def note(place: str, x: Any) -> Any:
+        traced.append(place)
+        return x
+
+    called = jax.jit(functools.partial(note, "jit"))
+    remembered = jax.checkpoint(functools.partial(note, "checkpoint"))
+
+    def body(x: Any, _: Any) -> Any:
+        return note("scan", x), None
+
+    def program(x: Any) -> Any:
+        return jax.lax.scan(body, remembered(called(x)), length=1)[0]
+
+    with outside_tracing(), jax.disable_jit(False):
+        for number in (next(_numbers), next(_numbers)):
+            with _generation(number):
+                jax.make_jaxpr(program)(0.0)
+    missing = [place for place in ("jit", "checkpoint", "scan") if traced.count(place) < 2]
+    if missing:
+        raise RuntimeError(
+            f"JAX {jax.__version__} reuses what it has traced for {', '.join(missing)} although a user context "
+            "(jax.make_user_context) has changed, so steps could read old values of variables. Use a release of JAX "
+            f"that Replicax is tested with, and report this release."
+        )
+
+
 @contextlib.contextmanager
 def kept_programs() -> Iterator[None]:
     """Trace, reusing only such programs as JAX has kept that hold no variable's old value."""
     if _staged.depth:
         yield
         return
+    check_caches()
     _staged.depth, _staged.happened, _staged.number, _staged.stale = 1, False, _borrow(), []
     try:
         with _generation(_staged.number):
@@ -167,7 +206,7 @@ def outside_tracing() -> Iterator[None]:
     """Compute concrete values in the middle of a trace, as if nothing were being traced."""
     axis_env = _core.trace_ctx.axis_env
     eval_trace, no_mesh = _core.eval_trace, _mesh.empty_abstract_mesh
-    with _generation(0), _core.set_current_trace(eval_trace), _mesh.use_abstract_mesh(no_mesh):
+    with _generation(0), _core.set_current_trace(eval_trace), jax.sharding.use_abstract_mesh(no_mesh):
         _core.trace_ctx.set_axis_env(_core.top_axis_env)
         try:
             yield

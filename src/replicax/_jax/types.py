@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax._src import core as _core  # what jax.extend.core hands on: jax.extend loads Pallas, which takes 25 ms
+from jax.extend import core as _extend
 
-Jaxpr = _core.Jaxpr
+Jaxpr = _extend.Jaxpr
 # From JAX 0.12 on there is one class for both: a program with the constants that it has closed over, if any.
-ClosedJaxpr: Any = getattr(_core, "ClosedJaxpr", _core.Jaxpr)
-Equation = _core.JaxprEqn
-Literal = _core.Literal
-Primitive = _core.Primitive
+ClosedJaxpr: Any = _extend.ClosedJaxpr
+Equation = _extend.JaxprEqn
+Literal = _extend.Literal
+Primitive = _extend.Primitive
 ShapedArray = jax.core.ShapedArray
 
 

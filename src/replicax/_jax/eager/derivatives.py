@@ -8,26 +8,29 @@ needs of the operands, and the derivative, which is linear.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src.ad_util import Zero as _Zero
-from jax._src.interpreters import ad as _ad
+from jax.interpreters.ad import Zero as _Zero
 
 from replicax._jax.eager.linear_maps import LinearMap
 from replicax._jax.eager.operation_keys import operation_key
 from replicax._jax.eager.operations import Operations
+from replicax._jax.internals import ad as _ad
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
 from replicax._jax.primitive_families import HANDED_ON
 from replicax._jax.types import Literal, Primitive, shape_of
 
 _MOST = 16384  # derivatives that are kept
 _derivatives: dict[Any, Derivative | None] = {}
 _lock = threading.RLock()
-_rule = _ad.fallback_linearize_rule  # JAX's: traces the rule of the derivative
+_jaxs_rule = _ad.fallback_linearize_rule
+"""Traces the rule of the derivative."""
 
 
 class Derivative:
@@ -77,7 +80,7 @@ class Derivative:
         places = [jaxpr.outvars.index(v) for v in computed]
 
         def compute(*operands: Any) -> list[Any]:
-            outputs = _core.eval_jaxpr(jaxpr, program.consts, *operands)
+            outputs = jax.core.eval_jaxpr(jaxpr, program.consts, *operands)
             return [outputs[i] for i in places]
 
         self.compute = compute
@@ -146,16 +149,34 @@ def derivative_of(
 
 
 def _linearized(primitive: Primitive, is_vjp: Any, nonzeros: Sequence[bool], /, *operands: Any, **params: Any) -> Any:
-    trace = _core.trace_ctx.trace
-    linearize = getattr(trace, "linearize", None)
-    if linearize is not None:
-        found = linearize(
-            lambda *xs, **ps: _rule(primitive, is_vjp, nonzeros, *xs, **ps), primitive, nonzeros, operands, params
-        )
+    linearize = getattr(_core.trace_ctx.trace, "linearize", None)
+    if linearize is not None:  # a trace of ours computes
+        rule = functools.partial(_jaxs_rule, primitive, is_vjp, nonzeros)
+        found = linearize(rule, primitive, nonzeros, operands, params)
         if found is not None:
             return found
-    return _rule(primitive, is_vjp, nonzeros, *operands, **params)
+    return _jaxs_rule(primitive, is_vjp, nonzeros, *operands, **params)
 
 
-# Ours is asked where a trace of ours computes; all else goes JAX's way.
-_ad.fallback_linearize_rule = _linearized  # type: ignore[assignment]
+_users = 0
+
+
+@contextlib.contextmanager
+def tracing_rules_once() -> Iterator[None]:
+    """Inside, the rules of derivatives that a trace of ours computes are traced once; afterwards JAX has its own back.
+
+    JAX asks one function for the derivative of an operation that has no rule for it, and has no other way to give it
+    one but for a single operation, for good. While ``replicax.debug()`` runs a step, that function asks our traces
+    first, on the threads that have one. Other threads get what they always get.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        _ad.fallback_linearize_rule = _linearized  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _ad.fallback_linearize_rule = _jaxs_rule

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core as _core
 
 from replicax._jax.control_flow import solving
 from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
+from replicax._jax.internals import core as _core
 from replicax._jax.primitive_families import (
     BATCHING_CALLS,
     BRANCHES,
@@ -124,7 +124,7 @@ class WatchingTrace(EagerTrace):
 
 
 def _call(program: Any, args: Sequence[Any]) -> list[Any]:
-    return list(_core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+    return list(jax.core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
 
 
 def _branch(args: list[Any], params: Any) -> list[Any]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array as _array
-from jax._src import config as _config
-from jax._src import core as _core
 
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import jaxlib as _jaxlib
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import shape_of
 
@@ -43,7 +43,7 @@ class AtOnce:
             return self._fn(*args)
         identity = what_it_is(self._of)
         leaves, tree = jax.tree_util.tree_flatten(args)
-        if identity is None or not all(type(leaf) is _array.ArrayImpl for leaf in leaves):
+        if identity is None or not all(type(leaf) is _jaxlib.ArrayImpl for leaf in leaves):
             return self._fn(*args)
         with of_no_generation():
             with jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):

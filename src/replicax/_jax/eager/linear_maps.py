@@ -12,13 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src.ad_util import Zero as _Zero
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import batching as _batching
-from jax._src.interpreters import mlir as _mlir
+from jax.interpreters import ad as _ad
+from jax.interpreters import batching as _batching
+from jax.interpreters import mlir as _mlir
 
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
 from replicax._jax.traces import of_no_generation
 from replicax._jax.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 
@@ -37,7 +36,7 @@ class LinearMap:
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Its results, operation by operation."""
-        return list(_core.eval_jaxpr(self.program.jaxpr, (), *operands, propagate_source_info=False))
+        return list(jax.core.eval_jaxpr(self.program.jaxpr, (), *operands, propagate_source_info=False))
 
     def bind(self, operands: Sequence[Any]) -> list[Any]:
         """Its results, at once where possible."""
@@ -90,11 +89,11 @@ def _batched(args: Sequence[Any], dims: Sequence[Any], *, map: LinearMap) -> Any
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, map: LinearMap) -> list[Any]:
     is_linear = [_ad.is_undefined_primal(x) for x in operands]
-    is_nonzero = [type(ct) is not _Zero for ct in cotangents]
+    is_nonzero = [type(ct) is not _ad.Zero for ct in cotangents]
     if not any(is_nonzero):
-        return [_Zero(x.aval) if is_ else None for x, is_ in zip(operands, is_linear, strict=True)]
+        return [_ad.Zero(x.aval) if is_ else None for x, is_ in zip(operands, is_linear, strict=True)]
     others = [x for x, is_ in zip(operands, is_linear, strict=True) if not is_]
-    given = [ct for ct in cotangents if type(ct) is not _Zero]
+    given = [ct for ct in cotangents if type(ct) is not _ad.Zero]
     found = iter(map.transpose(is_linear, is_nonzero).bind([*others, *given]))
     return [next(found) if is_ else None for is_ in is_linear]
 

@@ -15,18 +15,18 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax._src import array as _array
-from jax._src import compilation_cache as _compilation_cache
-from jax._src import compiler as _compiler
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import dispatch as _dispatch
-from jax._src.interpreters import pxla as _pxla
-from jax._src.literals import TypedNdArray as _TypedNdArray
+from jax.extend import core as _extend
 from jax.sharding import SingleDeviceSharding
-from jaxlib import _jax as _jaxlib
 
 from replicax._jax.eager.operation_keys import operation_key, program_key
+from replicax._jax.internals import compilation_cache as _compilation_cache
+from replicax._jax.internals import compiler as _compiler
+from replicax._jax.internals import config as _config
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import dispatch as _dispatch
+from replicax._jax.internals import jaxlib as _jaxlib
+from replicax._jax.internals import literals as _literals
+from replicax._jax.internals import pxla as _pxla
 from replicax._jax.jaxprs.mutable_arrays import is_mutable
 from replicax._jax.jaxprs.programs import calls_back
 from replicax._jax.runtime import copy_on
@@ -34,7 +34,7 @@ from replicax._jax.types import ClosedJaxpr, Primitive
 
 _MOST = 8192  # operations that are kept
 _LARGE = 1 << 14  # elements from which on it pays to optimize a loop over them
-_NUMBERS = np.ndarray, np.generic, _TypedNdArray, bool, int, float, complex
+_NUMBERS = np.ndarray, np.generic, _literals.TypedNdArray, bool, int, float, complex
 
 _programs: dict[Any, _Program | None] = {}
 _calls: dict[Any, _Call | None] = {}
@@ -56,7 +56,7 @@ class Operations:
         :meth:`brought` brings it.
         """
         if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
-            aval = _core.typeof(args[0])
+            aval = jax.typeof(args[0])
             return [_placed(np.array(args[0], aval.dtype), aval, self._device)]
         if not _is_compiled(primitive) or _dispatch.needs_check_special():
             return None
@@ -87,8 +87,10 @@ class Operations:
             return None
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
             return None
-        here = (isinstance(a, _NUMBERS) or (type(a) is _array.ArrayImpl and a.sharding == self._sharding) for a in args)
-        return tuple(_core.typeof(a) for a in args) if all(here) else None
+        here = (
+            isinstance(a, _NUMBERS) or (type(a) is _jaxlib.ArrayImpl and a.sharding == self._sharding) for a in args
+        )
+        return tuple(jax.typeof(a) for a in args) if all(here) else None
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
         """The results of ``function``, compiled once for operands of one kind; ``None`` if it can't be compiled."""
@@ -106,20 +108,20 @@ class Operations:
             return None
         avals, arrays, committed = placed
         operation = program_key(program)
-        call = None if operation is None else self._call(_core.jaxpr_as_fun(program), {}, operation, avals)
+        call = None if operation is None else self._call(_extend.jaxpr_as_fun(program), {}, operation, avals)
         return None if call is None else call(arrays, committed)
 
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
         """The operands' kinds, the operands on the device, and whether they are bound to it."""
         avals, arrays, committed = [], [], False
         for arg in args:
-            if type(arg) is _array.ArrayImpl:
+            if type(arg) is _jaxlib.ArrayImpl:
                 if arg.sharding is not self._sharding and arg.sharding != self._sharding:
                     return None
                 avals.append(arg.aval)
                 arrays.append(arg)
                 committed = committed or arg._committed
-            elif not isinstance(arg, _NUMBERS) or (aval := _core.typeof(arg)).dtype == jax.dtypes.float0:
+            elif not isinstance(arg, _NUMBERS) or (aval := jax.typeof(arg)).dtype == jax.dtypes.float0:
                 return None
             else:
                 avals.append(aval)
@@ -178,7 +180,7 @@ def _placed_number(data: bytes, aval: Any, device: jax.Device) -> Any:
 
 def _varies(x: Any, n: int) -> bool:
     """Whether ``x ** n`` is better one program for all ``n``."""
-    real = jax.numpy.issubdtype(_core.typeof(x).dtype, np.floating)
+    real = jax.numpy.issubdtype(jax.typeof(x).dtype, np.floating)
     return bool(real) and abs(n) < 1 << 31 and (np.ndim(x) == 0 or abs(n) > 4)
 
 

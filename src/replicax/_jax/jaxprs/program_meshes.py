@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core as _core
-from jax._src.literals import TypedNdArray as _TypedNdArray
+from jax.extend import core as _extend
 
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import literals as _literals
 from replicax._jax.jaxprs.programs import sub_jaxprs
 from replicax._jax.primitive_families import PLACING
 from replicax._jax.traces import MESH_SETTING
@@ -42,11 +43,11 @@ def fresh(atom: Any, mesh: Any) -> Any:
     """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
     aval = aval_on(atom.aval, mesh)
     if not isinstance(atom, Literal):
-        return _core.Var(aval)
+        return _extend.Var(aval)
     value = atom.val
-    if isinstance(value, _TypedNdArray):  # which has an abstract value of its own
-        value = _TypedNdArray(np.asarray(value), aval)
-    return _core.Literal(value, aval)
+    if isinstance(value, _literals.TypedNdArray):  # which has an abstract value of its own
+        value = _literals.TypedNdArray(np.asarray(value), aval)
+    return _extend.Literal(value, aval)
 
 
 def aval_on(aval: Any, mesh: Any) -> Any:

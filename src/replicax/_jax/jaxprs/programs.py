@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core as _core
-from jax._src import source_info_util as _source_info
-from jax._src.interpreters import partial_eval as _pe
-from jax._src.literals import TypedNdArray as _TypedNdArray
+from jax.extend import core as _extend
+from jax.extend import source_info_util as _source_infos
+from jax.interpreters import partial_eval as _pe
 
+from replicax._jax.internals import core as _core
+from replicax._jax.internals import literals as _literals
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.primitive_families import UNRELIABLE
 from replicax._jax.traces import current_trace, staging_trace
@@ -139,7 +140,7 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    results: list[Any] = staged(_core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))(*args)
+    results: list[Any] = staged(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))(*args)
     return results
 
 
@@ -159,7 +160,7 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, 
       The function, the result's kind, and what makes a digest of the function (see :func:`_digest`).
     """
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
-    program = jax.jit(_core.jaxpr_as_fun(closed), inline=True)
+    program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape, lambda: _digest(closed)
 
 
@@ -183,7 +184,7 @@ def _digest(closed: ClosedJaxpr) -> bytes:
             note("of", len(value))
             for item in value:
                 note_value(item)
-        elif isinstance(value, jax.Array | np.ndarray | np.generic | _TypedNdArray):
+        elif isinstance(value, jax.Array | np.ndarray | np.generic | _literals.TypedNdArray):
             is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
             numbers = np.asarray(jax.random.key_data(jnp.asarray(value)) if is_key else value)
             note(str(value.dtype), numbers.shape, numbers.tobytes())
@@ -229,14 +230,14 @@ def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequ
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
     jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
-    return _core.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
+    return _extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)), [i for i, u in enumerate(used) if u]
 
 
 def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> list[Any]:
     """The results of one operation of a program, perhaps with other ``params``, as part of what is traced now."""
     params = equation.primitive.get_bind_params(equation.params if params is None else params)
-    names = _source_info.current_name_stack() + equation.source_info.name_stack
-    with _source_info.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
+    names = _source_infos.current_name_stack() + equation.source_info.name_stack
+    with _source_infos.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
         results = equation.primitive.bind(*operands, **params)
     return list(results) if equation.primitive.multiple_results else [results]
 

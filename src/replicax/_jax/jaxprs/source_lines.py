@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-from jax._src import source_info_util as _source_info
+from jax.extend import source_info_util as _source_infos
 
+from replicax._jax.internals import source_info_util as _source_info
 from replicax._jax.primitive_families import JITTED
 from replicax._jax.types import Equation
 
@@ -24,8 +25,8 @@ _LIBRARIES = (
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     """What is traced inside comes from the line that ``equation`` comes from."""
-    names = _source_info.current_name_stack()
-    manager: contextlib.AbstractContextManager[None] = _source_info.user_context(
+    names = _source_infos.current_name_stack()
+    manager: contextlib.AbstractContextManager[None] = _source_infos.user_context(
         equation.source_info.traceback, name_stack=names
     )
     return manager

@@ -90,7 +90,8 @@ def _run(
     rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
     for replica in mine:
         replica.communicator.rendezvous = rendezvous
-    returned = rendezvous.run()
+    with _jax.tracing_rules_once():
+        returned = rendezvous.run()
     stores = [r.store for r in mine]
     everyone = outcomes(returned, stores, replicas)
     if replicas.count > 1:
