@@ -1,5 +1,7 @@
 """The fence around JAX: what its primitives and their parameters are called is known in ``replicax._jax`` only.
 
+The rules for XLA's CPU backend know it, too: they rewrite single operations, and may be removed.
+
 Elsewhere a primitive of JAX is in a family of :mod:`replicax._jax.primitive_families`, its parameters are read by a
 function of ``_jax``, and a primitive of Replicax is referred to by its object. Ordinary words are names of primitives,
 too ("name", "sign", "pad"), so what is looked at is how a constant is used.
@@ -17,7 +19,7 @@ import replicax
 from replicax._jax import primitive_table
 
 SOURCES = pathlib.Path(replicax.__file__).parent
-INSIDE = sorted((SOURCES / "_jax").rglob("*.py"))
+INSIDE = sorted([*(SOURCES / "_jax").rglob("*.py"), *(SOURCES / "execution" / "backends" / "cpu").glob("*.py")])
 OUTSIDE = sorted(set(SOURCES.rglob("*.py")).difference(INSIDE))
 
 DECLARED = [primitive_table.parameters(version) for version in primitive_table.VERSIONS]

@@ -76,6 +76,7 @@ from replicax._jax.jaxprs.source_lines import (
     source_line,
     source_place,
 )
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
 from replicax._jax.messages import (
     INSTALLED,
     arguments_named,
@@ -140,7 +141,6 @@ from replicax._jax.traces import (
     trace_of_this_thread,
     traced_for,
 )
-from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, ShapedArray
 
 __all__ = [
     "GATHERS_AHEAD_ON_GPU",

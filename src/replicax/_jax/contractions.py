@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax._jax.jaxprs.programs import bind
+from replicax._jax.jaxprs.types import Equation
 from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
-from replicax._jax.types import Equation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

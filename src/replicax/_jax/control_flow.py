@@ -13,8 +13,8 @@ from jax.extend import core as _extend
 from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.jaxprs.programs import contains, map_jaxprs, program_of, sub_jaxprs
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal
 from replicax._jax.primitive_families import CONTROL_FLOW, LINEAR_SOLVES
-from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 from jax.interpreters import partial_eval as _pe
 
+from replicax._jax.jaxprs.types import Primitive, ShapedArray
 from replicax._jax.traces import outside_tracing
-from replicax._jax.types import Primitive, ShapedArray
 
 
 def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> Primitive:

@@ -23,8 +23,8 @@ from replicax._jax.eager.operations import Operations
 from replicax._jax.internals import ad as _ad
 from replicax._jax.internals import config as _config
 from replicax._jax.internals import core as _core
+from replicax._jax.jaxprs.types import Literal, Primitive, shape_of
 from replicax._jax.primitive_families import HANDED_ON
-from replicax._jax.types import Literal, Primitive, shape_of
 
 _MOST = 16384  # derivatives that are kept
 _derivatives: dict[Any, Derivative | None] = {}

@@ -13,6 +13,7 @@ from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
 from replicax._jax.internals import core as _core
+from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.primitive_families import (
     BATCHING_CALLS,
     BRANCHES,
@@ -23,7 +24,6 @@ from replicax._jax.primitive_families import (
 )
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
-from replicax._jax.types import ClosedJaxpr, Primitive
 
 program_p = Primitive("replicax_program")
 """What ``watch`` is told of a program that has been computed at once, its param ``program``."""

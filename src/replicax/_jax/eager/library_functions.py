@@ -18,8 +18,8 @@ import numpy as np
 from replicax._jax.internals import config as _config
 from replicax._jax.internals import core as _core
 from replicax._jax.internals import jaxlib as _jaxlib
+from replicax._jax.jaxprs.types import shape_of
 from replicax._jax.traces import of_no_generation
-from replicax._jax.types import shape_of
 
 _MOST = 16  # programs of one function that are kept
 

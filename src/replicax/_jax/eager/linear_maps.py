@@ -18,8 +18,8 @@ from jax.interpreters import mlir as _mlir
 
 from replicax._jax.internals import config as _config
 from replicax._jax.internals import core as _core
+from replicax._jax.jaxprs.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 from replicax._jax.traces import of_no_generation
-from replicax._jax.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 
 
 class LinearMap:

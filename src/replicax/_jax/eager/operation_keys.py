@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._jax.types import ClosedJaxpr, Jaxpr, Literal, Primitive
+from replicax._jax.jaxprs.types import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 
 class Hashed:

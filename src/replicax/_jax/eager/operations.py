@@ -29,8 +29,8 @@ from replicax._jax.internals import literals as _literals
 from replicax._jax.internals import pxla as _pxla
 from replicax._jax.jaxprs.mutable_arrays import is_mutable
 from replicax._jax.jaxprs.programs import calls_back
+from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.runtime import copy_on
-from replicax._jax.types import ClosedJaxpr, Primitive
 
 _MOST = 8192  # operations that are kept
 _LARGE = 1 << 14  # elements from which on it pays to optimize a loop over them

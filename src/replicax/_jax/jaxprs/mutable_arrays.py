@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replicax._jax.jaxprs.programs import sub_jaxprs
-from replicax._jax.types import Jaxpr, Literal
+from replicax._jax.jaxprs.types import Jaxpr, Literal
 
 
 def check_freed_once(jaxpr: Jaxpr) -> None:

@@ -12,9 +12,9 @@ from jax.extend import core as _extend
 from replicax._jax.internals import core as _core
 from replicax._jax.internals import literals as _literals
 from replicax._jax.jaxprs.programs import sub_jaxprs
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 from replicax._jax.primitive_families import PLACING
 from replicax._jax.traces import MESH_SETTING
-from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
 NO_MESH = jax.sharding.AbstractMesh((), ())
 

@@ -19,9 +19,9 @@ from jax.interpreters import partial_eval as _pe
 from replicax._jax.internals import core as _core
 from replicax._jax.internals import literals as _literals
 from replicax._jax.jaxprs.source_lines import source_line
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 from replicax._jax.primitive_families import UNRELIABLE
 from replicax._jax.traces import current_trace, staging_trace
-from replicax._jax.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 
 
 def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:

@@ -12,8 +12,8 @@ import jax
 from jax.extend import source_info_util as _source_infos
 
 from replicax._jax.internals import source_info_util as _source_info
+from replicax._jax.jaxprs.types import Equation
 from replicax._jax.primitive_families import JITTED
-from replicax._jax.types import Equation
 
 _LIBRARIES = (
     *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (os.__file__, os.path.dirname(jax.__file__))),
