@@ -470,6 +470,38 @@ def averages_of_parameters(m: Model, batch: Any) -> None:
 
 
 @right
+def averages_of_what_is_the_same(m: Model, batch: Any) -> None:
+    total, *_ = m.summed(lambda: share_of(m.errors(batch)))
+    m.w.assign(here().all_reduce("mean", m.w.value - 0.1 * total))
+
+
+@right
+def mean_of_the_mean(m: Model, batch: Any) -> None:
+    means = m.averaged(lambda: jnp.mean(m.errors(batch)))
+    m.apply(here().all_reduce("mean", means), aggregate=False)
+
+
+@right
+def sum_over_the_number_of_replicas(m: Model, batch: Any) -> None:
+    totals = m.summed(lambda: share_of(m.errors(batch)))
+    again = here().all_reduce("sum", totals)
+    m.apply([g / here().num_replicas_in_sync for g in again], aggregate=False)
+
+
+@right
+def share_averaged_and_summed(m: Model, batch: Any) -> None:
+    means = m.averaged(lambda: share_of(m.errors(batch)))
+    m.apply(here().all_reduce("sum", means), aggregate=False)
+
+
+@right
+def sum_of_two_steps(m: Model, batch: Any) -> None:
+    for _ in range(2):
+        gradient, *_ = m.gradients(lambda: share_of(m.errors(batch)))
+        m.w.assign_sub(0.1 * here().all_reduce("sum", gradient))
+
+
+@right
 def smoothed_gradient(m: Model, batch: Any) -> None:
     _, [gradient] = replicax.value_and_grad(lambda: share_of(m.errors(batch)), [m.w])()
     total = here().all_reduce("sum", gradient)

@@ -29,6 +29,7 @@ MISTAKES: list[tuple[Callable[[Model, Any], None], str]] = []
 MEAN = "a mean over one replica's own examples"
 REPEATED = "the same on every replica"
 DOUBLE_SCALED = "divided by the number of replicas once more"
+SUMMED_TWICE = "what they have added up already"
 NONLINEAR = "not linear"
 CLIPPED = "before that is summed"
 
@@ -363,6 +364,28 @@ def penalty_scaled_twice(m: Model, batch: Any) -> None:
 @mistake(DOUBLE_SCALED)
 def share_taken_for_a_penalty(m: Model, batch: Any) -> None:
     m.train(lambda: replicax.scale_regularization_loss(share_of(m.errors(batch))))  # wrong
+
+
+# --- what is summed twice ---------------------------------------------------------------------------------------
+
+
+@mistake(SUMMED_TWICE)
+def sum_of_the_sum(m: Model, batch: Any) -> None:
+    totals = m.summed(lambda: share_of(m.errors(batch)))
+    m.apply(here().all_reduce("sum", totals), aggregate=False)  # wrong
+
+
+@mistake(SUMMED_TWICE)
+def sum_of_the_mean_by_jax(m: Model, batch: Any) -> None:
+    [gradient, *_] = m.averaged(lambda: jnp.mean(m.errors(batch)))
+    m.w.assign_sub(0.1 * jax.lax.psum(gradient, replicax.REPLICA_AXIS))  # wrong
+
+
+@mistake(SUMMED_TWICE)
+def sum_of_what_has_been_clipped(m: Model, batch: Any) -> None:
+    totals = m.summed(lambda: share_of(m.errors(batch)))
+    clipped, _ = optax.clip_by_global_norm(1.0).update(list(totals), optax.EmptyState())
+    m.apply(here().all_reduce("sum", clipped), aggregate=False)  # wrong
 
 
 # --- functions of shares ---------------------------------------------------------------------------------------

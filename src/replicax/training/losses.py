@@ -33,8 +33,10 @@ def compute_average_loss(
       per_example_loss: ``[batch, …]``, this replica's losses. ``[batch]``, or see ``reduce_dims``.
       sample_weight: factors for the losses. Their shape is that of the losses, or its first dims. They change the
         sum, but not the count.
-      global_batch_size: the number of examples of all replicas together. By default they are counted; a compiled step
-        needs no collective for that, as the sizes of the batches are known.
+      global_batch_size: the number of examples of all replicas together. By default the examples of this call are
+        counted; a compiled step needs no collective for that, as the sizes of the batches are known. Pass the number
+        of the whole batch where the gradients of several calls are added up, as those of microbatches: otherwise each
+        is a mean of its own, and k of them add up to k times the mean.
       reduce_dims: what becomes of further dims, such as the time in losses ``[batch, time]``: their ``"mean"``, so that
         the result is the share of ``losses.mean()``, or their ``"sum"``, which is ``time`` times as large. Without it
         they are added up, with a :class:`replicax.ShareWarning`.

@@ -94,6 +94,11 @@ _TEXTS = {
         "gradient that is summed over the {n} replicas, into {variable}, is 1/{n} of what it should be. Leave out one "
         "of the two: sum the gradients of shares, and don't average them."
     ),
+    Kind.SUMMED_TWICE: (
+        "step {step}: this adds up over the replicas what they have added up already. Each of the {n} replicas has the "
+        "whole sum, so the gradient that comes out, into {variable}, is {n} times what it should be. Leave out one of "
+        "the two sums."
+    ),
     Kind.RAGGED: (
         "step {step}: this is a mean over one replica's own examples, of which replicas have different numbers here. "
         "Its gradient is averaged over the {n} replicas, into {variable}: examples of a replica that has fewer weigh "

@@ -191,7 +191,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             if not all_get_the_same(equation):
                 return [NOTHING_KNOWN] * count, facts
             if (equation.primitive is all_reduce_p or name in AXIS_SUMS) and len(facts) == count:
-                return [_summed(m) for m in facts], facts
+                return [self._summed(equation, m) for m in facts], facts
             return [ScaleFact(R, trained=True)] * count, facts
         return super().equation(equation, facts, control, final)
 
@@ -315,6 +315,16 @@ class LossScalePass(Dataflow[ScaleFact]):
         )
         return [loss, *[ScaleFact(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
 
+    def _summed(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
+        """The sum over the replicas."""
+        if m.locality is T:
+            terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT}
+        else:
+            again = Term(Kind.SUMMED_TWICE, self._line(equation), Level.TOTAL)
+            right = any(t.level is Level.TOTAL and self._readings([t]) == {Kind.SHARE} for t in m.terms)
+            terms = {again} if right else set()
+        return ScaleFact(R, terms=frozenset(terms), trained=m.trained)
+
     def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {reading(t, self.program.replicas) for t in terms}
 
@@ -322,12 +332,6 @@ class LossScalePass(Dataflow[ScaleFact]):
 def _has_programs(equation: _jax.Equation) -> bool:
     """Whether it is a loop, a branch or a call."""
     return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
-
-
-def _summed(m: ScaleFact) -> ScaleFact:
-    """The sum over the replicas."""
-    gradients = (t.at(Level.TOTAL) for t in m.terms if m.locality is T and t.level is Level.GRADIENT)
-    return ScaleFact(R, terms=frozenset(gradients), trained=m.trained)
 
 
 def _is_gradient(m: ScaleFact) -> bool:

@@ -30,6 +30,7 @@ class Kind(enum.Enum):
     REPEATED = "computed from variables alone, so the same on every replica"
     RAGGED = "a mean over this replica's own examples, averaged with those of replicas that have other numbers of them"
     DOUBLE_SCALED = "a share that has been divided by the number of replicas once more"
+    SUMMED_TWICE = "a sum of the replicas' gradients that they have added up once more"
     NONLINEAR = "a function of a share that is not linear, so that it is no share"
     CLIPPED = "a gradient that its replica has clipped, or scaled by a function of itself"
     FUNCTION = "another function of a gradient"
@@ -197,7 +198,7 @@ def times(term: Term, factors: Factors) -> Term:
 def reading(term: Term, replicas: int) -> Kind | None:
     """What a term is, with what it has been multiplied by; ``None`` if it can be read in several ways."""
     factors = term.factors
-    if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON):
+    if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return None
     if term.kind is Kind.SUM:
         found = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest in _without_counts(term)}
@@ -206,7 +207,7 @@ def reading(term: Term, replicas: int) -> Kind | None:
         if found == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
             return None  # as many replicas as examples: which of them the number stands for can't be told
         return Kind.SUM if not found else found.pop() if len(found) == 1 else None
-    if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON):
+    if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return Kind.SHARE if _has(factors, 1 / replicas) else term.kind
     if term.kind is Kind.SHARE and any(f.origin is Origin.REPLICAS for f in factors) and not _has(factors, replicas):
         return Kind.DOUBLE_SCALED
