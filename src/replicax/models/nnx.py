@@ -32,9 +32,39 @@ from replicax.workers.replicas import Replicas
 _ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 
 
-# How often an array is referred to while `Cell.take` looks, if nobody else has it: there, by the interpreter, twice by
-# the cell's record, by the nnx.Variable and in its slot; or, if it is a view of the stored array, without the last two.
-_NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = 6, 4
+def _references(cell: Any) -> int:
+    """How many references the array of an ``nnx.Variable`` has, as this interpreter counts them."""
+    return sys.getrefcount(cell.get_raw_value())
+
+
+class _Probe:
+    """Stands for an ``nnx.Variable`` whose array has known references only."""
+
+    def __init__(self) -> None:
+        self._raw_value = object()
+
+    def get_raw_value(self) -> object:
+        return self._raw_value
+
+
+def _references_if(others: int) -> int:
+    """What :func:`_references` returns if ``others`` places besides the variable refer to the array.
+
+    It is measured, as interpreters count differently. An interpreter that does not count at once gets 0, so every array
+    passes for one that somebody else has.
+    """
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return 0
+    probe = _Probe()
+    held = [probe.get_raw_value()] * others
+    found = _references(probe)
+    del held
+    return found
+
+
+# Besides the nnx.Variable, a cell's record and a slot refer to the array, twice and once; to a view of the stored array
+# the record alone, once.
+_NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = _references_if(3), _references_if(1)
 
 
 _set = object.__setattr__
@@ -59,7 +89,7 @@ class Cell:
     def _take_note(self, seen: Any, references: int | None) -> None:
         """What stands in the cell now, where the variable has its present array.
 
-        With ``references``, the two share memory, and so often is the former referred to, if nobody else has it.
+        With ``references``, the two share memory, and the former has so many references if nobody else has it.
         """
         self._seen, self._stored, self._references = seen, self.variable.slot.array, references
 
@@ -73,7 +103,9 @@ class Cell:
         if seen is not self._seen:
             self.variable.assign(seen)
             self._take_note(seen, None)
-        elif self._references is not None and sys.getrefcount(seen) > self._references:
+            return
+        del seen  # it would be counted
+        if self._references is not None and _references(self.cell) > self._references:
             with exchanging():
                 lent.add(self.variable.slot)
 
