@@ -181,7 +181,12 @@ def refusing(where: str, arguments: Mapping[str, str]) -> Callable[[Callable[_P,
                 today = arguments[keyword]
                 here = f"here it is {today!r}" if today.isidentifier() else today
                 raise TypeError(f"{where}: there is no argument {keyword!r}; {here}")
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if error.__traceback__ is not None:
+                    error.__traceback__ = error.__traceback__.tb_next  # without this frame
+                raise
 
         return checked
 
