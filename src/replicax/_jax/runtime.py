@@ -342,7 +342,7 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 _PIPELINED = (
     {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
-    if jax.__version_info__ >= (0, 12)
+    if jax.__version_info__ >= (0, 11)
     else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _COLLECTIVES}
 )
 GATHERS_AHEAD_ON_GPU: dict[str, Any] = {
@@ -359,5 +359,5 @@ layer hide. Without them the backward pass gathers at its beginning, where nothi
 every collective is waited for, as the scheduler that hides them is off there. See docs/plan.md for what each changes.
 Those that ``XLA_FLAGS`` names are left to it.
 
-As an option, a mode has taken the place of a boolean in JAX 0.12; as a flag the boolean is still there.
+As an option, a mode has taken the place of a boolean in JAX 0.11; as a flag the boolean is still there.
 """
