@@ -145,7 +145,7 @@ def combination(wheel: pathlib.Path, name: str, jax: str) -> Row | None:
         ([replicax, "migrate", "."], 0),
     )
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "", "PIP_NO_INDEX": "1"}
+        settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "", "PIP_CONSTRAINT": "", "PIP_NO_INDEX": "1"}
         statuses = [logged(command, log, settings, pathlib.Path(folder)) == status for command, status in commands]
     failed = statuses.count(False)
     return Row(name, jax, len(commands) - failed, failed, time.monotonic() - begin)
