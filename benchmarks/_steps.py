@@ -164,11 +164,13 @@ def _images(rng: np.random.Generator, width: int, classes: int) -> tuple[Any, An
 # --- a training step ------------------------------------------------------------------------------------
 
 
-def replicax_step(strategy: replicax.Strategy, problem: Problem) -> tuple[Callable[..., Any], list[Any], list[None]]:
+def replicax_step(
+    strategy: replicax.Strategy, problem: Problem, optimizer: replicax.Optimizer | None = None
+) -> tuple[Callable[..., Any], list[Any], list[None]]:
     """The step, its variables, and a list that grows when the Python of the step runs."""
     with strategy.scope():
         variables = [replicax.Variable(value) for value in problem.initial]
-        optimizer = replicax.Optimizer(problem.tx)
+        optimizer = optimizer or replicax.Optimizer(problem.tx)
     losses = problem.losses
     traces: list[None] = []
 

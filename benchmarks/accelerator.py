@@ -9,7 +9,8 @@ plan's prediction beside the measured step, and the memory it predicts beside th
 beside the links' bandwidth; the exact executor; a save, and a run that goes on from it. Writes JSON, a Markdown table
 and a picture, also after Ctrl-C, with what there is. The exit status is 1 if a check failed or a part did not end.
 
-Without an accelerator it rehearses with small models on emulated CPU devices (``--devices``), and says so in all files.
+Without an accelerator it rehearses with small models on emulated CPU devices (``--devices``), and labels all files as a
+rehearsal.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ OURS, BY_HAND, PREDICTED, INK = "#1f6feb", "#8b949e", "#e3a008", "#24292f"
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw to ``path``; a panel for which there are no figures says so."""
+    """Draw to ``path``; a panel without figures reads "not measured"."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -128,8 +128,8 @@ def _cnn(sizes: Sizes, batch: int) -> Problem:
             for kernel, shift in (kernels[i : i + 2], kernels[i + 2 : i + 4]):
                 x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
                 x = jax.nn.relu(x + shift)
-            x = x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max((2, 4))
-        logits = (x.mean((1, 2)) @ head + bias).astype(jnp.float32)
+            x = _pooled(x)
+        logits = (_mean(x) @ head + bias).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
     return Problem(initial, _pixels(rng, batch, (32, 32, 3)), losses, optax.adam(1e-3))
@@ -187,6 +187,14 @@ def _normal(rng: np.random.Generator, fan_in: int, shape: tuple[int, ...]) -> An
 def _pixels(rng: np.random.Generator, batch: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """Images of bytes, as files have them, and labels."""
     return rng.integers(256, size=(batch, *shape), dtype=np.uint8), rng.integers(10, size=batch).astype(np.int32)
+
+
+def _pooled(x: Any) -> Any:
+    return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max((2, 4))
+
+
+def _mean(x: Any) -> Any:
+    return x.mean((1, 2))
 
 
 _MAKERS: dict[str, Callable[[Sizes, int], Problem]] = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}
@@ -262,11 +270,3 @@ def _nnx_transformer(sizes: Sizes, rngs: Any) -> Any:
 def _scaled(dtype: Any) -> Callable[[Any], Any]:
     """What makes numbers from 0 to 1 of pixels."""
     return lambda pixels: pixels.astype(dtype) / 255
-
-
-def _pooled(x: Any) -> Any:
-    return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max((2, 4))
-
-
-def _mean(x: Any) -> Any:
-    return x.mean((1, 2))

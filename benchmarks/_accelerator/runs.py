@@ -88,19 +88,10 @@ class _Run:
         made = problem("mlp", sizes, len(devices))
         self._strategy = replicax.MirroredStrategy(devices)
         with self._strategy.scope():
-            self._variables = [replicax.Variable(value) for value in made.initial]
             optimizer = replicax.Optimizer(made.tx)
+        self._step, self._variables, _ = replicax_step(self._strategy, made, optimizer)
         [self._batch] = self._strategy.distribute_dataset([made.batch])
         self.checkpoint = replicax.Checkpoint(variables=self._variables, optimizer=optimizer)
-
-        def step(batch: Any) -> Any:
-            loss, grads = replicax.value_and_grad(
-                lambda: replicax.compute_average_loss(made.losses(self._variables, *batch)), self._variables
-            )()
-            optimizer.apply_gradients(zip(grads, self._variables, strict=True))
-            return loss
-
-        self._step = step
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -107,7 +107,8 @@ def sums_of(
     if in_order:
         return sums_of_blocks([a[None] for a in arrays], options, per_device)
     ring = options is not None and options.implementation is CommunicationImplementation.RING
-    return _sums(arrays, options, per_device, _packed_ring_sums if ring else _fused_sums)
+    rings = functools.partial(_packed, summed=ring_sum)  # each has as many steps as there are replicas
+    return _sums(arrays, options, per_device, rings if ring else _fused_sums)
 
 
 def sums_of_blocks(
@@ -120,7 +121,8 @@ def sums_of_blocks(
       options: how to communicate.
       per_device: how many replicas each device has.
     """
-    in_order = functools.partial(_packed_sums_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
+    one = functools.partial(sum_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
+    in_order = functools.partial(_packed, summed=one, terms=1)
     filled = iter(_sums([a for a in arrays if a.size], options, per_device, in_order))
     return [next(filled) if a.size else a[0] for a in arrays]
 
@@ -178,39 +180,29 @@ def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[in
     return groups, [i for i in range(len(arrays)) if i not in packed]
 
 
-def _packed_ring_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """A ring for each dtype: every ring has as many steps as there are replicas."""
-    results: list[Any] = [None] * len(arrays)
-    groups, whole = packs(arrays, math.inf)
-    for i in whole:
-        results[i] = ring_sum(arrays[i])
-    for members in groups:
-        total = ring_sum(jnp.concatenate([arrays[i].reshape(-1) for i in members]))
-        parts = lax.split(total, [arrays[i].size for i in members])
-        for i, part in zip(members, parts, strict=True):
-            results[i] = part.reshape(arrays[i].shape)
-    return results
-
-
 def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """One all-reduce, which compilers put together themselves."""
     return list(lax.psum(tuple(arrays), REPLICA_AXIS))
 
 
-def _packed_sums_in_order(arrays: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
-    """All of a dtype are packed, as the compilers put no exchanges together."""
+def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: int = 0) -> list[jax.Array]:
+    """``summed`` of each array, where all of a dtype are one: for sums that compilers don't put together.
+
+    Args:
+      arrays: ``[…terms, …shape]``.
+      summed: returns ``[…shape]``.
+      terms: how many dims the terms have.
+    """
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, math.inf)
     for i in whole:
-        results[i] = sum_in_order(arrays[i], replicas)
+        results[i] = summed(arrays[i])
     for members in groups:
-        flat = [arrays[i].reshape(arrays[i].shape[0], -1) for i in members]
-        total = sum_in_order(jnp.concatenate(flat, axis=1), replicas)
-        offset = 0
-        for i, part in zip(members, flat, strict=True):
-            own = lax.slice_in_dim(total, offset, offset + part.shape[1])
-            results[i] = own.reshape(arrays[i].shape[1:])
-            offset += part.shape[1]
+        flat = [arrays[i].reshape(*arrays[i].shape[:terms], -1) for i in members]
+        total = summed(jnp.concatenate(flat, axis=terms))
+        parts = lax.split(total, [each.shape[terms] for each in flat])
+        for i, part in zip(members, parts, strict=True):
+            results[i] = part.reshape(arrays[i].shape[terms:])
     return results
 
 

@@ -1,7 +1,7 @@
 """Names that people type from habit: those of TensorFlow 2, and arguments that only other strategies take.
 
-They do not work, and the error says what to write instead. Nothing is looked up as long as names are right. The table
-is for habits, so it is short: the distribution ``replicax-migrate`` knows the names of all releases of
+They do not work, and the error says what to write instead. Right names cost no lookup. The table has only what people
+type from habit: the distribution ``replicax-migrate`` knows the names of all releases of
 ``tf.distribute`` (it reads this table, too), and lists those that a program uses.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 import stat
@@ -39,10 +40,10 @@ def machine(monkeypatch, tmp_path):
 
         def version(package: str) -> str:
             if package not in versions:
-                raise nvidia_gpus.importlib.metadata.PackageNotFoundError
+                raise importlib.metadata.PackageNotFoundError
             return versions[package]
 
-        monkeypatch.setattr(nvidia_gpus.importlib.metadata, "version", version)
+        monkeypatch.setattr(importlib.metadata, "version", version)
         monkeypatch.setattr(nvidia_gpus, "environment_at_start", lambda: environment)
         return nvidia_gpus.look(20)
 

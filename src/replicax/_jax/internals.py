@@ -1,8 +1,8 @@
 """Every internal of JAX that Replicax uses, why, and what public road there is not.
 
-No other file imports ``jax._src`` or ``jaxlib``. ``tests/_jax/test_internals.py`` checks that each name which is taken
-from these modules exists. What would give wrong values in silence if JAX changed is checked when it is first used; see
-:func:`replicax._jax.traces.check_caches`.
+No other file imports ``jax._src``, or more of ``jaxlib`` than its version and the bindings of MLIR.
+``tests/_jax/test_internals.py`` checks that each name which is taken from these modules exists. What would give wrong
+values in silence if JAX changed is checked when it is first used; see :func:`replicax._jax.traces.check_caches`.
 
 =====================  ===================================================================================
 module                 what for

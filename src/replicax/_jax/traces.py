@@ -117,7 +117,7 @@ def renew_kept_programs() -> None:
 def check_caches() -> None:
     """Raise if this JAX keeps what it has traced under one number for another: a step would have old values.
 
-    Called once, before the first step is traced; takes a few milliseconds.
+    Called once, before the first step is traced; takes some milliseconds.
 
     Raises:
       RuntimeError: it does.
@@ -146,7 +146,7 @@ def check_caches() -> None:
         raise RuntimeError(
             f"JAX {jax.__version__} reuses what it has traced for {', '.join(missing)} although a user context "
             "(jax.make_user_context) has changed, so steps could read old values of variables. Use a release of JAX "
-            f"that Replicax is tested with, and report this release."
+            "that Replicax is tested with, and report this release."
         )
 
 

@@ -53,27 +53,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or 1 if something is wrong."""
-    from replicax.cli.diagnosis import (
-        device_check,
-        environment_variables,
-        host_machine,
-        installed_packages,
-        nvidia_gpus,
-        reachability,
-    )
+    from replicax.cli.diagnosis import reachability
     from replicax.cli.diagnosis.examination import Check, examine
     from replicax.cli.diagnosis.findings import State
+    from replicax.cli.diagnosis.machine_checks import machine_checks
 
     began = time.monotonic()
-    checks = [
-        Check("software", installed_packages.look),
-        Check("devices", device_check.look),
-        Check("GPUs", nvidia_gpus.look),
-        Check("machine", host_machine.look),
-        Check("disk", lambda seconds: host_machine.look_at_disk(args.directory)),
-        Check("environment", environment_variables.look),
-        Check("cluster", reachability.look),
-    ]
+    checks = [*machine_checks(args.directory), Check("cluster", reachability.look)]
     limit = max(_LEAST, _TOTAL - _since_the_start()) if args.timeout is None else args.timeout
     findings = examine(checks, limit)
     took = time.monotonic() - began

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import platform
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from packaging.requirements import Requirement
 
 from replicax.cli.command_line import seconds
 
@@ -51,23 +48,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, also if something is not well."""
-    from replicax.cli.diagnosis import (
-        device_check,
-        environment_variables,
-        host_machine,
-        installed_packages,
-        nvidia_gpus,
-    )
-    from replicax.cli.diagnosis.examination import Check, examine
+    from replicax.cli.diagnosis.examination import examine
+    from replicax.cli.diagnosis.machine_checks import machine_checks
 
-    checks = [
-        Check("software", installed_packages.look),
-        Check("devices", device_check.look),
-        Check("GPUs", nvidia_gpus.look),
-        Check("machine", host_machine.look),
-        Check("environment", environment_variables.look),
-    ]
-    report = _report(examine(checks, args.timeout))
+    report = _report(examine(machine_checks(), args.timeout))
     print(json.dumps(report, indent=2) if args.json else _text(report))
     return 0
 
@@ -105,10 +89,9 @@ def _text(report: dict[str, Any]) -> str:
 
 def _packages() -> dict[str, str]:
     """The versions of the installed packages that Replicax, its extras and JAX use; JAX's first."""
-    needed = set()
-    for package in ("replicax", "jax"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            needed |= {Requirement(text) for text in importlib.metadata.requires(package) or ()}
+    from replicax.cli.diagnosis.installed_packages import requirements_of
+
+    needed = [*requirements_of("replicax"), *requirements_of("jax")]
     names = {"jax", "jaxlib", "libtpu"} | {r.name.lower() for r in needed if "dev" not in str(r.marker)} - {"replicax"}
     installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     found = {

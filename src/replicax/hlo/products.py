@@ -17,7 +17,7 @@ _TARGET = re.compile(r'custom_call_target="(__cublas\$|__cudnn\$conv)(\w*)')
 
 
 def product_kind(instruction: Instruction) -> str:
-    """``"dot"`` or ``"convolution"``, whoever computes it; ``""`` if the instruction is neither.
+    """``"dot"`` or ``"convolution"``, by XLA or a library; ``""`` if the instruction is neither.
 
     >>> from replicax.hlo.instructions import parse
     >>> from replicax.hlo.products import product_kind
@@ -68,6 +68,12 @@ def convolution_dims(instruction: Instruction, computation: Computation) -> tupl
         case "kernel":
             return first, result, second
     return first, second, result
+
+
+def convolution_labels(convolution: Instruction) -> tuple[str, str, str] | None:
+    """What the dims of the input, the kernel and the result are, such as ``("b01f", "01io", "b01f")``."""
+    found = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def is_gradient_of(convolution: Instruction) -> str:

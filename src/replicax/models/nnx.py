@@ -50,8 +50,8 @@ class _Probe:
 def _references_if(others: int) -> int:
     """What :func:`_references` returns if ``others`` places besides the variable refer to the array.
 
-    It is measured, as interpreters count differently. An interpreter that does not count at once gets 0, so every array
-    passes for one that somebody else has.
+    It is measured, because interpreters count differently. It is 0 for an interpreter whose counts lag behind: then
+    every array counts as shared, and is copied.
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return 0
@@ -89,7 +89,8 @@ class Cell:
     def _take_note(self, seen: Any, references: int | None) -> None:
         """What stands in the cell now, where the variable has its present array.
 
-        With ``references``, the two share memory, and the former has so many references if nobody else has it.
+        If ``references`` is given, the two share memory, and the array in the cell has that many references while the
+        program holds it nowhere else.
         """
         self._seen, self._stored, self._references = seen, self.variable.slot.array, references
 

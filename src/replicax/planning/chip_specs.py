@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
+from replicax.system.gpu_memory import DEFAULT_FRACTION, FRACTION_VARIABLES, fraction_in
 from replicax.tpu.generations import generation_of
 
 _GIB = 2**30
@@ -129,9 +130,8 @@ CHIPS = {
 }
 """By the name of the generation or the model, as in the names of topologies."""
 
-MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""The environment variable that tells JAX which part of a GPU's memory programs may use; its new name comes first."""
-_NEW_MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+MEMORY_FRACTION = FRACTION_VARIABLES[-1]
+"""The environment variable that tells JAX which part of a GPU's memory programs may use, by its older name."""
 
 
 def chip_of(device_kind: str) -> Chip | None:
@@ -152,4 +152,4 @@ def chip_of(device_kind: str) -> Chip | None:
 
 def memory_fraction() -> float:
     """Which part of a GPU's memory JAX will take."""
-    return float(os.environ.get(_NEW_MEMORY_FRACTION) or os.environ.get(MEMORY_FRACTION) or 0.75)
+    return float(fraction_in(os.environ) or DEFAULT_FRACTION)

@@ -14,7 +14,7 @@ import numpy as np
 from replicax.hlo.collective_instructions import MOVING
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import Computation, Instruction, Module
-from replicax.hlo.products import convolution_dims, dot_dims, is_library_product, product_kind
+from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_library_product, product_kind
 
 
 def _words(text: str) -> frozenset[str]:
@@ -128,7 +128,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
     The compiler for TPUs writes matrix products as convolutions too.
     """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    labels = convolution_labels(instruction)
     assert labels is not None, instruction.attributes
     source, kernel, result = convolution_dims(instruction, computation)
     window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", instruction.attributes) or [""])[0]))
@@ -137,9 +137,9 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
         for name in ("feature", "batch")
     }
     meetings = 1
-    for d in range(len(labels[1]) - 2):
+    for d in range(len(labels[0]) - 2):
         size_in, size_kernel, size_out = (
-            dims[label.index(str(d))] for dims, label in zip((source, kernel, result), labels.groups(), strict=True)
+            dims[label.index(str(d))] for dims, label in zip((source, kernel, result), labels, strict=True)
         )
         stride, dilation, kernel_dilation = (
             int(window[key].split("x")[d]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
@@ -148,8 +148,8 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
         at = np.arange(size_out)[:, None] * stride + np.arange(size_kernel) * kernel_dilation - low
         met = (at >= 0) & (at <= (size_in - 1) * dilation) & (at % dilation == 0)
         meetings *= int(met.sum())
-    features_in, batch = source[labels[1].index("f")], source[labels[1].index("b")]
-    features_out = result[labels[3].index("f")]
+    features_in, batch = source[labels[0].index("f")], source[labels[0].index("b")]
+    features_out = result[labels[2].index("f")]
     return 2 * (features_in // groups["feature"]) * features_out * (batch // groups["batch"]) * meetings
 
 

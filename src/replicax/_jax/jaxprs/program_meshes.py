@@ -47,7 +47,7 @@ def fresh(atom: Any, mesh: Any) -> Any:
     value = atom.val
     if isinstance(value, _literals.TypedNdArray):  # which has an abstract value of its own
         value = _literals.TypedNdArray(np.asarray(value), aval)
-    return _extend.Literal(value, aval)
+    return Literal(value, aval)
 
 
 def aval_on(aval: Any, mesh: Any) -> Any:

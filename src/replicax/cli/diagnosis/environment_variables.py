@@ -9,11 +9,10 @@ from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.errors import shortened
+from replicax.system.gpu_memory import FRACTION_VARIABLES
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
 _PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_CLIENT_", "XLA_PYTHON_CLIENT_")
-FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""The variables, a new one and an old one, that tell JAX which part of a GPU's memory to take."""
 _ALLOCATORS = ("default", "platform", "bfc", "cuda_async", "vmm")
 _LONGEST = 40
 
@@ -75,7 +74,7 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _memory_mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
-    there = [name for name in FRACTIONS if environment.get(name)]
+    there = [name for name in FRACTION_VARIABLES if environment.get(name)]
     for name in there:
         if not _is_fraction(environment[name]):
             yield wrong("environment", f"{name}={environment[name]}", "expected a number above 0, such as 0.9")

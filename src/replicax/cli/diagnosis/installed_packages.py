@@ -23,8 +23,8 @@ def look(seconds: float) -> list[Finding]:
 
 def _python() -> Finding:
     version = platform.python_version()
-    what = f"Python {version}, Replicax {_version('replicax') or 'from its sources'}"
-    data = {"python": version, "replicax": _version("replicax")}
+    what = f"Python {version}, Replicax {version_of('replicax') or 'from its sources'}"
+    data = {"python": version, "replicax": version_of("replicax")}
     supported = _requires_python()
     if supported and not SpecifierSet(supported).contains(version, prereleases=True):
         return wrong("software", what, f"Replicax supports Python {supported}: use such a Python", **data)
@@ -34,7 +34,7 @@ def _python() -> Finding:
 def _packages() -> Iterator[Finding]:
     versions: dict[str, str] = {}
     for needed in _requirements():
-        version = _version(needed.name)
+        version = version_of(needed.name)
         versions[needed.name] = version or ""
         supported = str(needed.specifier) or "any version"
         if version is None:
@@ -51,7 +51,7 @@ def _packages() -> Iterator[Finding]:
             )
     jaxlib = versions.get("jaxlib")
     for name in ("libtpu", *_PLUGINS):
-        version = _version(name)
+        version = version_of(name)
         if version is None:
             continue
         versions[name] = version
@@ -69,14 +69,12 @@ def _packages() -> Iterator[Finding]:
 
 def _requirements() -> list[Requirement]:
     """What this release needs, and what JAX needs of jaxlib."""
-    needed = [r for r in _all_of("replicax") if r.marker is None or r.marker.evaluate({"extra": ""})]
-    jaxlib = [
-        r for r in _all_of("jax") if r.name == "jaxlib" and (r.marker is None or r.marker.evaluate({"extra": ""}))
-    ]
-    return needed + jaxlib
+    needed = [*requirements_of("replicax"), *(r for r in requirements_of("jax") if r.name == "jaxlib")]
+    return [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
-def _all_of(package: str) -> list[Requirement]:
+def requirements_of(package: str) -> list[Requirement]:
+    """What an installed package needs, with its extras; nothing if it is not installed."""
     try:
         return [Requirement(text) for text in importlib.metadata.requires(package) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -90,7 +88,8 @@ def _requires_python() -> str:
         return ""
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package; ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

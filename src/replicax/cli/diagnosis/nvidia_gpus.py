@@ -5,7 +5,6 @@ JAX is not asked: all comes from ``nvidia-smi``, the environment and the package
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import re
 import shutil
@@ -14,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from replicax.cli.diagnosis import nvidia_smi
-from replicax.cli.diagnosis.environment_variables import FRACTIONS, environment_at_start, has_nvidia_gpu
+from replicax.cli.diagnosis.environment_variables import environment_at_start, has_nvidia_gpu
 from replicax.cli.diagnosis.examination import at_the_same_time
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+from replicax.cli.diagnosis.installed_packages import version_of
 from replicax.cli.diagnosis.nvidia_smi import Gpu, Links, Output, Report
+from replicax.system.gpu_memory import DEFAULT_FRACTION, fraction_in
 
 _GIB = 2**30
 _PLUGINS = {12: "jax-cuda12-plugin", 13: "jax-cuda13-plugin"}
@@ -98,7 +99,7 @@ def _driver(report: Report) -> Finding:
 
 def _plugins(report: Report) -> Iterator[Finding]:
     """JAX's plugins, against the driver."""
-    there = {cuda: version for cuda, name in _PLUGINS.items() if (version := _version(name))}
+    there = {cuda: version for cuda, name in _PLUGINS.items() if (version := version_of(name))}
     runs = _major(report.cuda)
     if len(there) > 1:
         names = " and ".join(_PLUGINS[cuda] for cuda in there)
@@ -111,13 +112,6 @@ def _plugins(report: Report) -> Iterator[Finding]:
         what += f"is for CUDA {report.cuda}: JAX finds no GPU"
         to_do = f"update the driver, or pip install 'replicax[cuda{runs}]'" if runs in _PLUGINS else "update the driver"
         yield wrong("GPUs", what, to_do, plugin=cuda, driver=report.driver)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _major(version: str) -> int | None:
@@ -208,12 +202,11 @@ def _visible(environment: Mapping[str, str]) -> set[int] | None:
 
 
 def _fraction(environment: Mapping[str, str]) -> float:
-    text = next((environment[name] for name in FRACTIONS if environment.get(name)), "")
     try:
-        fraction = float(text)
+        fraction = float(fraction_in(environment))
     except ValueError:
-        return 0.75
-    return fraction if math.isfinite(fraction) and fraction > 0 else 0.75
+        return DEFAULT_FRACTION
+    return fraction if math.isfinite(fraction) and fraction > 0 else DEFAULT_FRACTION
 
 
 def _alike(gpus: Sequence[Gpu], key: Callable[[Gpu], object]) -> Iterator[tuple[str, Gpu]]:
@@ -275,7 +268,7 @@ def _no_peers(refused: Mapping[tuple[int, int], str], pairs: int) -> Finding:
 
 def _nccl(joined: bool, refused: bool, links: Links, environment: Mapping[str, str]) -> Finding:
     """What NCCL will use between the GPUs of this machine and to others; it decides when it starts."""
-    version = next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := _version(name))), None)
+    version = next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := version_of(name))), None)
     name = f"NCCL {version}" if version else "NCCL"
     off = [variable for variable in _SWITCHED_OFF if environment.get(variable, "0") not in ("", "0")]
     if "NCCL_P2P_DISABLE" in off or (refused and not joined):

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 
 from replicax.hlo.instructions import Computation, Instruction
-from replicax.hlo.products import convolution_dims, dot_dims, is_gradient_of, product_kind
+from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_gradient_of, product_kind
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import matrix_flops
 
@@ -90,12 +89,12 @@ def _dims_of(dot: Instruction, left: tuple[int, ...], right: tuple[int, ...]) ->
 
 def _features_of(convolution: Instruction, computation: Computation) -> int:
     """The features of what is computed, as the columns of a product: those of the input for its gradient."""
-    labels = re.search(r"dim_labels=(\w+)_\w+->(\w+)", convolution.attributes)
+    labels = convolution_labels(convolution)
     source, _, result = convolution_dims(convolution, computation)
     if labels is None:
         return result[-1]
     if is_gradient_of(convolution) == "input":
-        return source[labels[1].index("f")]
+        return source[labels[0].index("f")]
     return result[labels[2].index("f")]
 
 

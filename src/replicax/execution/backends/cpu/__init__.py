@@ -1,7 +1,7 @@
 """What programs need for XLA's CPU backend: operations that it compiles badly are rewritten, and options.
 
-The core looks up ``BACKEND`` for the platform ``cpu`` and knows nothing else of this room. Without it, programs are
-compiled as they are.
+The room registers itself for the platform ``cpu`` (:mod:`replicax.execution.compiled.backend`), and the core knows
+nothing else of it. Without it, programs are compiled as they are.
 """
 
 from __future__ import annotations
