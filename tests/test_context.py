@@ -245,6 +245,18 @@ def test_a_library_that_a_scope_imports_first_is_told(pair: replicax.Strategy, m
     assert adapted == ["library_of_models"]
 
 
+def test_a_scope_inside_the_scope_that_has_imported_a_library_tells_it(pair: replicax.Strategy, monkeypatch) -> None:
+    monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: None)
+    library = types.ModuleType("library_of_models")
+    library.__spec__ = importlib.machinery.ModuleSpec("library_of_models", None)
+    with pair.scope():
+        monkeypatch.setitem(sys.modules, "library_of_models", library)
+        inner = pair.scope()
+        with pytest.warns(UserWarning, match="library_of_models was first imported inside a strategy's scope"):
+            inner.__enter__()
+        inner.__exit__(None, None, None)
+
+
 def test_a_library_that_was_imported_before_is_adapted_by_the_scope(pair: replicax.Strategy, monkeypatch) -> None:
     adapted: list[str] = []
     monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: adapted.append("library_of_models"))

@@ -347,7 +347,7 @@ class Scope(contextlib.ContextDecorator):
 
     def __enter__(self) -> Any:
         check_may_enter(self._replicas)
-        registry.adapt_scoped_libraries()
+        _adapt_libraries(is_late=bool(_frames.get()))
         frame = _Frame(self._replicas, None)
         self._entered.append(frame)
         _frames.set((*_frames.get(), frame))
@@ -357,12 +357,18 @@ class Scope(contextlib.ContextDecorator):
         if not self._entered:
             raise ContextError("this scope was left without having been entered")
         _leave(self._entered.pop(), is_failing=kind is not None)
-        for library in registry.adapt_scoped_libraries():
+        _adapt_libraries(is_late=True)
+
+
+def _adapt_libraries(is_late: bool) -> None:
+    """Make models of libraries such as Keras belong to strategies, and warn if a scope may have made some already."""
+    for library in registry.adapt_scoped_libraries():
+        if is_late:
             warnings.warn(
                 f"{library} was first imported inside a strategy's scope. Models that the scope has made up to now "
                 "don't belong to the strategy: they train on one device. Import it before the scope.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
 
@@ -476,7 +482,7 @@ def set_strategy(strategy: Strategy | None) -> None:
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"
         )
-    registry.adapt_scoped_libraries()
+    _adapt_libraries(is_late=False)
     _base.frame = (
         None if strategy is None or strategy is default_strategy() else _Frame(strategy.extended.replicas, None)
     )
