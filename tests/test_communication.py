@@ -159,8 +159,8 @@ def test_a_timeout_in_the_exact_executor() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bytes_per_pack": -1}, "bytes_per_pack must be an int, 0 or more: -1"),
-        ({"bytes_per_pack": 1.5}, "bytes_per_pack must be an int, 0 or more: 1.5"),
+        ({"bytes_per_pack": -1}, "bytes_per_pack must be an int of at least 0, got -1"),
+        ({"bytes_per_pack": 1.5}, "bytes_per_pack must be an int of at least 0, got 1.5"),
         ({"timeout_seconds": 0}, "timeout_seconds must be a positive number or None: 0"),
         ({"timeout_seconds": "soon"}, "timeout_seconds must be a positive number or None: 'soon'"),
         ({"implementation": "pigeons"}, "implementation must be one of 'auto', 'ring', 'nccl' or a .*got 'pigeons'"),

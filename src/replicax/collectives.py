@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
+from replicax.argument_checks import as_integer
 from replicax.communication import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -317,7 +318,7 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
     """
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     for a in axes:
-        if isinstance(a, bool) or not isinstance(a, int):
+        if as_integer(a) is None:
             raise ValueError(f"{what}: axis must be an int or a tuple of ints, got {axis!r}")
         if not -len(shape) <= a < len(shape):
             raise ValueError(

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax.argument_checks import checked_integer, parse_enum
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.enums import parse_enum
 
 
 class CommunicationImplementation(enum.Enum):
@@ -67,8 +67,8 @@ class CommunicationOptions:
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
-            raise ValueError(f"CommunicationOptions: bytes_per_pack must be an int, 0 or more: {self.bytes_per_pack!r}")
+        size = checked_integer(self.bytes_per_pack, "CommunicationOptions: bytes_per_pack", least=0)
+        object.__setattr__(self, "bytes_per_pack", size)
         timeout = self.timeout_seconds
         is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and 0 < timeout < math.inf):

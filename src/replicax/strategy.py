@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from replicax import _jax, context, data
+from replicax.argument_checks import checked_integer
 from replicax.collectives import ReduceOp, parse_axis
 from replicax.data.strategy_input import Input
 from replicax.errors import cant_be_pickled
 from replicax.execution import cross_replica
 from replicax.execution.logical_devices import LogicalDevices
-from replicax.execution.many_steps.loop import checked_steps, run_steps
+from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, default_options, run, run_known
 from replicax.execution.tracing.arguments import NotOneProgramError
@@ -286,7 +287,8 @@ class Strategy(Input, LogicalDevices, NameHints):
         """
         check_call(self._replicas, fn, (), method="strategy.run_steps")
         source = data.source_of(iterator, self._replicas)
-        return run_steps(self.extended.programs, fn, source, checked_steps(steps), initial_loop_values)
+        count = checked_integer(steps, "strategy.run_steps(fn, iterator, steps): steps")
+        return run_steps(self.extended.programs, fn, source, count, initial_loop_values)
 
     # --- across replicas --------------------------------------------------------------------------------
 

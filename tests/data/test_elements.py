@@ -174,7 +174,7 @@ def test_datasets_that_turn_out_empty(pair) -> None:
     [
         ({"auto_shard_policy": "files"}, "auto_shard_policy must be one of 'auto', 'file', 'data', 'off'"),
         ({"partial_batch": 3}, "partial_batch must be one of 'exact', 'pad', 'drop' or a PartialBatch, got 3"),
-        ({"prefetch": -1}, r"prefetch must be a natural number \(0 for none\), got -1"),
+        ({"prefetch": -1}, r"prefetch must be an int of at least 0 \(0 for none\), got -1"),
     ],
 )
 def test_options_that_are_wrong(kwargs, message) -> None:

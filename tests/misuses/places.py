@@ -142,7 +142,7 @@ PLACES = [
     ("no resolver", lambda w: replicax.TPUStrategy("local"), TypeError, "expected a TPUClusterResolver, got 'local'"),
     ("devices for a strategy's insides", lambda w: replicax.Strategy(["cpu:0"]), TypeError, "StrategyExtended"),
     ("names for devices", lambda w: replicax.StrategyExtended(["cpu:0"]), TypeError, "'cpu:0'"),
-    ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "a positive integer, got 0"),
+    ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "an int of at least 1, got 0"),
     ("emulated devices too late", lambda w: replicax.use_cpu_devices(3), RuntimeError, "too late"),
     ("a copy of a strategy", lambda w: copy.copy(w.s), RuntimeError, "copy.deepcopy"),
     ("the scope of another", lambda w: scoped(w, lambda: w.other.scope().__enter__()), ContextError, "mixing"),

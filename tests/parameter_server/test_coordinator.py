@@ -314,9 +314,9 @@ def test_counts_come_from_the_resolver() -> None:
     ("arguments", "message"),
     [
         ({"mode": "both"}, "must be 'async' or 'sync'"),
-        ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"num_workers": 0}, "num_workers must be an int of at least 1"),
         ({"num_servers": 1.5}, "num_servers must be an int"),
-        ({"max_staleness": -1}, "max_staleness must be at least 0"),
+        ({"max_staleness": -1}, "max_staleness must be an int of at least 0"),
         ({"mode": "sync", "max_staleness": 1}, "nothing is stale"),
         ({"variable_partitioner": 3}, "a partitioner is a function"),
     ],

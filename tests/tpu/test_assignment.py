@@ -249,9 +249,9 @@ def test_lists_of_cores_that_are_off(cores, message) -> None:
         ({"computation_stride": [1, -1, 1]}, r"computation_stride must be positive integers, got \[1, -1, 1\]"),
         ({"computation_shape": 2}, "computation_shape must be integers"),
         ({"num_replicas": 33}, "33 replicas wanted, but there is room for 32: each takes 1 core"),
-        ({"num_replicas": 0}, "num_replicas must be a positive integer, got 0"),
-        ({"num_replicas": 2.0}, "num_replicas must be a positive integer, got 2.0"),
-        ({"num_replicas": True}, "num_replicas must be a positive integer, got True"),
+        ({"num_replicas": 0}, "num_replicas must be an int of at least 1, got 0"),
+        ({"num_replicas": 2.0}, "num_replicas must be an int of at least 1, got 2.0"),
+        ({"num_replicas": True}, "num_replicas must be an int of at least 1, got True"),
         ({"device_order_mode": "best"}, "device_order_mode must be 'auto', 'ring' or 'mesh', got 'best'"),
     ],
 )

@@ -134,7 +134,7 @@ def test_several_emulated_slices() -> None:
 
 @pytest.mark.parametrize("slices", [0, -1, True, "2", 1.5])
 def test_numbers_of_slices_that_can_not_be(slices) -> None:
-    with pytest.raises(ValueError, match=f"slices must be a positive integer, got {slices!r}"):
+    with pytest.raises(ValueError, match=f"slices must be an int of at least 1, got {slices!r}"):
         TPUClusterResolver(emulate="2x1x1x2", slices=slices)
 
 

@@ -133,7 +133,7 @@ def test_groups_that_do_not_fit() -> None:
         replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)], variable_partitioner=three)
     with pytest.raises(ValueError, match=message):
         make(strategy_of(4), partitioner=three)
-    with pytest.raises(ValueError, match="GroupPartitioner: group_size must be a positive int, got 0"):
+    with pytest.raises(ValueError, match="GroupPartitioner: group_size must be an int of at least 1, got 0"):
         replicax.GroupPartitioner(0)
     with pytest.raises(TypeError, match="a group has no groups of its own, got partitioner=GroupPartitioner"):
         replicax.GroupPartitioner(4, replicax.GroupPartitioner(2))

@@ -169,10 +169,13 @@ def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
     [
         (
             lambda: replicax.FixedShardsPartitioner(0),
-            "num_shards must be a positive int, got 0",
+            "num_shards must be an int of at least 1, got 0",
         ),
-        (lambda: replicax.MinSizePartitioner(True), "min_shard_bytes must be a positive int, got True"),
-        (lambda: replicax.MaxSizePartitioner(1, 0), "MaxSizePartitioner: max_shards must be a positive int, got 0"),
+        (lambda: replicax.MinSizePartitioner(True), "min_shard_bytes must be an int of at least 1, got True"),
+        (
+            lambda: replicax.MaxSizePartitioner(1, 0),
+            "MaxSizePartitioner: max_shards must be an int of at least 1, got 0",
+        ),
         (
             lambda: replicax.FixedShardsPartitioner(2, dim=2)((3, 3), "float32"),
             r"dim 2 is out of range .* \(3, 3\)",

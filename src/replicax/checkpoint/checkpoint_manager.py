@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import numbers
-import operator
 import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from replicax.argument_checks import checked_integer
 from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.checkpoint.whole_checkpoint import find_whole
@@ -136,9 +136,7 @@ class CheckpointManager:
           OSError, ContextError: as :meth:`Checkpoint.save`.
         """
         self.checkpoint._background.check()
-        if isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0:
-            raise ValueError(f"CheckpointManager.save: step must be an int of at least 0, got {step!r}")
-        step = operator.index(step)
+        step = checked_integer(step, "CheckpointManager.save: step", 0)
         if not self._is_time(step) and not force:
             return False
         numbers_given = self._checked_metrics(metrics)
@@ -338,11 +336,7 @@ def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
 
 
 def _count(value: int | None, name: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"CheckpointManager: {name} must be an int of at least 1, or None, got {value!r}")
-    return operator.index(value)
+    return None if value is None else checked_integer(value, f"CheckpointManager: {name}", note=", or None")
 
 
 def _is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from replicax.argument_checks import as_integer
 from replicax.cluster.addresses import split_address
 
 
@@ -143,9 +144,10 @@ def _tasks(job: Any, tasks: Any) -> dict[int, str]:
 def _index(job: str, index: Any) -> int:
     if isinstance(index, str) and index.isascii() and index.isdigit():
         return int(index)
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+    number = as_integer(index)
+    if number is None or number < 0:
         raise ValueError(f"ClusterSpec: the tasks of the job {job!r} are numbered from 0; got the index {index!r}")
-    return index
+    return number
 
 
 def _listed(names: list[Any]) -> str:

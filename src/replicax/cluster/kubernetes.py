@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replicax.argument_checks import parse_enum
 from replicax.cluster.addresses import join_address
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
-from replicax.enums import parse_enum
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation that an indexed Job gives each of its pods."""

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from replicax.argument_checks import as_integer
 from replicax.cluster.addresses import host_and_port
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.cluster.cluster_spec import ClusterSpec
@@ -128,7 +129,7 @@ def _task(config: dict[str, Any]) -> tuple[str | None, int | None]:
         raise ValueError(f"{VARIABLE}, 'task': 'type' must be the name of a job, such as \"worker\"; got {kind!r}")
     if isinstance(index, str) and index.isascii() and index.isdigit():
         index = int(index)
-    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
+    if index is not None and as_integer(index) is None:
         raise ValueError(f"{VARIABLE}, 'task': 'index' must be a whole number, such as 0; got {index!r}")
     return kind, index
 

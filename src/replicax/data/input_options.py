@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from replicax.enums import parse_enum
+from replicax.argument_checks import checked_integer, parse_enum
 from replicax.old_names import with_hints
 
 
@@ -72,8 +72,8 @@ class InputOptions:
         partial = parse_enum(PartialBatch, self.partial_batch, "InputOptions: partial_batch")
         object.__setattr__(self, "auto_shard_policy", policy)
         object.__setattr__(self, "partial_batch", partial)
-        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
-            raise ValueError(f"InputOptions: prefetch must be a natural number (0 for none), got {self.prefetch!r}")
+        prefetch = checked_integer(self.prefetch, "InputOptions: prefetch", 0, " (0 for none)")
+        object.__setattr__(self, "prefetch", prefetch)
 
 
 def checked_input_options(options: InputOptions | None, method: str) -> InputOptions:

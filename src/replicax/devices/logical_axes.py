@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from replicax.argument_checks import as_integer
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh, logical_axes
 
 Axes = tuple[tuple[str, ...], ...]
@@ -56,12 +56,8 @@ def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int
 
 
 def _parsed(partition_dimensions: Any, what: str) -> tuple[int, ...]:
-    try:
-        if any(isinstance(p, bool) for p in partition_dimensions):
-            raise TypeError
-        parts = tuple(map(operator.index, partition_dimensions))
-    except TypeError:
-        parts = (0,)
+    is_list = isinstance(partition_dimensions, Iterable)
+    parts = tuple(as_integer(p) or 0 for p in partition_dimensions) if is_list else (0,)
     if any(p < 1 for p in parts):
         raise ValueError(
             f"{what}: partition_dimensions must be a list of positive ints, one for each dim, got "

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.argument_checks import as_integer, checked_integer
 from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit
 
 _NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?")
@@ -34,8 +35,7 @@ def use_cpu_devices(n: int) -> None:
     >>> import replicax
     >>> replicax.use_cpu_devices(8)  # a second call with the same number does nothing
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"use_cpu_devices(n): n must be a positive integer, got {n!r}")
+    n = checked_integer(n, "use_cpu_devices(n): n")
     threads = 2 * n
     if _jax.backends_are_initialized():
         devices = jax.local_devices()
@@ -142,7 +142,7 @@ def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.n
     >>> [[d.id for d in replica] for replica in in_replicas(jax.devices()[:4], 2)]
     [[0, 1], [2, 3]]
     """
-    if isinstance(num_logical_devices, bool) or not isinstance(num_logical_devices, int):
+    if as_integer(num_logical_devices) is None:
         raise TypeError(f"num_logical_devices must be an int, got {num_logical_devices!r}")
     if num_logical_devices < 1 or len(devices) % num_logical_devices:
         raise ValueError(

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.argument_checks import as_integer
 from replicax.communication import CommunicationOptions
 from replicax.devices.cpu_arithmetic import warn_unless_fixed
 from replicax.devices.mesh import replica_mesh, slices_in_turn
@@ -344,7 +345,7 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
     """
     if num_replicas is None:
         return 1
-    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+    if as_integer(num_replicas) is None:
         raise TypeError(f"num_replicas must be an int or None, got {num_replicas!r}")
     if num_replicas < 1 or num_replicas % devices:
         of = "devices" if logical_devices == 1 else "groups of logical devices"
@@ -353,7 +354,7 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
             f"num_replicas must be a multiple of the number of {of}, so that each runs as many: got {num_replicas} "
             f"replica(s) for {there}"
         )
-    return num_replicas // devices
+    return int(num_replicas) // devices
 
 
 def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> bool:
@@ -385,7 +386,7 @@ def _at_once(replicas_at_once: int, per_device: int) -> int:
       TypeError: ``replicas_at_once`` is not an int.
       ValueError: it is below 1.
     """
-    if isinstance(replicas_at_once, bool) or not isinstance(replicas_at_once, int):
+    if as_integer(replicas_at_once) is None:
         raise TypeError(f"replicas_at_once must be an int, got {replicas_at_once!r}")
     if replicas_at_once < 1:
         raise ValueError(

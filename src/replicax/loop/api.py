@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import pathlib
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax import _jax, context
+from replicax.argument_checks import checked_integer
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
@@ -112,11 +112,11 @@ def train(
     (4, 5.5, 56.0)
     """
     wall = WallTime(began=time.perf_counter() - since_process_start())
-    steps = _count(steps, "steps", least=0)
-    _count(log_every, "log_every")
+    steps = checked_integer(steps, "replicax.train: steps", 0)
+    checked_integer(log_every, "replicax.train: log_every")
     _check_manager(checkpoints)
     if evaluate_every is not None:
-        _count(evaluate_every, "evaluate_every")
+        checked_integer(evaluate_every, "replicax.train: evaluate_every")
         if evaluate is None:
             raise ValueError("replicax.train(evaluate_every=…) needs to know how: pass evaluate, too")
     if profile is not None and logs is None:
@@ -184,21 +184,6 @@ def _check_manager(checkpoints: Any) -> None:
     )
 
 
-def _count(value: Any, name: str, least: int = 1) -> int:
-    """``value`` as an int.
-
-    Raises:
-      ValueError: it is not an int of at least ``least``.
-    """
-    try:
-        count = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = least - 1
-    if count < least:
-        raise ValueError(f"replicax.train: {name} must be an int of at least {least}, got {value!r}")
-    return count
-
-
 def _named(metrics: Any) -> dict[str, Any]:
     """Metrics by name.
 
@@ -241,7 +226,7 @@ def _checked_profile(profile: Any) -> tuple[int, int] | None:
     if profile is None:
         return None
     if isinstance(profile, tuple | list) and len(profile) == 2:
-        first, last = (_count(step, "profile", least=0) for step in profile)
+        first, last = (checked_integer(step, "replicax.train: profile", 0) for step in profile)
         if first < last:
             return first, last
     raise ValueError(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from replicax.argument_checks import checked_integer
 from replicax.loop.training_run import TrainingRun
 
 
@@ -94,8 +95,7 @@ class EarlyStopping(Callback):
             raise TypeError(f"EarlyStopping: metric must be the name of a number, got {metric!r}")
         if mode not in ("min", "max"):
             raise ValueError(f"EarlyStopping: mode must be 'min' (less is better) or 'max', got {mode!r}")
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"EarlyStopping: patience must be an int of at least 1, got {patience!r}")
+        patience = checked_integer(patience, "EarlyStopping: patience")
         if not min_delta >= 0:
             raise ValueError(f"EarlyStopping: min_delta must be 0 or more, got {min_delta!r}")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta

@@ -7,12 +7,12 @@ number changes the time, and not the results.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
+from replicax.argument_checks import checked_integer
 from replicax.execution.run import default_options
 from replicax.workers.lockstep import Lockstep
 
@@ -53,15 +53,7 @@ class StepsPerCall:
         self, given: int | None, periods: Iterable[int], lockstep: Lockstep, clock: Callable[[], float]
     ) -> None:
         if given is not None:
-            try:
-                count = 0 if isinstance(given, bool) else operator.index(given)
-            except TypeError:
-                count = 0
-            if count < 1:
-                raise ValueError(
-                    f"replicax.train(steps_per_call=…) must be an int of at least 1, or None to have it chosen, got "
-                    f"{given!r}"
-                )
+            given = checked_integer(given, "replicax.train(steps_per_call=…)", note=", or None to have it chosen")
         self.chosen = 1 if given is None else given
         self.is_exact = default_options().executor == "per_replica"
         self._open = given is None and not self.is_exact

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
+from replicax.argument_checks import checked_integer
 from replicax.cluster.cluster_resolver import ClusterResolver
 from replicax.devices.selection import resolve_device
 from replicax.errors import ContextError
@@ -80,11 +81,11 @@ class ParameterServerStrategy(Strategy):
                 "ParameterServerStrategy: max_staleness is for mode='async'; in the synchronous mode nothing is stale"
             )
         if max_staleness is not None:
-            _checked("max_staleness", max_staleness, 0)
+            max_staleness = checked_integer(max_staleness, "ParameterServerStrategy: max_staleness", 0)
         self.cluster_resolver = cluster_resolver
         self.num_workers = _count(cluster_resolver, "worker", "num_workers", num_workers, 2)
         self.num_servers = _count(cluster_resolver, "ps", "num_servers", num_servers, 1)
-        self.devices_per_worker = _checked("devices_per_worker", devices_per_worker, 1)
+        self.devices_per_worker = checked_integer(devices_per_worker, "ParameterServerStrategy: devices_per_worker")
         self.mode: Mode = mode
         self.max_staleness = max_staleness
         self.variable_partitioner = for_servers(checked_partitioner(variable_partitioner))
@@ -144,18 +145,10 @@ class ParameterServerStrategy(Strategy):
         )
 
 
-def _checked(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"ParameterServerStrategy: {name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"ParameterServerStrategy: {name} must be at least {least}, got {value}")
-    return value
-
-
 def _count(resolver: ClusterResolver | None, job: str, name: str, given: int | None, default: int) -> int:
     """How many tasks of a job there are."""
     if given is not None:
-        _checked(name, given, 1)
+        given = checked_integer(given, f"ParameterServerStrategy: {name}")
     if resolver is None:
         return default if given is None else given
     cluster = resolver.cluster_spec()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from replicax.argument_checks import checked_integer
 from replicax.tpu.topology import Topology, as_coordinates, as_text
 from replicax.tpu.torus import first_repetition, points, ring_order
 
@@ -117,13 +118,10 @@ class DeviceAssignment:
         cells = starts[:, None] + block
         free = topology.has_devices(cells).all(-1)
         room = int(free.sum())
-        wanted = room if num_replicas is None else num_replicas
-        if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or wanted < 1:
-            raise ValueError(
-                f"DeviceAssignment.build: num_replicas must be a positive integer, got {num_replicas!r}"
-                if num_replicas is not None
-                else f"DeviceAssignment.build: every block of {as_text(shape)} cores has one that is missing"
-            )
+        if num_replicas is None and not room:
+            raise ValueError(f"DeviceAssignment.build: every block of {as_text(shape)} cores has one that is missing")
+        what = "DeviceAssignment.build: num_replicas"
+        wanted = room if num_replicas is None else checked_integer(num_replicas, what)
         if wanted > room:
             raise ValueError(
                 f"DeviceAssignment.build: {wanted} replicas wanted, but there is room for {room}: each takes "

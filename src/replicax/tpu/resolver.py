@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from replicax import _jax
+from replicax.argument_checks import checked_integer
 from replicax.cluster.cluster_resolver import ClusterResolver, url
 from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.devices.mesh import slice_of
@@ -202,8 +203,7 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
     """How many slices are wanted."""
     if slices is None:
         return 1
-    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
-        raise ValueError(f"TPUClusterResolver: slices must be a positive integer, got {slices!r}")
+    slices = checked_integer(slices, "TPUClusterResolver: slices")
     if is_found:
         raise ValueError(
             f"TPUClusterResolver(slices={slices}): the slices of TPUs that are there are found; leave slices out, or "

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.enums import parse_enum
+from replicax.argument_checks import parse_enum
 
 
 class Synchronization(enum.Enum):

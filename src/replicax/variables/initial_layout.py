@@ -6,13 +6,13 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
 
+from replicax.argument_checks import as_integer
 from replicax.devices.arrays import put_among
 from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import Axes, parted
@@ -145,12 +145,9 @@ def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
       TypeError: it is not an int.
       ValueError: a replica has no such logical device.
     """
-    try:
-        if isinstance(logical_device, bool):
-            raise TypeError
-        device = operator.index(logical_device)
-    except TypeError:
-        raise TypeError(f"{what}: the id of a logical device must be an int, got {logical_device!r}") from None
+    device = as_integer(logical_device)
+    if device is None:
+        raise TypeError(f"{what}: the id of a logical device must be an int, got {logical_device!r}")
     if not 0 <= device < count:
         raise ValueError(
             f"{what}: there is no logical device {device}: a replica has {count}, with the ids 0 to {count - 1}"

@@ -16,6 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.argument_checks import checked_integer
+
 PieceCounts = Callable[[tuple[int, ...], Any], Sequence[int]]
 """From a variable's shape and dtype to its number of pieces along each dim."""
 
@@ -259,5 +261,4 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
 def _check_positive(partitioner: Any, *names: str) -> None:
     for name in names:
         value = getattr(partitioner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{type(partitioner).__name__}: {name} must be a positive int, got {value!r}")
+        checked_integer(value, f"{type(partitioner).__name__}: {name}")

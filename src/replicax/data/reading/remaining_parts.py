@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from replicax.argument_checks import as_integer
+
 Part = dict[str, Any]
 """Of examples with numbers: ``files`` (or ``None`` for the whole dataset), ``start`` and ``stop``. Of others:
 ``files``, ``skip`` (how many records at the start of a file are done) and ``state`` (of the iterator; ``None`` at the
@@ -83,7 +85,7 @@ def check_count(number: Any, what: str, most: int | None = None, least: int = 0)
     Traceback (most recent call last):
     ValueError: the position of the state must be an integer from 0 to 8, as far as this dataset goes, got -5
     """
-    is_integer = isinstance(number, int) and not isinstance(number, bool)
-    if not is_integer or number < least or (most is not None and number > most):
+    integer = as_integer(number)
+    if integer is None or integer < least or (most is not None and integer > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most}, as far as this dataset goes"
         raise ValueError(f"{what} must be an integer {limits}, got {number!r}")

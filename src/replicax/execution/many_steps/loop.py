@@ -7,7 +7,6 @@ runs once for all lengths of groups, and an element whose replicas differ in siz
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -71,21 +70,6 @@ class Step(Wrapper):
         if self._expected is not None and (found := _kinds(ctx.last_step_outputs)) != self._expected:
             raise ValueError(_difference(self.__name__, self._expected, "initial_loop_values", found, "the step"))
         return ctx._closed()
-
-
-def checked_steps(steps: Any) -> int:
-    """``steps`` as an int.
-
-    Raises:
-      ValueError: it is not a number of at least 1.
-    """
-    try:
-        count = 0 if isinstance(steps, bool) else operator.index(steps)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"strategy.run_steps(fn, iterator, steps): steps must be an int of at least 1, got {steps!r}")
-    return count
 
 
 def run_steps(

@@ -1,0 +1,55 @@
+"""Checks of arguments of the API that many functions take: enums by name, and integers."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from typing import Any, TypeVar
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
+
+
+def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
+    """The member of ``kind`` that ``value`` is, or names, in any case.
+
+    Raises:
+      ValueError: it is neither; the message calls it ``what``, and lists the names.
+    """
+    if isinstance(value, kind):
+        return value
+    names = [member.value for member in kind]
+    name = value.lower().replace("-", "_") if isinstance(value, str) else None
+    if name in names:
+        return kind(name)
+    raise ValueError(f"{what} must be one of {', '.join(map(repr, names))} or a {kind.__name__}, got {value!r}")
+
+
+def as_integer(value: Any) -> int | None:
+    """``value`` as an int, also if it is an integer of NumPy or JAX; ``None`` if it is no integer, such as ``True``."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> int:
+    """``value`` as an int.
+
+    Args:
+      value: an argument of the user's.
+      what: what the message calls it: ``"MirroredStrategy: num_replicas"``.
+      least: the smallest integer that it may be.
+      note: what else it may be, or what the integer means; stands after the least one in the message.
+
+    Raises:
+      ValueError: it is not an integer, or below ``least``.
+
+    >>> from replicax.argument_checks import checked_integer
+    >>> checked_integer(0, "use_cpu_devices(n): n")
+    Traceback (most recent call last):
+    ValueError: use_cpu_devices(n): n must be an int of at least 1, got 0
+    """
+    integer = as_integer(value)
+    if integer is None or integer < least:
+        raise ValueError(f"{what} must be an int of at least {least}{note}, got {value!r}")
+    return integer
