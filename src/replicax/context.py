@@ -23,8 +23,8 @@ from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
-from replicax.nests import known
 from replicax.old_names import NameHints
+from replicax.pytrees import registered
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.workers.replicas import Replicas
@@ -178,7 +178,7 @@ class ReplicaContext(NameHints):
         self._check_current("all_reduce")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
         op = ReduceOp.parse(reduce_op)
-        _check_leaves(known(value), "all_reduce")
+        _check_leaves(registered(value), "all_reduce")
         return self._reduced(op, value, options, lambda arrays: self._communicator.all_reduce(op, arrays, options))
 
     def _sum_of_own(self, value: Any) -> Any:
@@ -189,7 +189,7 @@ class ReplicaContext(NameHints):
         self, op: ReduceOp, value: Any, options: Options, reduce: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Any:
         """``value`` with its arrays reduced, those that are no slices all together by ``reduce``."""
-        leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_slices)
+        leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_slices)
         dense = iter(reduce([x for x in leaves if not is_slices(x)]))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
@@ -219,7 +219,7 @@ class ReplicaContext(NameHints):
         """
         self._check_current("all_gather")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
-        _check_leaves(known(value), "all_gather")
+        _check_leaves(registered(value), "all_gather")
         return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
 
     def merge_call(

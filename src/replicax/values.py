@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax
 from replicax.devices.host_values import is_key
 from replicax.errors import LocalityError, shortened
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -386,7 +386,9 @@ def regroup(
     >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
     {'a': PerReplica(1, 2), 'b': 'x'}
     """
-    flat: list[tuple[list[Any], Any]] = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in trees]
+    flat: list[tuple[list[Any], Any]] = [
+        jax.tree_util.tree_flatten(registered(tree), is_leaf=is_leaf) for tree in trees
+    ]
     treedef = flat[0][1]
     numbers = replicas or tuple(range(len(trees)))
     for replica, (_, other) in zip(numbers, flat, strict=True):
@@ -414,7 +416,9 @@ def unwrap(tree: Any, replica: int) -> Any:
     {'a': 2, 'b': 'x'}
     """
     return jax.tree_util.tree_map(
-        lambda leaf: component(leaf, replica) if isinstance(leaf, PerReplica) else leaf, known(tree), is_leaf=is_leaf
+        lambda leaf: component(leaf, replica) if isinstance(leaf, PerReplica) else leaf,
+        registered(tree),
+        is_leaf=is_leaf,
     )
 
 

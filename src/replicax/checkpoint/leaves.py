@@ -27,7 +27,7 @@ from replicax.checkpoint.array_leaves import (
 )
 from replicax.checkpoint.storage.checkpoint_index import OptimizerEntry
 from replicax.data import DistributedDataset, DistributedIterator
-from replicax.nests import is_leaf, known
+from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
 from replicax.training import Optimizer
 from replicax.values import PerReplica
 from replicax.variables import Aggregation, Variable
@@ -110,11 +110,11 @@ class Leaves:
         self._trees: dict[str, tuple[Any, list[str]]] = {}
         self._inside: dict[str, list[int]] = {}
         self._places: list[tuple[Variable, Any]] = []
-        self._seen: dict[str, tuple[Any, list[_Container]] | None] = {}
+        self._seen: dict[str, tuple[Any, list[Contents]] | None] = {}
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
                 raise _refused(name, tree)
-            paths, structure = jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=_stays_whole)
+            paths, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=_stays_whole)
             names = ["/".join([name, *map(_word, path)]) for path, _ in paths]
             self._trees[name] = structure, names
             for full, (_, value) in zip(names, paths, strict=True):
@@ -136,7 +136,7 @@ class Leaves:
                 continue
             self._seen[name] = None  # it will be another next time, too
             structure, names = self._trees[name]
-            leaves, now = jax.tree_util.tree_flatten(known(tree), is_leaf=_stays_whole)
+            leaves, now = jax.tree_util.tree_flatten(registered(tree), is_leaf=_stays_whole)
             if now != structure:
                 return False
             old = [self._values[full] for full in names]
@@ -160,7 +160,7 @@ class Leaves:
     def _is_just(self, name: str, tree: Any) -> bool:
         """Whether an object has the very leaves that it had, as one whose variables are all that changes."""
         seen = self._seen[name]
-        return seen is not None and tree is seen[0] and all(map(_Container.is_as_it_was, seen[1]))
+        return seen is not None and tree is seen[0] and are_unchanged(seen[1])
 
     def variables(self) -> Iterator[tuple[str, Variable]]:
         """The variables among them, slots too, with their names."""
@@ -205,7 +205,7 @@ class Leaves:
             return
         self._inside[name] = self._below(value)
         tree = value.state if isinstance(value, Optimizer) else value.variables
-        for path, variable in jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)[0]:
+        for path, variable in jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)[0]:
             if isinstance(variable, Variable):
                 self._put("/".join([name, *map(_word, path)]), self._leaf(name, variable))
 
@@ -213,7 +213,7 @@ class Leaves:
         """The ids of the variables inside an optimizer or a metric."""
         if isinstance(value, Optimizer):
             return [id(value.state)]
-        return [id(v) for v in jax.tree_util.tree_leaves(known(value.variables), is_leaf=is_leaf)]
+        return [id(v) for v in jax.tree_util.tree_leaves(registered(value.variables), is_leaf=is_leaf)]
 
     def _put(self, name: str, leaf: Leaf) -> None:
         if name in self.by_name:
@@ -254,27 +254,7 @@ def _has_variables(value: Any) -> bool:
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Container:
-    """A list or a dict, and what was in it."""
-
-    container: Any
-    items: list[Any]
-
-    @classmethod
-    def of(cls, container: Any) -> _Container:
-        return cls(container, _items(container))
-
-    def is_as_it_was(self) -> bool:
-        now = _items(self.container)
-        return len(now) == len(self.items) and all(map(operator.is_, now, self.items))
-
-
-def _items(container: Any) -> list[Any]:
-    return [*container, *container.values()] if isinstance(container, dict) else list(container)
-
-
-def _containers(tree: Any, leaves: set[int]) -> list[_Container] | None:
+def _containers(tree: Any, leaves: set[int]) -> list[Contents] | None:
     """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change.
 
     Args:
@@ -287,7 +267,7 @@ def _containers(tree: Any, leaves: set[int]) -> list[_Container] | None:
         if id(node) in leaves:
             continue
         if type(node) in (list, dict):
-            found.append(_Container.of(node))
+            found.append(Contents(node))
             nodes += node.values() if isinstance(node, dict) else node
         elif type(node) is tuple or (isinstance(node, tuple) and hasattr(node, "_fields")):
             nodes += node

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from replicax.execution.replica_values import example_mask, padded
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Stacked
 from replicax.workers.replicas import Replicas
 
@@ -33,4 +33,4 @@ def abstract_arrays(tree: Any, replicas: Replicas) -> Any:
             return padded(array, example_mask((rows,) * count, rows, replicas.mesh))
         return jax.ShapeDtypeStruct(leaf.shape, dtype) if count == 1 else PerReplica(Stacked(array))
 
-    return jax.tree_util.tree_map(one, known(tree), is_leaf=is_leaf)
+    return jax.tree_util.tree_map(one, registered(tree), is_leaf=is_leaf)

@@ -28,7 +28,7 @@ from replicax.execution.padding.questions import cant_be_told
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.run import run
 from replicax.indexed_slices import IndexedSlices, is_slices
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica, Stacked, Uneven
 from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging
@@ -49,7 +49,7 @@ def reduce(
     what: str = "strategy.reduce",
 ) -> Any:
     """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the user has called."""
-    units, structure = jax.tree_util.tree_flatten(known(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
+    units, structure = jax.tree_util.tree_flatten(registered(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
         dense = iter(reduce(programs, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
         reduced = [_reduce_slices(programs, op, unit, axis, what) if is_slices(unit) else next(dense) for unit in units]
@@ -177,7 +177,7 @@ def _seen_here(replicas: Replicas) -> Sequence[int]:
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of ``value``, with the copies of on-read variables as ``PerReplica``, and its structure."""
-    leaves, treedef = jax.tree_util.tree_flatten(known(value), is_leaf=is_leaf)
+    leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_leaf)
     copies = [
         current_store().copies(leaf) if isinstance(leaf, Variable) and leaf.is_stacked else leaf for leaf in leaves
     ]

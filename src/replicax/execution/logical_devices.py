@@ -18,7 +18,7 @@ from replicax.devices.logical_axes import Axes, constrained, parted, spec_of
 from replicax.devices.mesh import in_logical_mesh
 from replicax.errors import ContextError
 from replicax.execution.program.marks import assign_p
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Stacked
 from replicax.variables.initial_layout import checked_logical_device
 from replicax.variables.variable import Variable
@@ -191,7 +191,7 @@ def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tup
         value = leaf if isinstance(leaf, jax.Array | np.ndarray) else as_array(leaf, what)
         return spread(value, value.shape, f"{name} ({kind_of(value)})")
 
-    return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(one, registered(tree), is_leaf=is_leaf)
 
 
 def _spread(replicas: Replicas, value: Any, axes: Axes) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax.devices.arrays import put
 from replicax.devices.host_values import Where, as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.values import Components, ExampleMask, PerReplica, Stacked, Uneven
 from replicax.workers.replicas import Replicas
 
@@ -130,7 +130,7 @@ def padded(stacked: Any, mask: ExampleMask) -> Any:
             raise ValueError(f"padded: an array of shape {array.shape} does not go with a mask of {mask.host.shape}")
         return PerReplica(Stacked(array), mask)
 
-    return jax.tree_util.tree_map(one, known(stacked))
+    return jax.tree_util.tree_map(one, registered(stacked))
 
 
 def _on_logical_devices(

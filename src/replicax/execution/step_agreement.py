@@ -18,7 +18,7 @@ from replicax.errors import LocalityError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
 from replicax.execution.tracing.held_state import HeldPart
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import function_name
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
@@ -46,7 +46,7 @@ def check_same_step(
     if not lockstep.several:
         return
     name = function_name(fn)
-    leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves]
     theirs = lockstep.share(f"runs the step {name!r} {how}", mine)
     first = theirs[0]

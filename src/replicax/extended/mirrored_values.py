@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from replicax.locality import T
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica
 from replicax.variables.store import current_store
 
@@ -34,4 +34,4 @@ def mirrored(tree: Any, method: str, what: str = "") -> Any:
             [leaf] = store.expect([leaf], frozenset({T}), f"{method}: {name} differs between replicas: reduce it first")
         return leaf
 
-    return jax.tree_util.tree_map_with_path(one, known(tree), is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(one, registered(tree), is_leaf=is_leaf)

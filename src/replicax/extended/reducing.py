@@ -16,7 +16,7 @@ from replicax.execution import cross_replica
 from replicax.execution.cache import ProgramCache
 from replicax.extended.locations import destination
 from replicax.extended.mirrored_values import mirrored
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.variables.aggregation import Aggregation
 from replicax.workers.replicas import Replicas
 
@@ -149,5 +149,5 @@ class Reducing:
         where = NamedSharding(self.replicas.mesh, PartitionSpec()) if where is None else where
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: put(leaf, where, where=f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"),
-            known(tensor),
+            registered(tensor),
         )

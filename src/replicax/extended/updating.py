@@ -14,7 +14,7 @@ from replicax.devices.arrays import put
 from replicax.errors import ContextError
 from replicax.extended.locations import holds_variables
 from replicax.extended.mirrored_values import mirrored
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
 from replicax.variables import Variable
 from replicax.variables.initial_layout import colocated
@@ -184,7 +184,7 @@ class Updating:
                 return leaf
             return leaf if leaf.sharding.device_set == where.device_set else put(leaf, where)
 
-        return jax.tree_util.tree_map(laid, known(tree), is_leaf=is_leaf)
+        return jax.tree_util.tree_map(laid, registered(tree), is_leaf=is_leaf)
 
     def _update(
         self,
@@ -208,4 +208,4 @@ class Updating:
         if group:
             return result
         n = len(self.parameter_devices)
-        return jax.tree_util.tree_map(lambda leaf: [leaf] * n, known(result), is_leaf=is_leaf)
+        return jax.tree_util.tree_map(lambda leaf: [leaf] * n, registered(result), is_leaf=is_leaf)

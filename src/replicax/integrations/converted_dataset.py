@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from replicax.errors import shortened
-from replicax.nests import known
+from replicax.pytrees import registered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def convert_leaves(element: Any, where: str, convert: Callable[[Any, str], Any])
       convert: makes a leaf of a leaf, given also its path.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: convert(leaf, where + jax.tree_util.keystr(path)), known(element)
+        lambda path, leaf: convert(leaf, where + jax.tree_util.keystr(path)), registered(element)
     )
 
 

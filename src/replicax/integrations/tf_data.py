@@ -9,7 +9,7 @@ import jax
 import tensorflow as tf
 
 from replicax.integrations.converted_dataset import Adapted
-from replicax.nests import known
+from replicax.pytrees import registered
 
 _CURE = "Leave it out, or make dense numbers of it, with .map(…) before it comes here."
 
@@ -22,7 +22,7 @@ def adapt(dataset: Any) -> Adapted:
     Raises:
       TypeError: a component is ragged, sparse, a string, or another thing that is not a dense array of numbers.
     """
-    for path, spec in jax.tree_util.tree_flatten_with_path(known(dataset.element_spec))[0]:
+    for path, spec in jax.tree_util.tree_flatten_with_path(registered(dataset.element_spec))[0]:
         _check(spec, "element" + jax.tree_util.keystr(path))
     length = int(dataset.cardinality())  # negative: infinite, or unknown
     return Adapted(NumpyElements(dataset), length if length >= 0 else None, _unrepeatable(dataset))

@@ -11,7 +11,7 @@ from replicax.data import DistributedDataset, DistributedIterator
 from replicax.data.dataset import source_of
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.loop.wall_time import WallTime
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Stacked, Uneven
 from replicax.workers.replicas import Replicas
 
@@ -107,7 +107,7 @@ def examples_in(group: ElementGroup | Single) -> int:
         if group.bare:
             return int(shape[0] * (shape[1] if len(shape) > 1 else 1))
         return int(shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1))
-    leaves = jax.tree_util.tree_leaves(known(group.element), is_leaf=is_leaf)
+    leaves = jax.tree_util.tree_leaves(registered(group.element), is_leaf=is_leaf)
     if not leaves:
         return 0
     first: Any = leaves[0]

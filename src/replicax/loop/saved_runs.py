@@ -12,7 +12,7 @@ import jax
 
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 
 if TYPE_CHECKING:
     from replicax.checkpoint import Checkpoint, CheckpointManager
@@ -61,7 +61,7 @@ class SavedRuns:
                 f"{manager.checkpoint!r} has an object of that name already: call it something else"
             )
         objects.pop(NAME, None)
-        there = {id(leaf) for leaf in jax.tree_util.tree_leaves(known(objects), is_leaf=is_leaf)}
+        there = {id(leaf) for leaf in jax.tree_util.tree_leaves(registered(objects), is_leaf=is_leaf)}
         own: dict[str, Any] = {"state": ""}
         if id(input.iterator) not in there:
             own["input"] = input.iterator

@@ -18,7 +18,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, stack_level
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_result
 from replicax.values import PerReplica
@@ -76,7 +76,7 @@ def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
     if isinstance(returned, Variable) or not isinstance(returned, Mapping):
         returned = {} if returned is None else {"loss": returned}
     numbers: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(known(dict(returned)), is_leaf=is_leaf)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:
         name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):

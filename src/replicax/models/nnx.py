@@ -10,7 +10,6 @@ it, who has read it or made a snapshot (``nnx.state``), the program gets a copy.
 
 from __future__ import annotations
 
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +22,7 @@ from flax import nnx
 from replicax import _jax, context
 from replicax.execution.tracing.function_key import ById
 from replicax.models.nnx_step import NNXStep
+from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
 from replicax.variables.slots import exchanging, lent
@@ -202,20 +202,12 @@ class Structure:
     @property
     def is_as_it_was(self) -> bool:
         """Whether nobody has changed the objects but for the values of their variables; false if that is not known."""
-        if self._watched is None:
-            return False
-        for container, values, keys in self._watched:
-            now = container.values() if keys is not None else container
-            if len(now) != len(values) or not all(map(operator.is_, now, values)):
-                return False
-            if keys is not None and tuple(container) != keys:
-                return False
-        return True
+        return self._watched is not None and are_unchanged(self._watched)
 
 
-def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, ...] | None]] | None:
+def _watched(objects: tuple[Any, ...]) -> list[Contents] | None:
     """The containers in which objects have their parts, each with what is in it; ``None`` if some are not known."""
-    found: list[tuple[Any, list[Any], tuple[Any, ...] | None]] = []
+    found: list[Contents] = []
     seen: set[int] = set()
     nodes: list[Any] = list(objects)
     while nodes:
@@ -235,13 +227,11 @@ def _watched(objects: tuple[Any, ...]) -> list[tuple[Any, list[Any], tuple[Any, 
             if node is not None and nnx.graphlib.is_node(node):
                 return None
             continue
-        keys = tuple(container) if isinstance(container, dict) else None
-        values = list(container if keys is None else container.values())
-        found.append((container, values, keys))
+        found.append(Contents(container))
         if isinstance(node, nnx.Pytree):
             nodes += (value for name, value in container.items() if not name.startswith("_pytree__"))  # NNX's own
         elif not isinstance(node, nnx.Variable):
-            nodes += values
+            nodes += container.values() if isinstance(container, dict) else container
     return found
 
 

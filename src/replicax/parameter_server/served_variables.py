@@ -13,13 +13,13 @@ import numpy as np
 from replicax import context
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, WorkerError
-from replicax.nests import is_leaf
 from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError
 from replicax.parameter_server.server.messages import OptimizerPart
 from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.server.shards import ShardChoice, Shards
 from replicax.parameter_server.write_ahead_log import WriteAheadLog
+from replicax.pytrees import is_leaf
 from replicax.training.optimizer import Optimizer
 from replicax.training.optimizer_state import owner_of
 from replicax.variables.collection import VariableCollection

@@ -12,7 +12,7 @@ from replicax import _jax, context
 from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -48,7 +48,7 @@ def arrays_in(
       For each array the argument's name, the path of the array, and the array; and a function from arrays to arguments.
     """
     plain = {name: value for name, value in extra.items() if not callable(value)}
-    leaves, tree = jax.tree_util.tree_flatten_with_path(known(plain), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(registered(plain), is_leaf=is_leaf)
     store = current_store()
     found: list[tuple[str, str, Any]] = []
     values: list[Any] = []

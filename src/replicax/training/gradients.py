@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from replicax import _jax
 from replicax.devices.host_values import check_numbers
 from replicax.locality import M, R
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.training.pairs import differentiable
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables import as_arrays
@@ -71,7 +71,7 @@ def value_and_grad(
         raise ValueError(
             f"value_and_grad: unconnected_gradients must be 'zero' or 'none', got {unconnected_gradients!r}"
         )
-    leaves, tree = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered(variables), is_leaf=is_leaf)
     chosen = differentiable(leaves, "value_and_grad(fn, variables)")
     for i, v in enumerate(chosen):
         if not jnp.issubdtype(v.dtype, jnp.inexact):
@@ -98,7 +98,7 @@ def value_and_grad(
             loss, aux = _split(returned, has_aux)
             written.update(store.written)
             # Only arrays can leave a differentiated function; other objects of aux leave by a closure.
-            aux_leaves, aux_tree = jax.tree_util.tree_flatten(known(aux), is_leaf=is_leaf)
+            aux_leaves, aux_tree = jax.tree_util.tree_flatten(registered(aux), is_leaf=is_leaf)
             arrays = [leaf for leaf in aux_leaves if isinstance(leaf, jax.Array)]
             return loss, ([store.values[v] for v in store.written], arrays)
 

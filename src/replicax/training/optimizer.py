@@ -15,7 +15,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, cant_be_pickled
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
 from replicax.training.pairs import differentiable, pairs_of
@@ -304,7 +304,7 @@ class Optimizer:
 
 def _taken_apart(variables: Any) -> tuple[list[Any], Any]:
     """The leaves and the structure of a pytree of variables; an iterator or a view of a dict counts as a list."""
-    leaves, tree = jax.tree_util.tree_flatten(known(_as_tree(variables)), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered(_as_tree(variables)), is_leaf=is_leaf)
     return leaves, tree
 
 
@@ -329,7 +329,7 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
     else:
         leaves, tree = _taken_apart(variables)
         try:
-            parts = tree.flatten_up_to(known(_as_tree(gradients)))
+            parts = tree.flatten_up_to(registered(_as_tree(gradients)))
         except (ValueError, TypeError):
             theirs = jax.tree_util.tree_structure(gradients, is_leaf=is_slices)
             raise ValueError(

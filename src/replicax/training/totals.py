@@ -13,7 +13,7 @@ from replicax import context
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
 from replicax.locality import T
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables.store import current_store
 
@@ -61,13 +61,13 @@ def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
                 "the function of total_of_shares computes one replica's share: call it inside a step, not in "
                 "cross-replica context"
             )
-        leaves, tree = jax.tree_util.tree_flatten(known(parameters))
+        leaves, tree = jax.tree_util.tree_flatten(registered(parameters))
         leaves = [as_array(leaf, "total_of_shares: a parameter") for leaf in leaves]
         for leaf in leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.inexact):
                 raise TypeError(f"total_of_shares: a parameter must be a float array, got {leaf.dtype.name}")
         returned = fn(*jax.tree_util.tree_unflatten(tree, _common(_same(leaves, "a parameter"))))
-        shares, structure = jax.tree_util.tree_flatten(known(checked_result(returned, fn, "total_of_shares")))
+        shares, structure = jax.tree_util.tree_flatten(registered(checked_result(returned, fn, "total_of_shares")))
         shares = [as_array(share, "total_of_shares: what fn returned") for share in shares]
         floats = [i for i, share in enumerate(shares) if jnp.issubdtype(share.dtype, jnp.inexact)]
         totals = iter(_total([shares[i] for i in floats]))

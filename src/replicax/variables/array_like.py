@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
-from replicax.nests import Opaque
 from replicax.old_names import NameHints, missing
+from replicax.pytrees import Opaque
 
 
 class ArrayLike(NameHints, Opaque, abc.ABC):

@@ -12,7 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.devices.arrays import put_copies
 from replicax.devices.host_values import check_there, is_key
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
 from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
@@ -61,7 +61,7 @@ def as_variables(
     >>> params["steps"].trainable
     False
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(known(tree), is_leaf=is_leaf)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
     wanted = parse_aggregation(aggregation)
 
     def one(path: Any, leaf: Any) -> Any:
@@ -101,7 +101,7 @@ def as_arrays(tree: Tree) -> Tree:
     {'activation': 'relu', 'w': Array([1., 1.], dtype=float32)}
     """
     return jax.tree_util.tree_map(
-        lambda leaf: leaf.value if isinstance(leaf, Variable) else leaf, known(tree), is_leaf=is_leaf
+        lambda leaf: leaf.value if isinstance(leaf, Variable) else leaf, registered(tree), is_leaf=is_leaf
     )
 
 
@@ -128,9 +128,9 @@ def assign(variables: Tree, values: Tree) -> None:
     [0.0, 0.0]
     """
     structure: Any
-    leaves, structure = jax.tree_util.tree_flatten(known(variables), is_leaf=is_leaf)
+    leaves, structure = jax.tree_util.tree_flatten(registered(variables), is_leaf=is_leaf)
     try:
-        new = structure.flatten_up_to(known(values))
+        new = structure.flatten_up_to(registered(values))
     except (ValueError, TypeError) as error:
         found = jax.tree_util.tree_structure(values, is_leaf=is_leaf)
         raise ValueError(

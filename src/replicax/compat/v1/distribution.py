@@ -24,7 +24,7 @@ from replicax.execution.tracing.function_key import Wrapper
 from replicax.extended.locations import destination as location
 from replicax.extended.mirrored_values import mirrored
 from replicax.locality import T
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function
 from replicax.values import PerReplica
@@ -307,7 +307,7 @@ class DistributionStrategy:
         value = self.read_var(val) if isinstance(val, Variable) else val
         if context.in_step():
             [value] = _same("fetch", val=value)
-        if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(known(value), is_leaf=is_leaf)):
+        if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(registered(value), is_leaf=is_leaf)):
             raise LocalityError(
                 "distribution.fetch: a PerDevice value has no single value to copy: reduce it first, or take it apart "
                 "with distribution.unwrap"
@@ -319,7 +319,7 @@ class DistributionStrategy:
         if where is None:
             return self.strategy.extended.broadcast_to(result)
         return jax.tree_util.tree_map(
-            lambda leaf: put(leaf, where, where="distribution.fetch: the value"), known(result)
+            lambda leaf: put(leaf, where, where="distribution.fetch: the value"), registered(result)
         )
 
     # --- variables --------------------------------------------------------------------------------------
@@ -446,7 +446,9 @@ def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
 
     found = [
         jax.tree_util.tree_map_with_path(
-            lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf), known(tree), is_leaf=is_leaf
+            lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf),
+            registered(tree),
+            is_leaf=is_leaf,
         )
         for name, tree in arguments.items()
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from replicax.data import DistributedDataset, DistributedIterator, InputOptions
 from replicax.data.input_workers import workers_of
 from replicax.errors import ContextError
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.strategy import Strategy
 
 
@@ -141,7 +141,7 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
     dataset = dataset_fn() if is_function else dataset_fn
     if isinstance(dataset, Iterator):
         return _MadeAnew(dataset_fn, dataset)
-    leaves = jax.tree_util.tree_leaves(known(dataset)) if not isinstance(dataset, list) else []
+    leaves = jax.tree_util.tree_leaves(registered(dataset)) if not isinstance(dataset, list) else []
     if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
         return strategy.make_numpy_dataset(dataset)
     is_dataset = isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")

@@ -14,7 +14,7 @@ from replicax.compat.v1.tower_aggregation import VariableAggregation
 from replicax.data import ValueContext
 from replicax.devices.host_values import check_numbers
 from replicax.errors import ContextError
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.values import Components, PerReplica
 
@@ -53,7 +53,7 @@ class MapOutput(PerReplica):
         if not self.outputs:
             raise ValueError("distribution.reduce: the output of map over nothing has no sum or mean")
         for i, output in enumerate(self.outputs):
-            for path, leaf in jax.tree_util.tree_flatten_with_path(known(output), is_leaf=is_leaf)[0]:
+            for path, leaf in jax.tree_util.tree_flatten_with_path(registered(output), is_leaf=is_leaf)[0]:
                 check_numbers(leaf, f"distribution.reduce: the output of map for item {i}{jax.tree_util.keystr(path)}")
         outputs = self.outputs
         if not context.in_step():

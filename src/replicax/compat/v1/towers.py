@@ -13,7 +13,7 @@ from replicax import context
 from replicax.compat.v1.tower_variables import tower_local
 from replicax.compat.v1.tower_words import in_tower_words
 from replicax.errors import ContextError
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_function
 from replicax.values import Local, PerReplica
 
@@ -111,4 +111,4 @@ def own(tree: Any) -> Any:
     def one(leaf: Any) -> Any:
         return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf
 
-    return jax.tree_util.tree_map(one, known(tree), is_leaf=is_leaf)
+    return jax.tree_util.tree_map(one, registered(tree), is_leaf=is_leaf)

@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax.devices.host_values import check_integers, check_no_keys
 from replicax.execution.replica_values import ARRAYS
-from replicax.nests import known
+from replicax.pytrees import registered
 
 Leaf = tuple[tuple[int, ...], Any]
 """Shape of one row (of the whole array, if there are no rows), and dtype."""
@@ -145,7 +145,7 @@ class Checker:
           TypeError: a leaf is no array, or none of numbers; structure, dtype or rank is not that of the first batch.
           IntegerRangeError: an integer would be another number on the devices.
         """
-        leaves, tree = jax.tree_util.tree_flatten(known(batch))
+        leaves, tree = jax.tree_util.tree_flatten(registered(batch))
         usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
         if not usual or (not self._examples and len({len(leaf) for leaf in leaves}) > 1):
             self._check(batch, where)  # slowly, with a name for everything
@@ -155,7 +155,7 @@ class Checker:
         return BatchRows(arrays, 1, True) if self._examples else BatchRows(arrays, arrays[0].shape[0])
 
     def _check(self, batch: Any, where: str) -> None:
-        paths, tree = jax.tree_util.tree_flatten_with_path(known(batch))
+        paths, tree = jax.tree_util.tree_flatten_with_path(registered(batch))
         if not paths:
             raise ValueError(f"{where} is {batch!r}, in which there are no arrays")
         names = [jax.tree_util.keystr(path) for path, _ in paths]

@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax._grain import nodes
 from replicax.data.reading.remaining_parts import PARTS, Part, find
-from replicax.nests import known
+from replicax.pytrees import registered
 
 _NOTHING: Any = object()
 
@@ -58,7 +58,7 @@ class ReplayIterator(nodes.Iterator):
             self._skip -= rows
         skipped, self._skip = self._skip, 0
         self._rows += rows - skipped
-        return jax.tree_util.tree_map(lambda leaf: leaf[skipped:], known(batch)) if skipped else batch
+        return jax.tree_util.tree_map(lambda leaf: leaf[skipped:], registered(batch)) if skipped else batch
 
     def get_state(self) -> dict[str, Any]:
         return {"rows": self._rows}
@@ -76,7 +76,7 @@ class ReplayIterator(nodes.Iterator):
 
 def count_rows(batch: Any) -> int:
     """Size of dim 0 of the first array of ``batch``; 0 if there is none."""
-    leaf = next(iter(jax.tree_util.tree_leaves(known(batch))), None)
+    leaf = next(iter(jax.tree_util.tree_leaves(registered(batch))), None)
     shape = np.shape(leaf) if leaf is not None else ()
     return int(shape[0]) if shape else 0
 

@@ -16,7 +16,7 @@ from replicax._grain import graph, nodes
 from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
 from replicax.devices.host_values import check_no_keys
 from replicax.integrations.converted_dataset import adapted
-from replicax.nests import known
+from replicax.pytrees import registered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Slices:
     """The slices of a pytree of arrays along dim 0, as a random-access source."""
 
     def __init__(self, arrays: Any) -> None:
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(known(arrays))
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(registered(arrays))
         if not paths:
             raise ValueError("a dataset of NumPy arrays needs at least one array, got an empty pytree")
         sizes = {}
@@ -151,7 +151,9 @@ class _Slices:
 
 def numpy_examples(arrays: Any) -> Any:
     """See ``Strategy.make_numpy_dataset``."""
-    stacked = jax.tree_util.tree_map_with_path(_stacked, known(arrays), is_leaf=lambda node: isinstance(node, list))
+    stacked = jax.tree_util.tree_map_with_path(
+        _stacked, registered(arrays), is_leaf=lambda node: isinstance(node, list)
+    )
     return grain.MapDataset.source(_Slices(stacked))
 
 
@@ -178,5 +180,5 @@ def _is_array_tree(dataset: Any) -> bool:
     """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
     if isinstance(dataset, list):
         return False
-    leaves = jax.tree_util.tree_leaves(known(dataset))
+    leaves = jax.tree_util.tree_leaves(registered(dataset))
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)

@@ -35,7 +35,7 @@ from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import store_all
 from replicax.variables.store import Creations, use_store
@@ -195,7 +195,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
       ValueError: one has more or fewer, or another mask.
     """
     mask: ExampleMask | None = None
-    leaves, tree = jax.tree_util.tree_flatten(known((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if _jax.is_mutable(leaf):
             raise is_a_mutable_array(tree, position)

@@ -23,7 +23,7 @@ from replicax.execution.padding.example_places import Place, joined
 from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
-from replicax.nests import are_equal, is_leaf, known
+from replicax.pytrees import are_equal, is_leaf, registered
 from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.collection import VariableCollection, meet_to_read
 from replicax.variables.layout import Mirrored
@@ -80,7 +80,7 @@ def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], replicas: Re
 
 
 def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
-    leaves, tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
     of, print_of = store.localities.of, _print_of(several)
 
     def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
@@ -140,7 +140,7 @@ def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Repli
                 f"replicas must return the same structure: replica 0 has {everyone[0].structure}, replica "
                 f"{outcome.replica} has {outcome.structure}"
             )
-    flat = [jax.tree_util.tree_flatten(known(tree), is_leaf=is_leaf) for tree in returned]
+    flat = [jax.tree_util.tree_flatten(registered(tree), is_leaf=is_leaf) for tree in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     everyones = zip(*(o.leaves for o in everyone), strict=True)
     results = []

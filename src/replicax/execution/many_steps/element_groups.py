@@ -15,7 +15,7 @@ from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.replica_values import example_mask
 from replicax.execution.tracing.arguments import Arguments
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import ExampleMask, PerReplica, Stacked
 
 
@@ -151,7 +151,7 @@ class Single:
 
 def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
     """A group of one element, of which no copy is made if no program can hold it."""
-    leaves, tree = jax.tree_util.tree_flatten(known(element), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten(registered(element), is_leaf=is_leaf)
     if any(isinstance(leaf, PerReplica) and not isinstance(leaf.form, Stacked) for leaf in leaves):
         return Single(element)
     bare = not any(isinstance(leaf, PerReplica) for leaf in leaves)

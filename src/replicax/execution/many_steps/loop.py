@@ -24,7 +24,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.held_state import held
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.user_functions import checked_result
 
 
@@ -187,7 +187,7 @@ def _outputs(program: Program) -> Any:
 def _kinds(outputs: Any) -> dict[str, str]:
     """By path: dtype and shape of each output."""
     found = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(known(outputs))[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(registered(outputs))[0]:
         array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
         dtype = array.dtype if is_key(array.dtype) else jax.dtypes.canonicalize_dtype(array.dtype)
         found[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"

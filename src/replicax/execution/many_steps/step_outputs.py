@@ -13,7 +13,7 @@ from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica
 from replicax.variables.aggregation import Aggregation
 from replicax.variables.variable import Variable
@@ -74,7 +74,9 @@ class MultiStepContext:
         self._check("set_last_step_output", name)
         op = _parsed(name, reduce_op)
         value = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: _as_output(f"{name!r}{jax.tree_util.keystr(path)}", leaf), known(output), is_leaf=is_leaf
+            lambda path, leaf: _as_output(f"{name!r}{jax.tree_util.keystr(path)}", leaf),
+            registered(output),
+            is_leaf=is_leaf,
         )
         replica = context.get_replica_context()
         if replica is None:
@@ -105,7 +107,7 @@ class MultiStepContext:
           ContextError, TraceError: see :meth:`set_last_step_output`.
         """
         self._check("set_non_tensor_output", name)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(known(output), is_leaf=is_leaf)[0]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(registered(output), is_leaf=is_leaf)[0]:
             if isinstance(leaf, jax.Array | PerReplica):
                 raise TypeError(
                     f"set_non_tensor_output: {name!r}{jax.tree_util.keystr(path)} is {leaf!r}, and arrays are for "

@@ -19,7 +19,7 @@ from replicax.execution.tracing.function_key import ById, ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey, is_mutable
 from replicax.locality import Locality, M, T
-from replicax.nests import is_leaf, learn
+from replicax.pytrees import is_leaf, register
 from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
 from replicax.variables import Variable
 
@@ -126,7 +126,7 @@ class Arguments:
             elif kind is jax.ShapeDtypeStruct:  # for a later array; see extended.trace
                 self.arrays.append(leaf)
                 keys.append((M, leaf.shape, leaf.dtype, False))
-            elif learn(leaf):
+            elif register(leaf):
                 self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
                 return
             elif _jax.is_mutable(leaf):

@@ -31,7 +31,7 @@ from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import check_meshes, explaining
 from replicax.locality import Locality, T
-from replicax.nests import check_no_traced_fields, is_leaf, known
+from replicax.pytrees import check_no_traced_fields, is_leaf, registered
 from replicax.user_functions import function_name
 from replicax.values import Local, PerReplica
 from replicax.variables.store import (
@@ -145,7 +145,7 @@ def capture(
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
             returned = call_step(fn, args, kwargs, store.values, store.writes)
         asked = replica.asked_for_count
-        leaves, result_tree = jax.tree_util.tree_flatten(known(returned), is_leaf=is_leaf)
+        leaves, result_tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):

@@ -13,7 +13,7 @@ from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.padding.questions import Question
 from replicax.execution.program.marks import asks_p
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica
 
 
@@ -80,7 +80,7 @@ class SpmdCommunicator:
 
 def leaves_of(tree: Any) -> list[Any]:
     """The leaves of a pytree, with variables whole."""
-    return jax.tree_util.tree_leaves(known(tree), is_leaf=is_leaf)
+    return jax.tree_util.tree_leaves(registered(tree), is_leaf=is_leaf)
 
 
 def merge_here(
@@ -102,10 +102,10 @@ def merge_here(
       computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
     """
     if count > 1 or communicator.examples is not None:
-        leaves, tree = jax.tree_util.tree_flatten(known((args, kwargs)), is_leaf=is_leaf)
+        leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
-    return jax.tree_util.tree_map(_back, known(fn(*args, **kwargs)), is_leaf=is_leaf)
+    return jax.tree_util.tree_map(_back, registered(fn(*args, **kwargs)), is_leaf=is_leaf)
 
 
 def _back(leaf: Any) -> Any:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
-import operator
 import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
-from replicax.nests import Opaque
+from replicax.pytrees import CONTAINERS, Contents, Opaque, are_unchanged
 from replicax.user_functions import function_name
 
 BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
@@ -176,50 +175,18 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     return key
 
 
-class _Seen:
-    """An object, and if it is a container what was in it."""
-
-    __slots__ = ("_inner", "_items", "_value")
-
-    def __init__(self, value: Any) -> None:
-        self._value = ById(value)
-        self._items = _items(value)
-        self._inner = [_Seen(item) for item in self._items if type(item) in _CONTAINERS]
-
-    def still(self, value: Any) -> bool:
-        """Whether ``value`` is that object, with that in it."""
-        return self._value.value is value and (type(value) not in _CONTAINERS or self.has_still(value))
-
-    def has_still(self, value: Any) -> bool:
-        """Whether in that container there is what was."""
-        items = value if type(value) is list else _items(value)  # lists may be long: no copy
-        if len(items) != len(self._items) or not all(map(operator.is_, items, self._items)):
-            return False
-        if not self._inner:
-            return True
-        nested = (item for item in items if type(item) in _CONTAINERS)
-        return all(seen.still(item) for seen, item in zip(self._inner, nested, strict=True))
-
-
-_CONTAINERS = (tuple, list, dict, set, frozenset)
-
-
-def _items(value: Any) -> list[Any]:
-    if type(value) not in _CONTAINERS:
-        return []
-    return [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
-
-
 class _Captured:
     """One captured value: where it is looked up, and what stood there."""
 
-    __slots__ = ("_function", "_index", "name", "seen")
+    __slots__ = ("_function", "_index", "_value", "contents", "name")
 
     def __init__(self, name: str, function: types.FunctionType, index: int | None) -> None:
         self.name = name
         self._function = weakref.ref(function)  # a function may capture itself
         self._index = index
-        self.seen = _Seen(self.now)
+        now = self.now
+        self._value = ById(now)
+        self.contents = Contents.of_all_in(now)
 
     @property
     def now(self) -> Any:
@@ -235,7 +202,7 @@ class _Captured:
 
 
 def _are_current(captured: list[_Captured]) -> bool:
-    """Whether each still stands for what it did: ``all(c.seen.still(c.now) for c in captured)``.
+    """Whether each still stands for the same object, with the same contents if it is a container.
 
     Part of every call of a step, mostly right after a program that has emptied the processor's caches, where each
     Python function that is entered costs a microsecond: so only containers are asked.
@@ -251,10 +218,10 @@ def _are_current(captured: list[_Captured]) -> bool:
                 now = (function.__closure__ or ())[c._index].cell_contents
             except ValueError:  # not assigned yet
                 now = None
-        by_id = c.seen._value
+        by_id = c._value
         if (by_id._strong if by_id._ref is None else by_id._ref()) is not now:
             return False
-        if type(now) in _CONTAINERS and not c.seen.has_still(now):
+        if c.contents and not are_unchanged(c.contents):
             return False
     return True
 
@@ -313,7 +280,7 @@ class _Collector:
         if is_record(value):
             return type(value), tuple(self._freeze(getattr(value, f.name)) for f in dataclasses.fields(value))
         is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
-        if not is_function and type(value) not in _CONTAINERS:
+        if not is_function and type(value) not in CONTAINERS:
             return ById(value)
         if id(value) in self._visited:
             return "the same as", self._visited[id(value)]

@@ -24,7 +24,7 @@ import jax
 from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.execution.tracing.function_key import ByKey, Wrapper
-from replicax.nests import is_leaf, learn
+from replicax.pytrees import is_leaf, register
 from replicax.system import registry
 from replicax.variables import Variable
 from replicax.workers.replicas import Replicas
@@ -118,7 +118,7 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
     if not args and not kwargs and bound is None:
         return None
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=_stays_whole)
-    if any(map(learn, leaves)):
+    if any(map(register, leaves)):
         return held(replicas, fn, args, kwargs)  # again, now that its container is known
     places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
     if not places:

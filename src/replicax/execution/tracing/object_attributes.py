@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax.execution.tracing.function_key import BY_VALUE, ById, names_in
+from replicax.pytrees import CONTAINERS
 
 _DEPTH = 3
 """How deep to look: the object, what it has, and what that has."""
 _MOST_ITEMS = 100
 """A longer container is compared by identity, as each call does it."""
-_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 changed_by_tracing: set[tuple[type, str]] = set()
 """Attributes, by the class of their object, that steps change while they are traced: outputs, and no inputs."""
@@ -84,11 +84,11 @@ def _frozen(value: Any, names: frozenset[str], depth: int) -> Any:
     kind: Any = type(value)
     if kind in BY_VALUE:
         return kind, repr(value) if kind in (float, complex) else value  # repr, because 0.0 == -0.0
-    if not depth or (kind in _CONTAINERS and len(value) > _MOST_ITEMS):
+    if not depth or (kind in CONTAINERS and len(value) > _MOST_ITEMS):
         return ById(value)
     if kind in (set, frozenset):
         return kind, frozenset(value)
-    if kind in _CONTAINERS:
+    if kind in CONTAINERS:
         items = value.items() if kind is dict else enumerate(value)
         return kind, tuple((key, _frozen(item, names, depth - 1)) for key, item in items)
     return (ById(value), _attributes(value, names, depth)) if is_mutable(kind) else ById(value)

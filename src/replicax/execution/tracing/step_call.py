@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.execution.tracing.held_state import opened
-from replicax.nests import is_leaf, known
+from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_result, has_not_run
 from replicax.variables.variable import Variable
 
@@ -41,7 +41,7 @@ def call_step(
         returned = checked_result(call(*own_args, **own_kwargs), fn, "strategy.run")
     for leaf in jax.tree_util.tree_leaves(returned, is_leaf=lambda x: is_leaf(x) or has_not_run(x)):
         checked_result(leaf, fn, "strategy.run")
-    leaves = jax.tree_util.tree_leaves(known(returned), is_leaf=is_leaf)
+    leaves = jax.tree_util.tree_leaves(registered(returned), is_leaf=is_leaf)
     for leaf in leaves:
         if _jax.is_mutable(leaf):
             raise TypeError(

@@ -28,7 +28,7 @@ from replicax.execution.uneven.assembly import Assembly, Joint, Parts
 from replicax.execution.uneven.straight_line import CantJoinError, Straight
 from replicax.execution.uneven.value_numbering import ValueNumbering
 from replicax.locality import T
-from replicax.nests import are_equal
+from replicax.pytrees import are_equal
 from replicax.values import Components, PerReplica
 from replicax.workers.replicas import Replicas
 

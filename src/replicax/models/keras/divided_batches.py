@@ -17,7 +17,7 @@ from replicax.data.elements.elements import Element
 from replicax.data.elements.to_devices import placer
 from replicax.devices.host_values import own_copy, room_for
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
-from replicax.nests import known
+from replicax.pytrees import registered
 from replicax.workers.replicas import Replicas
 
 _AS_THEY_ARE = frozenset(map(np.dtype, (bool, np.uint8, np.int8, np.int32, np.uint32, np.float16, np.float32)))
@@ -135,7 +135,7 @@ class Feed:
         kind = self._kinds.get(key)
         if kind is None:
             rows = _rows(data)
-            leaves, tree = jax.tree_util.tree_flatten(known(data))
+            leaves, tree = jax.tree_util.tree_flatten(registered(data))
             sizes, copies = sizes_of(rows, self._replicas.count)
             whole = Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies)
             kind = sizes, copies, jax.tree_util.tree_structure(whole)

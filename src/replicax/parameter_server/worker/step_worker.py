@@ -18,7 +18,6 @@ from replicax.data.input_workers import InputContext
 from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, line_of
 from replicax.extended import StrategyExtended
-from replicax.nests import is_leaf, known
 from replicax.parameter_server.definitions import (
     CallOutcome,
     DatasetDefinition,
@@ -39,6 +38,7 @@ from replicax.parameter_server.worker.worker_variables import (
     WorkerOptimizer,
     WorkerVariable,
 )
+from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
 from replicax.variables.initial_layout import Stored
@@ -325,7 +325,7 @@ def _fetched(strategy: Strategy, returned: Any) -> Any:
             return tuple(np.asarray(part) for part in strategy.local_results(leaf))
         return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
-    return jax.tree_util.tree_map(on_host, known(returned), is_leaf=is_leaf)
+    return jax.tree_util.tree_map(on_host, registered(returned), is_leaf=is_leaf)
 
 
 def _failure(error: BaseException) -> Failure:

@@ -1,8 +1,9 @@
-"""Nests: subclasses of dict, list and tuple are containers, too.
+"""Pytrees: which containers there are, which leaves stay whole, and whether a container has changed.
 
-To JAX they are leaves unless they are registered: their items would be neither traced nor taken apart. So Replicax
-registers each when it first meets it. (JAX knows namedtuples, ``OrderedDict`` and ``defaultdict``. Other classes, such
-as dataclasses, must be registered by their authors: ``jax.tree_util.register_dataclass``.)
+To JAX, subclasses of dict, list and tuple are leaves unless they are registered: their items would be neither traced
+nor taken apart. So Replicax registers each when it first meets it. (JAX knows namedtuples, ``OrderedDict`` and
+``defaultdict``. Other classes, such as dataclasses, must be registered by their authors:
+``jax.tree_util.register_dataclass``.)
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import operator
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -40,29 +42,83 @@ def are_equal(a: Any, b: Any) -> bool:
         return False
 
 
-def known(tree: Tree) -> Tree:
-    """``tree``, after making sure that JAX knows its containers.
+def registered(tree: Tree) -> Tree:
+    """``tree``, after registering the containers in it that JAX does not know.
 
     >>> import jax
-    >>> from replicax.nests import known
+    >>> from replicax.pytrees import registered
     >>> class Batch(dict):
     ...     pass
-    >>> jax.tree.map(lambda x: x + 1, known(Batch(x=1, y=[2])))
+    >>> jax.tree.map(lambda x: x + 1, registered(Batch(x=1, y=[2])))
     {'x': 2, 'y': [3]}
     """
-    while sum(map(learn, jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))):
+    while sum(map(register, jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))):
         pass  # what is inside comes next
     return tree
 
 
-def learn(leaf: Any) -> bool:
-    """Register the type of ``leaf`` if it is a container that JAX does not know; returns whether it is a container."""
+def register(leaf: Any) -> bool:
+    """Register the type of ``leaf`` with JAX if it is a container; returns whether it is."""
     kind = type(leaf)
     if not isinstance(leaf, dict | list | tuple):
         return False
     with _lock:
         if jax.tree_util.all_leaves([leaf]):  # nobody else has been faster
             _register(kind)
+    return True
+
+
+CONTAINERS = (tuple, list, dict, set, frozenset)
+"""The containers of Python, whose items :class:`Contents` compares. Subclasses may have more than items."""
+
+
+class Contents:
+    """What is in a container now: by it a later change is seen, at the cost of one comparison of identities an item.
+
+    Args:
+      container: a list, a dict (such as the attributes of an object) or another container of Python.
+
+    >>> from replicax.pytrees import Contents, are_unchanged
+    >>> layers = [1, {"rate": 0.5}]
+    >>> before = [*map(Contents, (layers, layers[1]))]
+    >>> layers[1]["rate"] = 0.1
+    >>> are_unchanged(before)
+    False
+    """
+
+    __slots__ = ("container", "items", "keys")
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        self.keys = tuple(container) if isinstance(container, dict) else None
+        self.items = list(container if self.keys is None else container.values())
+
+    @classmethod
+    def of_all_in(cls, value: Any) -> tuple[Contents, ...]:
+        """Those of ``value`` and of the containers in it, if it is a container of Python; else none."""
+        found: dict[int, Contents] = {}
+        todo = [value]
+        while todo:
+            container = todo.pop()
+            if type(container) in CONTAINERS and id(container) not in found:
+                contents = found[id(container)] = cls(container)
+                todo += contents.items
+        return tuple(found.values())
+
+
+def are_unchanged(contents: Iterable[Contents]) -> bool:
+    """Whether each container has the very items that it had.
+
+    Part of every call of a step that captures containers, so it is one function.
+    """
+    for seen in contents:
+        container = seen.container
+        if len(container) != len(seen.items):
+            return False
+        if seen.keys is not None and tuple(container) != seen.keys:
+            return False
+        if not all(map(operator.is_, container if seen.keys is None else container.values(), seen.items)):
+            return False
     return True
 
 
