@@ -92,7 +92,7 @@ class ExampleMask:
         return self is other or np.array_equal(self.host, other.host)
 
 
-Scale = Literal["mean", "share"]
+Scale = Literal["mean", "mean of another number", "share"]
 """What a number is: the mean over one replica's own examples, or its share of the mean over the global batch."""
 
 
@@ -109,8 +109,9 @@ class PerReplica:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
       mask: which rows are examples, if the value was computed from a padded batch and may have padding.
       dim: the dim of a component along which the examples lie; ``None`` if that is not known.
-      scale: ``"mean"`` if it is the mean over each replica's own examples, ``"share"`` if it is each replica's share of
-        the mean over the global batch; ``None`` if neither is certain.
+      scale: ``"mean"`` if it is the mean over each replica's own examples (``"mean of another number"`` if replicas
+        have different numbers of them), ``"share"`` if it is each replica's share of the mean over the global batch;
+        ``None`` if none of these is certain.
 
     With several workers each worker has the components of its own replicas.
 

@@ -47,8 +47,19 @@ def test_state_that_comes_back_per_replica_is_told_once(pair: replicax.MirroredS
     [warning] = calls(pair, separate, start())
     assert warning.category is replicax.LocalityWarning
     assert warning.filename == __file__
-    for part in ("'separate'", "args[0]['w'] was the same", "the 2 replicas", "all_reduce('mean', grads)"):
+    for part in ("'separate'", "the argument state['w'] was the same", "all 2 replicas", "all_reduce('mean', grads)"):
         assert part in str(warning.message)
+
+
+def test_all_parts_of_the_state_are_named(pair: replicax.MirroredStrategy) -> None:
+    def step(w: Any, *, rest: Any, x: Any) -> Any:
+        gradients = jax.grad(lambda params: jnp.mean((x @ params[0] + params[1]["b"]) ** 2))((w, rest))
+        return jax.tree.map(lambda value, gradient: value - 0.1 * gradient, (w, rest), gradients)
+
+    [batch] = pair.distribute_dataset([X])
+    w, rest = pair.run(step, args=(jnp.ones(3),), kwargs={"rest": {"b": jnp.float32(0)}, "x": batch})
+    with pytest.warns(replicax.LocalityWarning, match=r"the arguments w, rest\['b'\] were the same on all 2 replicas"):
+        pair.run(step, args=(w,), kwargs={"rest": rest, "x": batch})
 
 
 def test_it_is_told_before_the_second_step_runs(pair: replicax.MirroredStrategy) -> None:

@@ -44,7 +44,7 @@ def test_a_batch_that_is_not_distributed(pair: replicax.MirroredStrategy, w: rep
     assert warning.filename == __file__
     for part in (
         "'step'",
-        "same on all 2 replicas (args[0])",
+        "same on all 2 replicas (x)",
         "strategy.distribute_dataset(batches)",
         "split one batch",
     ):
@@ -59,7 +59,7 @@ def test_a_captured_batch_and_a_derivative_of_jax(pair: replicax.MirroredStrateg
             "mean", jax.grad(lambda v: jnp.mean((x @ v) ** 2))(v)
         )
 
-    with pytest.warns(replicax.LocalityWarning, match=r"\(args\[0\], an array that it captures \(float32\[4, 3\]\)\)"):
+    with pytest.warns(replicax.LocalityWarning, match=r"\(v, an array that it captures \(float32\[4, 3\]\)\)"):
         pair.run(step, args=(np.ones(3, np.float32),))
 
 

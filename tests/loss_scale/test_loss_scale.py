@@ -246,6 +246,18 @@ def test_a_mean_of_means_of_different_numbers(pair: replicax.MirroredStrategy, c
         assert "compute_average_loss(per_example_losses) and sum" in text
 
 
+def test_a_gradient_that_is_refused_is_told_as_an_error_only(pair: replicax.MirroredStrategy) -> None:
+    w = weights(pair)
+    optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x: Any) -> None:
+        _, gradients = replicax.value_and_grad(lambda: replicax.compute_average_loss(x @ w.value), [w])()
+        optimizer.apply_gradients(replicax.get_replica_context().all_reduce("sum", gradients), [w])
+
+    with pytest.raises(replicax.LocalityError, match="has been all-reduced.*aggregate=False"):
+        pair.run(step, args=(next(iter(batches(pair))),))
+
+
 # --- numbers that are returned ----------------------------------------------------------------------------------
 
 

@@ -147,11 +147,28 @@ RUNNING = [
     ("an array of objects", lambda w: w.s.run(lambda x: x, ({"y": np.array([{}])},)), TypeError, r"args\[0\]\['y'\]"),
     ("another strategy's value", lambda w: w.s.run(lambda x: x, (w.four,)), ValueError, "4 components; this one has 2"),
     ("another strategy's variable", lambda w: w.s.run(lambda: w.theirs + 1), ContextError, "'theirs'.*belongs to"),
+    *[
+        (
+            f"run inside {name}",
+            lambda w, transformed=transformed: transformed(lambda x: w.s.run(right_step, (w.v, x)))(jnp.ones(3)),
+            ContextError,
+            f"strategy.run was called inside {name}.*outside jax.*{cure}",
+        )
+        for name, transformed, cure in [
+            ("jax.jit", jax.jit, "leave the transformation out"),
+            ("jax.grad", jax.grad, "where step calls jax.grad or replicax.value_and_grad"),
+            ("jax.jvp", lambda fn: lambda x: jax.jvp(fn, (x,), (x,)), "Differentiate inside the step"),
+            ("jax.vmap", jax.vmap, "where step calls jax.vmap"),
+            ("jax.lax.scan", lambda fn: lambda x: jax.lax.scan(lambda c, _: (c, fn(c)), x, None, 2), "run_steps"),
+            ("jax.lax.fori_loop", lambda fn: lambda x: jax.lax.fori_loop(0, 2, lambda i, c: fn(c), x), "run_steps"),
+            ("a transformation of JAX", jax.checkpoint, "use it inside the step"),
+        ]
+    ],
     (
-        "run inside jax.jit",
-        lambda w: jax.jit(lambda x: w.s.run(right_step, (w.v, x)))(1.0),
+        "many steps inside jax.vmap",
+        lambda w: jax.vmap(lambda x: many(w, lambda ctx, y: x))(jnp.ones(3)),
         ContextError,
-        "outside jax",
+        "strategy.run_steps was called inside jax.vmap",
     ),
     ("a step in a step", lambda w: inside(w, lambda: w.s.run(lambda: 1)), ContextError, "can't run another"),
     ("a step in a merge_fn", lambda w: merged(w, lambda s: s.run(lambda: 1)), ContextError, "in a merge_fn"),

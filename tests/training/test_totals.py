@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -49,6 +50,61 @@ def test_counts_beside_the_total(pair: replicax.MirroredStrategy, executor: str)
     [batch] = pair.distribute_dataset([X])
     (value, count), gradient = pair.run(step, args=(2.0, batch), options=replicax.RunOptions(executor=executor))
     np.testing.assert_allclose((value, count, gradient), (2 * X.sum(), 8, X.sum()), rtol=1e-6)
+
+
+def searched(objective: Any, start: Any) -> Any:
+    """What L-BFGS comes to in five steps: its line search decides by gradients how often it calls ``objective``."""
+    tx = optax.lbfgs()
+
+    def turn(carry: Any, _: Any) -> Any:
+        point, state = carry
+        value, gradient = optax.value_and_grad_from_state(objective)(point, state=state)
+        update, state = tx.update(gradient, state, point, value=value, grad=gradient, value_fn=objective)
+        return (optax.apply_updates(point, update), state), value
+
+    (point, _), values = jax.lax.scan(turn, (start, tx.init(start)), length=5)
+    return point, values
+
+
+def distances(point: Any, x: Any) -> Any:
+    return jnp.sum(jnp.log1p((jnp.outer(x, jnp.ones(2)) - point) ** 2))
+
+
+def test_a_line_search_over_split_data(pair: replicax.MirroredStrategy) -> None:
+    [batch] = pair.distribute_dataset([X])
+    start = jnp.float32([0.5, -1.0])
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        found = pair.run(
+            lambda x: searched(replicax.total_of_shares(lambda point: distances(point, x)), start), args=(batch,)
+        )
+        for one, other in zip(found, searched(lambda point: distances(point, X), start), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def test_a_line_search_over_an_all_reduced_value_is_told_of_the_total(pair: replicax.MirroredStrategy) -> None:
+    [batch] = pair.distribute_dataset([X])
+
+    def step(x: Any) -> Any:
+        all_reduce = replicax.get_replica_context().all_reduce
+        return searched(lambda point: all_reduce("sum", distances(point, x)), jnp.float32([0.5, -1.0]))
+
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(replicax.DeadlockError, match="(?s)line search.*replicax.total_of_shares"),
+    ):
+        pair.run(step, args=(batch,))
+
+
+def test_a_decision_without_a_gradient_is_told_nothing_of_it(pair: replicax.MirroredStrategy) -> None:
+    [batch] = pair.distribute_dataset([X])
+
+    def step(x: Any) -> Any:
+        all_reduce = replicax.get_replica_context().all_reduce
+        return jax.lax.cond(x.sum() > 1, lambda: all_reduce("sum", x.sum()), x.sum)
+
+    with pytest.raises(replicax.DeadlockError, match=r"\(for example with all_reduce\)\.$"):
+        pair.run(step, args=(batch,))
 
 
 def test_a_value_and_its_gradient_are_two_all_reduces(pair: replicax.MirroredStrategy) -> None:

@@ -140,6 +140,7 @@ from replicax._jax.traces import (
     staging_trace,
     trace_of_this_thread,
     traced_for,
+    transformation_of,
 )
 
 __all__ = [
@@ -268,6 +269,7 @@ __all__ = [
     "traced_for",
     "traced_once",
     "tracing_rules_once",
+    "transformation_of",
     "two_way_primitive",
     "unbound_axis",
     "wait_for_key",

@@ -50,6 +50,29 @@ def traced_for(trace: Any) -> str:
     return str(getattr(info, "traced_for", ""))
 
 
+_TRACES = {
+    "JVPTrace": ("jax.jvp", "derivative"),
+    "LinearizeTrace": ("jax.grad (or jax.vjp)", "derivative"),
+    "BatchTrace": ("jax.vmap", "map"),
+    "ShardMapTrace": ("jax.shard_map", "program"),
+    "jit": ("jax.jit", "program"),
+    "scan": ("jax.lax.scan", "loop"),
+    "while_cond": ("jax.lax.while_loop", "loop"),
+    "while_body": ("jax.lax.while_loop", "loop"),
+    "fori_loop": ("jax.lax.fori_loop", "loop"),
+}
+
+
+def transformation_of(trace: Any) -> tuple[str, str]:
+    """The transformation of JAX's that a trace is part of, for a message; and its kind.
+
+    Returns:
+      Its name, or ``"a transformation of JAX"`` where that is not known; and ``"derivative"``, ``"map"``, ``"loop"`` or
+      ``"program"``.
+    """
+    return _TRACES.get(traced_for(trace) or type(trace).__name__, ("a transformation of JAX", "program"))
+
+
 # JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
 # that such a function may read a variable, whose traced value is another one in the next step, after a write
 # and inside value_and_grad. A number that is part of JAX's cache keys makes it trace the function again: whoever

@@ -13,7 +13,7 @@ import jax
 
 from replicax import _jax, context
 from replicax.checkpoint.background_save import BackgroundSave, Write
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
 from replicax.checkpoint.snapshot import SavePlan, plain_entries
@@ -43,10 +43,11 @@ class Checkpoint:
     With several workers all make the same checkpoint, and call its methods together.
 
     Args:
+      *unnamed: nothing: every object needs a name.
       **objects: what to save, by name. The names of ``Checkpoint``'s own methods can't be used.
 
     Raises:
-      TypeError: an object that can't be saved; the message names it, and says what can.
+      TypeError: an object that can't be saved, or without a name; the message names it, and says what can.
       ValueError: no objects; a name that is taken; two leaves of the same name.
 
     >>> import os, tempfile, replicax
@@ -63,7 +64,9 @@ class Checkpoint:
     ([1.0, 2.0], 3)
     """
 
-    def __init__(self, **objects: Any) -> None:
+    def __init__(self, *unnamed: Any, **objects: Any) -> None:
+        if unnamed:
+            raise without_name(unnamed[0])
         if not objects:
             raise ValueError("Checkpoint(**objects) takes what is to be saved, by name, as in Checkpoint(model=…)")
         for name in objects:

@@ -11,6 +11,7 @@ import functools
 import json
 import numbers
 import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ from replicax.checkpoint.array_leaves import (
 )
 from replicax.checkpoint.storage.checkpoint_index import OptimizerEntry
 from replicax.data import DistributedDataset, DistributedIterator
+from replicax.errors import shortened
 from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
+from replicax.strategy import Strategy
 from replicax.training import Optimizer
 from replicax.values import PerReplica
 from replicax.variables import Aggregation, Variable
@@ -288,14 +291,30 @@ def _refused(name: str, value: Any) -> TypeError:
     return TypeError(f"Checkpoint: {name} is {_described(value)}. {_SAVED}{_hint(value)}.")
 
 
+def without_name(value: Any) -> TypeError:
+    """The error that ``value`` was given to a checkpoint without a name."""
+    if isinstance(value, str | os.PathLike):
+        instead = "; the path is for its method: checkpoint.save(path)"
+    elif isinstance(value, dict) and value and all(isinstance(key, str) and key.isidentifier() for key in value):
+        instead = "; of a dict: Checkpoint(**objects)"
+    else:
+        instead = _hint(value)
+    return TypeError(
+        "Checkpoint takes objects by name, as in Checkpoint(model=model, optimizer=optimizer). The first without a "
+        f"name is {_described(value)}. {_SAVED}{instead}."
+    )
+
+
 def _described(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"a NumPy array of dtype {value.dtype}"
     shown = repr(value)
-    return f"of the class {type(value).__module__}.{type(value).__qualname__}: {shown[:100]}"
+    return f"of the class {type(value).__module__}.{type(value).__qualname__}: {shortened(shown, 100)}"
 
 
 def _hint(value: Any) -> str:
+    if isinstance(value, Strategy):
+        return "; of a strategy save the variables that were made in its scope, each model or variable by a name"
     if isinstance(value, DistributedDataset):
         return "; of a dataset save the iterator, iter(dataset), which knows how far it has come"
     if isinstance(value, PerReplica):
@@ -304,8 +323,8 @@ def _hint(value: Any) -> str:
         return "; an iterator has to be one of strategy.distribute_dataset(…)"
     if isinstance(value, numbers.Number | bytes):
         return "; make it one of these"
-    if hasattr(value, "init") and hasattr(value, "update"):
-        return "; of an Optax transformation save its state, or make a replicax.Optimizer"
+    if callable(value):
+        return "; leave functions out, and of an Optax transformation save its state, or make a replicax.Optimizer"
     return ""
 
 

@@ -13,6 +13,7 @@ from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, short
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import came_apart, describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
@@ -63,8 +64,8 @@ class ProgramCache:
             self._latest = key, found
         return found
 
-    def add(self, key: Any, executable: Executable, name: str) -> None:
-        """Keep ``executable``; warn if its function is traced again and again."""
+    def add(self, key: Any, executable: Executable, fn: Callable[..., Any]) -> None:
+        """Keep the ``executable`` of ``fn``; warn if that is traced again and again."""
         for other in [k for k in self._entries if k[0].is_dead]:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
@@ -82,16 +83,16 @@ class ProgramCache:
         if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):
             changed = "; ".join(_difference(self._last[code], key))
             warnings.warn(
-                f"{name} has been traced {self._traces[code]} times, each for a new program. What changed last is "
-                f"{changed}. Pass what changes from call to call as an array, or keep its shape.",
+                f"{executable.program.name} has been traced {self._traces[code]} times, each for a new program. What "
+                f"changed last is {changed}. Pass what changes from call to call as an array, or keep its shape.",
                 RetraceWarning,
                 stacklevel=stack_level(),
             )
         if code in self._last and not _is_ours(code):
-            self._warn_of_own_models(self._last[code], key, name)
+            self._warn_of_own_models(self._last[code], key, fn)
         self._last[code] = key
 
-    def _warn_of_own_models(self, last: Any, key: Any, name: str) -> None:
+    def _warn_of_own_models(self, last: Any, key: Any, fn: Callable[..., Any]) -> None:
         """Warn if state that was the same everywhere comes back as the step has returned it: per replica."""
         before = self._entries.get(last)
         changed = came_apart(last[1], key[1])
@@ -101,13 +102,14 @@ class ProgramCache:
         own = {(x.shape, x.dtype) for x, locality in zip(outputs, before.localities, strict=True) if locality is T}
         if not own.issuperset(kind for _, kind in changed):
             return
-        paths = [path for path, _ in changed]
+        several = len(changed) > 1
         warnings.warn(
-            f"step {name!r}: {few(paths)} was the same on every replica in the last call, and differs between "
-            f"the {self.replicas.count} replicas in this one: the step returned it per replica, so each of them trains "
-            "a model of its own. Reduce the gradients in the step: grads = replicax.get_replica_context()"
-            ".all_reduce('mean', grads). (If each replica is to have its own model, begin with state that is per "
-            "replica: strategy.distribute_values_from_function(lambda ctx: state).)",
+            f"step {before.program.name!r}: the argument{'s' if several else ''} "
+            f"{few([as_written(path, fn) for path, _ in changed])} {'were' if several else 'was'} the same on all "
+            f"{self.replicas.count} replicas in the last call. In this call each replica has its own, which the step "
+            "returned: each replica trains a model of its own. Reduce the gradients in the step: grads = "
+            "replicax.get_replica_context().all_reduce('mean', grads). (If each replica is to have its own model, "
+            "begin with state that is per replica: strategy.distribute_values_from_function(lambda ctx: state).)",
             LocalityWarning,
             stacklevel=stack_level(),
         )

@@ -68,6 +68,16 @@ def reduce(
             ShareWarning,
             stacklevel=stack_level(),
         )
+    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "mean of another number" for i in ours):
+        warnings.warn(
+            f"{what}('mean', …): a value is the mean over each replica's own examples, of which replicas have "
+            "different numbers here. In the mean of these means examples of a replica that has fewer weigh more than "
+            "others, and it is NaN if a replica has none. Return replicax.compute_average_loss(values) from the step, "
+            "which is each replica's share of the mean over the whole batch, and add the shares up: "
+            f"{what}('sum', share); or keep a metric (replicax.Mean).",
+            ShareWarning,
+            stacklevel=stack_level(),
+        )
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
         if axis is not None:

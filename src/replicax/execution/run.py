@@ -187,7 +187,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         programs.share_created(key[0], after)
         if arguments.objects:
             arguments.look_into_objects(after.names, after_tracing=True)
-        programs.add((after, arguments.key, key[2]), executable, program.name)
+        programs.add((after, arguments.key, key[2]), executable, fn)
     return executable
 
 
@@ -217,13 +217,29 @@ def check_call(
     if context.in_step():
         raise ContextError(f"{method} was called in a merge_fn, inside a step that is still running")
     if _jax.current_trace() is not _no_trace:
-        raise ContextError(f"{method} compiles the step itself: call it outside jax.jit, jax.grad and the like")
+        name, kind = _jax.transformation_of(_jax.current_trace())
+        raise ContextError(
+            f"{method} was called inside {name}, but runs a program of its own, which JAX can't trace through: call it "
+            f"outside jax.jit, jax.grad and the like. {_INSTEAD[kind]}"
+        )
     if not callable(fn):
         checked_function(fn, f"{method}(fn, …)")
     if not isinstance(args, (tuple, list)):
         checked_args(args, f"{method}(fn, args)")
     if kwargs is not None:
         checked_kwargs(kwargs, f"{method}(fn, args, kwargs)")
+
+
+_INSTEAD = {
+    "derivative": (
+        "Differentiate inside the step: strategy.run(step), where step calls jax.grad or replicax.value_and_grad and "
+        "reduces the gradients over the replicas."
+    ),
+    "map": "Map inside the step: strategy.run(step), where step calls jax.vmap.",
+    "loop": "For many steps in one program use strategy.run_steps, or let the step itself loop.",
+    "program": "The step is compiled as it is: leave the transformation out, or use it inside the step.",
+}
+"""What to do where a step was to be run inside of a transformation of JAX's, by its kind."""
 
 
 def results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:

@@ -17,18 +17,18 @@ from replicax.execution.program.program import Program
 from replicax.locality import T
 
 
-def warn_of_replicated_work(program: Program, paths: Sequence[str]) -> None:
+def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
     """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed.
 
     Args:
       program: one that has derivatives, for several replicas.
-      paths: where each argument stands.
+      names: of its arguments.
     """
     if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
         return
     arrays = [
-        path
-        for path, (aval, _) in zip(paths, program.arguments, strict=False)
+        name
+        for name, (aval, _) in zip(names, program.arguments, strict=False)
         if _may_be_a_batch(aval, program.replicas)
     ]
     arrays += [

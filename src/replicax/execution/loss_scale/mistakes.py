@@ -25,7 +25,7 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
       is_ragged: whether other replicas may have another number of examples.
 
     Returns:
-      What each computed result is: a mean over one replica's own examples, or a share; ``None`` if that is not certain.
+      What each computed result is (see :attr:`replicax.PerReplica.scale`); ``None`` if that is not certain.
     """
     found: dict[tuple[str, int, Kind], str] = {}
     scales: list[set[Scale]] = [set() for _ in program.jaxpr.outvars[len(program.writes) :]]
@@ -40,20 +40,23 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
             for line, kind in _mistakes(fact, program.replicas, is_ragged):
                 place = check.place(line)
                 found.setdefault((*place, kind), what)
+        for place in map(check.place, check.means_of_means):
+            if (*place, Kind.RAGGED) not in found:
+                found.setdefault((*place, Kind.MEAN_OF_MEANS), "")
         for fact, scale in zip(returned, scales, strict=True):
-            scale.update(_scale(fact, program.replicas))
+            scale.update(_scale(fact, program.replicas, is_ragged))
     for (file, line, kind), variable in found.items():
         text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
         warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line, registry=__warningregistry__)
     return tuple(scale.pop() if len(scale) == 1 else None for scale in scales)
 
 
-def _scale(fact: ScaleFact, replicas: int) -> Iterable[Scale]:
+def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
     """What a result is, if it is certain."""
     if fact.locality is T and not fact.rest and not fact.has_examples and {t.level for t in fact.terms} == {Level.LOSS}:
         kinds = {reading(t, replicas) for t in fact.terms}
         if kinds == {Kind.MEAN}:
-            yield "mean"
+            yield "mean of another number" if is_ragged else "mean"
         elif kinds == {Kind.SHARE}:
             yield "share"
 
@@ -105,6 +108,13 @@ _TEXTS = {
         "more than others, and a replica without any counts as much as a full one. Use "
         "replicax.compute_average_loss(per_example_losses) and sum the gradients; or let no batch differ in size "
         '(drop the remainder, or InputOptions(partial_batch="pad") and the mask).'
+    ),
+    Kind.MEAN_OF_MEANS: (
+        "step {step}: this is a mean over one replica's own examples, of which replicas have different numbers here, "
+        "and the mean of the {n} replicas' means is taken: examples of a replica that has fewer weigh more, and the "
+        "result is NaN if a replica has none. Use replicax.compute_average_loss(values), which is this "
+        'replica\'s share of the mean over the whole batch, and add the shares up (all_reduce("sum", share)); or keep '
+        "a metric (replicax.Mean)."
     ),
     Kind.NONLINEAR: (
         "step {step}: this is a function of a replica's share that is not linear, such as a root. Such values don't "

@@ -70,6 +70,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         self.rows = rows
         self.asked = asked
         self.is_ragged = is_ragged
+        self.means_of_means: set[int] = set()
+        """The operations that take the mean over a replica's own examples, where the mean of these means is taken."""
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
         self._backward = False
@@ -206,7 +208,11 @@ class LossScalePass(Dataflow[ScaleFact]):
             return facts, facts
         operation = self._operation(equation, facts)
         pairs = zip(localities, self._places(operation), strict=True)
-        return [self._result(operation, locality, place) for locality, place in pairs], facts
+        results = [self._result(operation, locality, place) for locality, place in pairs]
+        for term in (t for m in results for t in m.terms if t.level is Level.REDUCED):
+            if reading(term, self.program.replicas) is Kind.SHARE:
+                self.means_of_means.add(term.line)
+        return results, facts
 
     def _back(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
         """The results of an operation in the backward pass of a derivative."""
@@ -303,9 +309,12 @@ class LossScalePass(Dataflow[ScaleFact]):
         return obligation is not None and obligation.is_loss
 
     def _marked(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
-        if not self._is_loss(equation):
-            return list(facts)
         loss = facts[0]
+        if not self._is_loss(equation):
+            obligation = self.program.obligations.get(equation.params["mark_id"])
+            if obligation is not None and loss.locality in obligation.refused:
+                return [dataclasses.replace(m, terms=frozenset()) for m in facts]  # an error says what is wrong
+            return list(facts)
         terms = loss.terms if loss.locality is T else frozenset()
         if Kind.SHARE not in self._readings(terms):
             # Whether what is the same everywhere should be divided depends on what it is added to.
@@ -318,12 +327,19 @@ class LossScalePass(Dataflow[ScaleFact]):
     def _summed(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
         """The sum over the replicas."""
         if m.locality is T:
-            terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT}
+            terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT} | self._averages(equation, m)
         else:
             again = Term(Kind.SUMMED_TWICE, self._line(equation), Level.TOTAL)
             right = any(t.level is Level.TOTAL and self._readings([t]) == {Kind.SHARE} for t in m.terms)
             terms = {again} if right else set()
         return ScaleFact(R, terms=frozenset(terms), trained=m.trained)
+
+    def _averages(self, equation: _jax.Equation, m: ScaleFact) -> set[Term]:
+        """The means over examples that are summed over replicas which have other numbers of these."""
+        if not self.is_ragged or m.rest or m.has_examples or any(map(shape_of, equation.outvars)):
+            return set()
+        terms = {settled(t, self.program.replicas) for t in m.terms if t.level is Level.LOSS}
+        return {t.at(Level.REDUCED) for t in terms if t.kind is Kind.MEAN and not t.factors}
 
     def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {reading(t, self.program.replicas) for t in terms}

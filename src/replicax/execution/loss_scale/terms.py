@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     DECLARED = "declared to be a share, with as_share"
     REPEATED = "computed from variables alone, so the same on every replica"
     RAGGED = "a mean over this replica's own examples, averaged with those of replicas that have other numbers of them"
+    MEAN_OF_MEANS = "a mean over this replica's own examples, of which the mean over such replicas has been taken"
     DOUBLE_SCALED = "a share that has been divided by the number of replicas once more"
     SUMMED_TWICE = "a sum of the replicas' gradients that they have added up once more"
     NONLINEAR = "a function of a share that is not linear, so that it is no share"
@@ -43,6 +44,7 @@ class Level(enum.Enum):
 
     LOSS = "of this replica"
     WEIGHT = "what examples of a loss are multiplied by, where its derivative begins"
+    REDUCED = "of this replica, summed over the replicas, and no gradient"
     COTANGENT = "in a backward pass"
     GRADIENT = "the gradient of it"
     TOTAL = "summed over the replicas"

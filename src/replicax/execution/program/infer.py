@@ -53,7 +53,13 @@ def infer(
     >>> infer(program, [T, M], {})
     [<Locality.PER_REPLICA: 'T'>, <Locality.MIRRORED: 'M'>]
     """
-    return _Inference(obligations if check else {}, check, found).run(jaxpr, inputs, final=True)[0]
+    inference = _Inference(obligations if check else {}, check, found)
+    try:
+        return inference.run(jaxpr, inputs, final=True)[0]
+    except DeadlockError as error:
+        if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_way_back(equation)):
+            raise DeadlockError(f"{error}{_OF_TOTALS}") from None
+        raise
 
 
 def infer_equation(equation: Any, operands: list[Locality], obligations: Mapping[int, Obligation]) -> list[Locality]:
@@ -64,6 +70,14 @@ def infer_equation(equation: Any, operands: list[Locality], obligations: Mapping
       DeadlockError: replicas may disagree on whether a collective inside runs.
     """
     return _Inference(obligations, True).equation(equation, operands, None, final=True)[0]
+
+
+_OF_TOTALS = (
+    " If the decision depends on a gradient of an all-reduced value, as in a line search (optax.lbfgs, optimistix, "
+    "jaxopt): that gradient differs, because each replica differentiates its own part of the sum. Give the solver "
+    "replicax.total_of_shares(fn), where fn computes this replica's share without an all_reduce: its value and its "
+    "gradient are the same on every replica."
+)
 
 
 class _Inference(Dataflow[Locality]):

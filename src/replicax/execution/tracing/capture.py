@@ -29,7 +29,7 @@ from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
-from replicax.execution.tracing.step_errors import check_meshes, explaining
+from replicax.execution.tracing.step_errors import as_written, check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.pytrees import check_no_traced_fields, is_leaf, registered
 from replicax.user_functions import function_name
@@ -204,8 +204,8 @@ def capture(
         warn_of_common_draws(program)
         has_derivatives = program.has_derivatives
         if has_derivatives and replicas.elsewhere is None:  # workers of servers get their parts otherwise
-            warn_of_replicated_work(program, paths())
-        if has_derivatives or program.returns_numbers:
+            warn_of_replicated_work(program, [as_written(path, fn) for path in paths()])
+        if has_derivatives or program.returns_numbers or store.communicator.is_ragged:
             from replicax.execution.loss_scale.mistakes import check_loss_scale  # not every program has a loss
 
             scales = check_loss_scale(program, asked, store.communicator.is_ragged)

@@ -152,7 +152,7 @@ def _depends_on(
 ) -> str:
     """What the value comes from, as far as JAX tells."""
     known = paths() if arguments else ()
-    names = [_as_written(known[n], fn) for n in arguments if n < len(known)]
+    names = [as_written(known[n], fn) for n in arguments if n < len(known)]
     if names:
         return f"depends on the argument{'s' if len(names) > 1 else ''} {', '.join(names)}"
     variables = [repr(name) for name in reads()]
@@ -162,15 +162,15 @@ def _depends_on(
     return "the step computes"
 
 
-def _as_written(path: str, fn: Callable[..., Any]) -> str:
-    """``batch['x']`` for ``args[0]['x']``, if the step calls its first argument ``batch``."""
+def as_written(path: str, fn: Callable[..., Any]) -> str:
+    """The name of a part of an argument: ``batch['x']`` for ``args[0]['x']``, if ``fn`` calls its first ``batch``."""
     match = re.match(r"(?:args\[(\d+)\]|kwargs\['(\w+)'\])(.*)", path, re.DOTALL)
     if match is None:
         return path
     if match[2]:
         return match[2] + match[3]
     if isinstance(fn, Wrapper):
-        return _as_written(path, fn.fn) if fn.argument is None else fn.argument + match[3]
+        return as_written(path, fn.fn) if fn.argument is None else fn.argument + match[3]
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
