@@ -57,7 +57,7 @@ class Row:
     length: int = 4096
     published: Published | None = None
 
-    def plan(self) -> replicax.Plan:
+    def plan(self) -> replicax.planning.Plan:
         resolver = replicax.TPUClusterResolver(topology=self.topology)
         strategy: replicax.Strategy
         if self.placement == "sharded":

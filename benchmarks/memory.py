@@ -72,7 +72,7 @@ class Placement:
         devices = [f"cpu:{i}" for i in range(self.replicas * self.logical // self.workers)]
         if self.group == 1:
             return replicax.MultiWorkerMirroredStrategy(devices, num_logical_devices=self.logical)
-        groups = None if self.group == self.replicas else replicax.GroupPartitioner(self.group)
+        groups = None if self.group == self.replicas else replicax.variables.GroupPartitioner(self.group)
         return replicax.ShardedStrategy(devices, variable_partitioner=groups, num_logical_devices=self.logical)
 
     def fewest(self) -> dict[str, float]:

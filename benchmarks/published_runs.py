@@ -82,9 +82,9 @@ class Row:
         hosts, _, each = self.topology.partition(":")[2].rpartition("x")
         return int(hosts or 1) * int(each)
 
-    def plan(self) -> replicax.Plan:
+    def plan(self) -> replicax.planning.Plan:
         resolver = replicax.GPUClusterResolver(topology=self.topology)
-        partitioner = replicax.GroupPartitioner(self.group) if self.group else None
+        partitioner = replicax.variables.GroupPartitioner(self.group) if self.group else None
         devices = list(resolver.devices.flat)
         strategy: replicax.Strategy = replicax.ShardedStrategy(devices, variable_partitioner=partitioner)
         if self.group == 1:

@@ -49,7 +49,7 @@ def encode(line):
 
 
 def global_batches(files):
-    lines = replicax.text_lines(files).filter(lambda line: len(line.strip()) > 1)
+    lines = replicax.data.text_lines(files).filter(lambda line: len(line.strip()) > 1)
     return lines.map(encode).batch(BATCH)
 
 

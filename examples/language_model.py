@@ -230,7 +230,7 @@ def strategy_for(kind, group=None, parts=1):
     """The placement, on all devices of all workers: see the command line's help."""
     if kind == "mirrored":
         return replicax.MultiWorkerMirroredStrategy(num_logical_devices=parts)
-    partitioner = replicax.GroupPartitioner(group) if group else None
+    partitioner = replicax.variables.GroupPartitioner(group) if group else None
     return replicax.ShardedStrategy(variable_partitioner=partitioner, num_logical_devices=parts)
 
 

@@ -130,7 +130,7 @@ def train_on_servers(mode: Any, workers: int) -> tuple[TwoTowers, str]:
     strategy = replicax.ParameterServerStrategy(
         num_workers=workers,
         num_servers=2,
-        variable_partitioner=replicax.MinSizePartitioner(min_shard_bytes=16 << 10, max_shards=2),
+        variable_partitioner=replicax.variables.MinSizePartitioner(min_shard_bytes=16 << 10, max_shards=2),
         mode=mode,
     )
     model = TwoTowers(strategy)

@@ -132,7 +132,7 @@ def test_a_timeout_names_who_is_missing() -> None:
 
     start = time.monotonic()
     with pytest.raises(
-        replicax.DeadlockError, match=r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* \[2\], wh"
+        replicax.errors.DeadlockError, match=r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* \[2\], wh"
     ):
         strategy.run(step, args=(1.0,))
     assert time.monotonic() - start < 15
@@ -149,7 +149,7 @@ def test_a_timeout_in_the_exact_executor() -> None:
         return here().all_reduce("sum", 1.0, CommunicationOptions(timeout_seconds=0.2 if float(pause) else 60))
 
     with pytest.raises(
-        replicax.DeadlockError,
+        replicax.errors.DeadlockError,
         match=r"timed out: replica 0 is, for at most 0.2 s, in all_reduce of 1 arrays at .*; replica 1 has not come",
     ):
         strategy.run(step, args=(2.0,), options=EXACT)
@@ -224,8 +224,10 @@ def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> No
         return step
 
     three, two = strategy_of(3), replicax.MirroredStrategy(["cpu:3", "cpu:4"])
-    with pytest.raises(replicax.DeadlockError, match=r"for replica\(s\) \[2\], which have not come"):
+    with pytest.raises(replicax.errors.DeadlockError, match=r"for replica\(s\) \[2\], which have not come"):
         three.run(make((2,), 2.0, 0.2), args=(1.0,))
-    with pytest.raises(replicax.DeadlockError, match="has timed out before is still running after another 0.1 s"):
+    with pytest.raises(
+        replicax.errors.DeadlockError, match="has timed out before is still running after another 0.1 s"
+    ):
         two.run(make((), 0.0, 0.1), args=(1.0,))
     assert float(two.run(make((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0

@@ -53,9 +53,9 @@ def test_scope_enters_cross_replica_context_and_nests(pair: replicax.Strategy) -
 def test_another_strategys_scope_does_not_nest(pair: replicax.Strategy) -> None:
     other = strategy_of(4)
     with pair.scope():
-        with pytest.raises(replicax.ContextError, match="mixing different Strategy objects"), other.scope():
+        with pytest.raises(replicax.errors.ContextError, match="mixing different Strategy objects"), other.scope():
             pass
-        with pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
+        with pytest.raises(replicax.errors.ContextError, match="mixing different Strategy objects"):
             other.run(lambda: 1)
         assert replicax.get_strategy() is pair
 
@@ -64,7 +64,7 @@ def test_scopes_left_in_the_wrong_order(pair: replicax.Strategy) -> None:
     outer, inner = pair.scope(), pair.scope()
     outer.__enter__()
     inner.__enter__()
-    with pytest.raises(replicax.ContextError, match="wrong order"):
+    with pytest.raises(replicax.errors.ContextError, match="wrong order"):
         outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
 
@@ -87,7 +87,7 @@ def test_scope_inside_a_step(pair: replicax.Strategy) -> None:
         with pair.scope():
             pass
 
-    with pytest.raises(replicax.ContextError, match="entered inside a step.*merge_call"):
+    with pytest.raises(replicax.errors.ContextError, match="entered inside a step.*merge_call"):
         pair.run(step)
 
 
@@ -102,14 +102,14 @@ def test_scope_inside_a_step(pair: replicax.Strategy) -> None:
     ],
 )
 def test_cross_replica_calls_inside_a_step(pair: replicax.Strategy, call) -> None:
-    with pytest.raises(replicax.ContextError, match="inside a replica. Inside a step use .*merge_call"):
+    with pytest.raises(replicax.errors.ContextError, match="inside a replica. Inside a step use .*merge_call"):
         pair.run(lambda x: call(pair, x), args=(1.0,))
 
 
 def test_run_inside_run(pair: replicax.Strategy) -> None:
-    with pytest.raises(replicax.ContextError, match="A step can't run another"):
+    with pytest.raises(replicax.errors.ContextError, match="A step can't run another"):
         pair.run(lambda: pair.run(lambda: 1))
-    with pytest.raises(replicax.ContextError, match="in a merge_fn"):
+    with pytest.raises(replicax.errors.ContextError, match="in a merge_fn"):
         pair.run(lambda: replicax.get_replica_context().merge_call(lambda s: s.run(lambda: 1)))
 
 
@@ -121,7 +121,7 @@ def test_a_stale_replica_context_says_so(pair: replicax.Strategy) -> None:
         lambda: kept[0].all_gather(jnp.ones(1), 0),
         lambda: kept[0].merge_call(lambda s: None),
     ):
-        with pytest.raises(replicax.ContextError, match="no longer current"):
+        with pytest.raises(replicax.errors.ContextError, match="no longer current"):
             call()
 
 
@@ -130,7 +130,7 @@ def test_a_replica_context_inside_merge_fn_says_so(pair: replicax.Strategy) -> N
         replica = replicax.get_replica_context()
         replica.merge_call(lambda s: replica.all_reduce("sum", 1.0))
 
-    with pytest.raises(replicax.ContextError, match="in cross-replica context"):
+    with pytest.raises(replicax.errors.ContextError, match="in cross-replica context"):
         pair.run(step)
 
 
@@ -169,11 +169,11 @@ def test_set_strategy(pair: replicax.Strategy) -> None:
         assert replicax.get_strategy() is pair
         assert replicax.in_cross_replica_context()
         assert replicax.Variable(1.0).strategy is pair
-        with pair.scope(), pytest.raises(replicax.ContextError, match="outside every"):
+        with pair.scope(), pytest.raises(replicax.errors.ContextError, match="outside every"):
             replicax.set_strategy(None)
-        with pytest.raises(replicax.ContextError, match="mixing"), strategy_of(4).scope():
+        with pytest.raises(replicax.errors.ContextError, match="mixing"), strategy_of(4).scope():
             pass
-        with pytest.raises(replicax.ContextError, match="mixing"):
+        with pytest.raises(replicax.errors.ContextError, match="mixing"):
             strategy_of(4).run(lambda: 1)
         assert pair.run(lambda: 1) == 1
     finally:

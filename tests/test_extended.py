@@ -119,7 +119,7 @@ def test_reduce_to_has_the_rules_of_reduce(pair) -> None:
     assert pair.extended.reduce_to("mean", 1.0, None) == 1.0
     with pytest.raises(ValueError, match="must be 'sum', 'mean'"):
         pair.extended.reduce_to("max", ids(pair), None)
-    with pytest.raises(replicax.ContextError, match="belongs to"):
+    with pytest.raises(replicax.errors.ContextError, match="belongs to"):
         pair.extended.reduce_to("sum", ids(pair), make(strategy_of(4)))
     with pytest.raises(TypeError, match="options must be CommunicationOptions or None"):
         pair.extended.reduce_to("sum", ids(pair), None, options={})
@@ -254,7 +254,7 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
             lambda s: s.extended.update_non_slot(s.extended.non_slot_devices([v]), lambda y: y + 1, args=(held[-1],))
         )
 
-    with pytest.raises(replicax.LocalityError, match=r"update_non_slot: args\[0\] differs between replicas"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"update_non_slot: args\[0\] differs between replicas"):
         pair.run(step, args=(ids(pair),))
 
 
@@ -262,9 +262,9 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
     ("call", "error", "message"),
     [
         (lambda e, v: e.update(3, lambda v: v), TypeError, "expected a Variable, got 3"),
-        (lambda e, v: e.update(v, lambda v: v), replicax.ContextError, "belongs to"),
+        (lambda e, v: e.update(v, lambda v: v), replicax.errors.ContextError, "belongs to"),
         (lambda e, v: e.update_non_slot(["cpu:6"], lambda: 1), ValueError, "expected the result of non_slot_devices"),
-        (lambda e, v: e.non_slot_devices([v]), replicax.ContextError, "belongs to"),
+        (lambda e, v: e.non_slot_devices([v]), replicax.errors.ContextError, "belongs to"),
         (lambda e, v: e.non_slot_devices(v), TypeError, r"expected a list of variables, got .*of one: \[v\]"),
         (lambda e, v: e.non_slot_devices([3]), TypeError, "expected variables, got 3"),
     ],
@@ -284,7 +284,7 @@ def test_inside_a_replica_they_say_where_to_go(pair, method) -> None:
         "update": lambda e, x: e.update(v, lambda v: v),
         "update_non_slot": lambda e, x: e.update_non_slot(None, lambda: 1),
     }
-    with pytest.raises(replicax.ContextError, match="called inside a replica. Inside a step use .*merge_call"):
+    with pytest.raises(replicax.errors.ContextError, match="called inside a replica. Inside a step use .*merge_call"):
         pair.run(lambda x: calls[method](pair.extended, x), args=(ids(pair),))
 
 
@@ -372,14 +372,14 @@ def test_variables_colocated_inside_a_step(executor) -> None:
 
 def test_colocating_in_the_wrong_place(pair) -> None:
     v, other = make(pair), make(strategy_of(4))
-    with pytest.raises(replicax.ContextError, match="colocate_vars_with of .* was called outside its scope"):
+    with pytest.raises(replicax.errors.ContextError, match="colocate_vars_with of .* was called outside its scope"):
         pair.extended.colocate_vars_with(v)
     with pair.scope():
         with pytest.raises(ValueError, match="its variables are not on .*cpu:7'"):
             pair.extended.colocate_vars_with("cpu:7")
         with pytest.raises(ValueError, match="create it outside"), pair.extended.colocate_vars_with(v):
-            replicax.ShardedVariable(jnp.zeros((4, 4)))
-        with pytest.raises(replicax.ContextError, match="belongs to"):
+            replicax.variables.ShardedVariable(jnp.zeros((4, 4)))
+        with pytest.raises(replicax.errors.ContextError, match="belongs to"):
             pair.extended.colocate_vars_with(other)
         assert replicax.Variable(0.0, logical_device=0).layout.logical_device is None
 

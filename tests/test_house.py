@@ -101,7 +101,7 @@ def test_a_strategy_of_several_choices_is_a_file_of_30_lines() -> None:
 
 
 def test_a_chip_is_a_value() -> None:
-    chip = replicax.Chip("abacus", flops=1e3, memory=1e6, bandwidth=1e3)
+    chip = replicax.planning.Chip("abacus", flops=1e3, memory=1e6, bandwidth=1e3)
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     found = replicax.plan(strategy, lambda: jax.numpy.ones(3), chip=chip)
     assert found.chip.name == "abacus"

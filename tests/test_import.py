@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -56,5 +57,18 @@ def test_each_public_name_is_declared_listed_and_loaded_alike() -> None:
     tree = ast.parse(pathlib.Path(replicax.__file__).read_text())
     [typed] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     declared = {a.name: n.module for n in typed.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    for room in ("cluster", "data", "errors", "parameter_server", "planning", "variables"):
+        assert declared.pop(room) == "replicax"
     assert declared == replicax._LATER
     assert set(replicax.__all__) == {*declared, "EXIT_PREEMPTED"}
+
+
+def test_names_that_have_moved_are_still_found_with_a_warning() -> None:
+    assert len(replicax.__all__) <= 70
+    for module, names in replicax._MOVED.items():
+        room = importlib.import_module(module)
+        assert set(names) <= set(room.__all__)
+        for name in names:
+            with pytest.warns(DeprecationWarning, match=f"^replicax.{name} is now {module}.{name}$"):
+                assert getattr(replicax, name) is getattr(room, name)
+            assert name not in dir(replicax)

@@ -131,7 +131,7 @@ def test_a_variable_takes_different_numbers_of_rows(aggregation: str) -> None:
 @pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
 def test_rows_are_combined_by_the_aggregation(aggregation: str, method: str, kind: str, executor: str) -> None:
     strategy = strategy_of(2)
-    make = replicax.ShardedVariable if kind == "split" else replicax.Variable
+    make = replicax.variables.ShardedVariable if kind == "split" else replicax.Variable
     with strategy.scope():
         table = make(TABLE, name="table", aggregation=aggregation)
     strategy.run(
@@ -163,7 +163,7 @@ def test_from_across_and_what_all_agree_on(pair: replicax.Strategy) -> None:
     pair.run(lambda: table.scatter_add(rows))
     assert table.numpy()[4].tolist() == [2, 2]
     np.testing.assert_array_equal(table.numpy()[:4], TABLE[:4])
-    with pytest.raises(replicax.LocalityError, match="variable 'table' .* was assigned a value, but it differs"):
+    with pytest.raises(replicax.errors.LocalityError, match="variable 'table' .* was assigned a value, but it differs"):
         pair.run(lambda v, i: table.scatter_add(IndexedSlices(v, i, SHAPE)), slices(pair))
 
 
@@ -196,7 +196,7 @@ def test_a_gradient_that_has_been_reduced_is_not_reduced_again(pair: replicax.St
         rows = here().all_reduce("sum", IndexedSlices(values, indices, SHAPE))
         optimizer.apply_gradients([(rows, table)], aggregate=aggregate)
 
-    with pytest.raises(replicax.LocalityError, match="gradient of variable 'table' .* has been all-reduced"):
+    with pytest.raises(replicax.errors.LocalityError, match="gradient of variable 'table' .* has been all-reduced"):
         pair.run(step, (*slices(pair), True))
     pair.run(step, (*slices(pair), False))
     np.testing.assert_allclose(table.value, TABLE - 0.1 * dense(2), rtol=1e-5)
@@ -242,7 +242,7 @@ def test_rows_of_each_replica_from_across(pair: replicax.Strategy) -> None:
         table = replicax.Variable(TABLE, name="table")
     values, indices = slices(pair)
     with pytest.raises(
-        replicax.LocalityError, match="'table' .*: scatter_add got .*, rows of each replica. Combine them"
+        replicax.errors.LocalityError, match="'table' .*: scatter_add got .*, rows of each replica. Combine them"
     ):
         table.scatter_add(IndexedSlices(values, indices, SHAPE))
     table.scatter_add(pair.reduce("sum", IndexedSlices(values, indices, SHAPE)))

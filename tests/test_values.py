@@ -74,7 +74,7 @@ def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> No
 )
 def test_it_is_no_array(pair: replicax.Strategy, use) -> None:
     x = pair.distribute_values_from_function(lambda ctx: 1.0)
-    with pytest.raises((TypeError, replicax.LocalityError), match=r"^PerReplica\(.*strategy.local_results"):
+    with pytest.raises((TypeError, replicax.errors.LocalityError), match=r"^PerReplica\(.*strategy.local_results"):
         use(x)
 
 
@@ -158,7 +158,9 @@ def test_values_from_function_of_different_ranks(pair: replicax.Strategy) -> Non
     problem = r"args\[0\] can't run as one compiled program.*float32\[2\], float32\[2, 2\]"
     with pytest.raises(ValueError, match=problem):
         pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="compiled"))
-    with pytest.warns(replicax.ExecutorWarning, match=problem + ".* So it does now, and so will others") as caught:
+    with pytest.warns(
+        replicax.errors.ExecutorWarning, match=problem + ".* So it does now, and so will others"
+    ) as caught:
         result = pair.run(lambda x: x + 1, args=(x,))
     pair.run(lambda x: x + 2, args=(x,))  # said once
     assert len(caught) == 1

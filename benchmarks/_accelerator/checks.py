@@ -242,7 +242,7 @@ def _mistakes(devices: list[jax.Device]) -> Difference:
     [batch] = strategy.distribute_dataset([np.arange(len(devices), dtype=np.float32)])
     try:
         strategy.run(lambda x: v.assign(x.sum()), args=(batch,))
-    except replicax.LocalityError:
+    except replicax.errors.LocalityError:
         return 0.0
     return 0.0 if len(devices) == 1 else float("inf")
 
@@ -258,7 +258,7 @@ def _quiet() -> Iterator[None]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", replicax.ExecutorWarning)
+        warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
         yield
 
 

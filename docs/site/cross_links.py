@@ -12,7 +12,15 @@ from sphinx.transforms import SphinxTransform
 
 import replicax
 
-_NAME = re.compile(r"(?:replicax\.)?(\w+)(?:\.\w+)*(?:\(.*\))?")
+_NAME = re.compile(
+    r"(?:replicax\.)?(?:(?:"
+    + "|".join(room.partition(".")[2] for room in replicax._MOVED)
+    + r")\.)?(\w+)(?:\.\w+)*(?:\(.*\))?"
+)
+_PLACES = {name: f"replicax.{name}" for name in replicax.__all__} | {
+    name: f"{room}.{name}" for room, names in replicax._MOVED.items() for name in names
+}
+"""Where each public name is."""
 _PAGE = re.compile(r"docs/([\w/]+)\.md")
 
 
@@ -39,10 +47,10 @@ class CrossLinks(SphinxTransform):
 
 def _public_name(text: str) -> str | None:
     match = _NAME.fullmatch(text)
-    if not match or match[1] not in replicax.__all__:
+    if not match or match[1] not in _PLACES:
         return None
     is_word = match[1].islower() and not text.startswith("replicax.")  # such as "plan", "train", "assign"
-    return None if is_word else f"replicax.{match[1]}"
+    return None if is_word else _PLACES[match[1]]
 
 
 def _is_in_link(node: nodes.Node) -> bool:

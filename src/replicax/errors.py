@@ -19,6 +19,25 @@ import traceback
 import types
 from collections.abc import Sequence
 
+__all__ = [
+    "AbsentDeviceError",
+    "CheckpointError",
+    "CompilationError",
+    "ContextError",
+    "DeadlockError",
+    "ExecutorWarning",
+    "IntegerRangeError",
+    "LocalityError",
+    "LocalityWarning",
+    "PlacementError",
+    "ReproducibilityWarning",
+    "RetraceWarning",
+    "ShareWarning",
+    "TraceError",
+    "VariableLostError",
+    "WorkerError",
+]
+
 
 class LocalityError(ValueError):
     """A value has the wrong locality: per-replica where all replicas must agree, or the reverse.

@@ -121,7 +121,7 @@ def test_what_is_computed_together_has_localities_of_its_own() -> None:
         options = replicax.RunOptions(executor=executor)
         strategy.run(step, args=(batch, False), options=options)
         assert kept.numpy() == 1.5
-        with pytest.raises(replicax.LocalityError, match="kept"):
+        with pytest.raises(replicax.errors.LocalityError, match="kept"):
             strategy.run(step, args=(batch, True), options=options)
 
 

@@ -12,7 +12,7 @@ import replicax
 from tests.cases.cases import CASES, REPLICAS, A, Case, X, bundles, numbers, plainly, together
 from tests.conftest import strategy_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # some draw from a key that all have
+pytestmark = pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all have
 
 BUNDLES = bundles(26)
 # Bundles of a subject are alike. What `make test` has is an even choice of more than half of the programs.

@@ -155,7 +155,7 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
 
     began = time.monotonic()
     strategy = replicax.ParameterServerStrategy(
-        num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     iterations, counts, add = counting(strategy, _ELEMENTS)
 
@@ -167,7 +167,7 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
 
     rng = random.Random(seed)
     killed: dict[str, list[str]] = collections.defaultdict(list)
-    results: list[replicax.RemoteValue] = []
+    results: list[replicax.parameter_server.RemoteValue] = []
     noted: set[local_processes.Process] = set()
     before = local_processes.of({os.getpid()})
     with replicax.ClusterCoordinator(strategy) as coordinator:

@@ -37,7 +37,7 @@ def main(address: str, worker: int, folder: str) -> None:
         time.sleep(60)
     try:
         manager.wait()
-    except replicax.CheckpointError as error:
+    except replicax.errors.CheckpointError as error:
         print(f"TOLD {error}", flush=True)
     os._exit(0)  # JAX would wait for the other
 

@@ -64,7 +64,7 @@ class Placement:
         if self.kind == "sharded":
             return replicax.ShardedStrategy(mine)
         if self.kind == "groups":
-            return replicax.ShardedStrategy(mine, replicax.GroupPartitioner(2))
+            return replicax.ShardedStrategy(mine, replicax.variables.GroupPartitioner(2))
         return replicax.MirroredStrategy(mine) if self.workers == 1 else replicax.MultiWorkerMirroredStrategy(mine)
 
 
@@ -82,7 +82,7 @@ def datasets(folder: str, batch: int) -> list[Any]:
     """
 
     def lines(last: int) -> Any:
-        numbers = replicax.text_lines(f"{folder}/*.txt").map(np.float32)
+        numbers = replicax.data.text_lines(f"{folder}/*.txt").map(np.float32)
         return numbers.filter(lambda number: number % 3 != 0 and number < last)
 
     half = EXAMPLES * 3 // 4  # the numbers below it are half of the examples

@@ -190,7 +190,7 @@ def test_the_newest_whole_one_is_used(run, how, caplog) -> None:
 def test_a_checkpoint_by_path_says_what_is_wrong(run, how) -> None:
     folder, v, checkpoint = run
     damage(folder / "step-00000003", how)
-    with pytest.raises(replicax.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
+    with pytest.raises(replicax.errors.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
         checkpoint.restore(folder / "step-00000003")
     assert float(v.value[0]) == 0.0
 
@@ -203,7 +203,7 @@ def test_every_byte_counts(run) -> None:
         before = path.read_bytes()
         for place in (0.0, 0.3, 0.6, 0.999):
             flip(path, place)
-            with pytest.raises(replicax.CheckpointError, match="can't be restored"):
+            with pytest.raises(replicax.errors.CheckpointError, match="can't be restored"):
                 checkpoint.restore(newest)
             path.write_bytes(before)
     assert float(v.value[0]) == 0.0
@@ -215,7 +215,7 @@ def test_none_that_is_whole_is_an_error(run) -> None:
     folder, v, checkpoint = run
     for step, how in ((1, "truncated"), (2, "no-manifest"), (3, "emptied")):
         damage(folder / f"step-0000000{step}", how)
-    with pytest.raises(replicax.CheckpointError, match="none of the checkpoints in .* is whole") as caught:
+    with pytest.raises(replicax.errors.CheckpointError, match="none of the checkpoints in .* is whole") as caught:
         replicax.CheckpointManager(checkpoint, folder).restore_latest()
     for step in (1, 2, 3):
         assert f"step-0000000{step}: " in str(caught.value)
@@ -248,7 +248,7 @@ def test_pieces_of_another_save_are_not_taken(run) -> None:
     ids = [json.loads(path.read_text())["id"] for path in (second, third)]
     assert len(set(ids)) == 2
     third.write_text(third.read_text().replace(ids[1], ids[0]))  # the copy of another, of the same size in any case
-    with pytest.raises(replicax.CheckpointError, match="its index is that of another checkpoint"):
+    with pytest.raises(replicax.errors.CheckpointError, match="its index is that of another checkpoint"):
         checkpoint.restore(folder / "step-00000003")
 
 
@@ -278,7 +278,7 @@ def test_many_damaged_ones_do_not_fill_the_log(run, caplog) -> None:
     assert lines[-1] == "80 more checkpoints were passed over"
     for step in (1, 2, 3):
         shutil.rmtree(folder / f"step-{step:08d}")
-    with pytest.raises(replicax.CheckpointError, match=r"step-00000084: .*; and 80 more$"):
+    with pytest.raises(replicax.errors.CheckpointError, match=r"step-00000084: .*; and 80 more$"):
         replicax.CheckpointManager(checkpoint, folder).restore_latest()
     for step in range(4, 104):
         os.rename(folder / f"step-{step:08d}", folder / f"step-{step:08d}.unfinished-{step}")

@@ -91,7 +91,9 @@ def test_the_best_is_kept(checkpoint, tmp_path, direction, best, kept) -> None:
         again.save(9, {"loss": 1.0})
     with pytest.raises(ValueError, match="the metric 'score' is no number: 'high'"):
         again.save(9, {"score": "high"})
-    with pytest.raises(replicax.CheckpointError, match="of step 1 in .* can't be restored: .*there is no such folder"):
+    with pytest.raises(
+        replicax.errors.CheckpointError, match="of step 1 in .* can't be restored: .*there is no such folder"
+    ):
         again.restore(1)
 
 

@@ -96,7 +96,9 @@ def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
         variables = []
         for make, count, factor in ((source, 2, 1), (onto, 3, 0)):
             with make([f"cpu:{i}" for i in range(count)] if make is replicax.ShardedStrategy else count).scope():
-                variables.append([replicax.ShardedVariable(values * factor), replicax.Variable(values.T * factor)])
+                variables.append(
+                    [replicax.variables.ShardedVariable(values * factor), replicax.Variable(values.T * factor)]
+                )
         replicax.Checkpoint(v=variables[0]).save(tmp_path / onto.__name__)
         replicax.Checkpoint(v=variables[1]).restore(tmp_path / onto.__name__)
         np.testing.assert_array_equal(variables[1][0].numpy(), values)
@@ -222,7 +224,9 @@ def test_an_iterator_whose_place_is_unknown(tmp_path) -> None:
 def test_only_outside_of_steps(tmp_path) -> None:
     checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
     for method in (checkpoint.save, checkpoint.restore):
-        with pytest.raises(replicax.ContextError, match=rf"Checkpoint.{method.__name__} was called inside a step"):
+        with pytest.raises(
+            replicax.errors.ContextError, match=rf"Checkpoint.{method.__name__} was called inside a step"
+        ):
             replicax.get_strategy().run(lambda method=method: method(tmp_path / "a"))
 
 
@@ -244,7 +248,7 @@ def test_a_lost_variable_is_not_saved_and_comes_back(tmp_path) -> None:
     checkpoint = replicax.Checkpoint(v=v)
     checkpoint.save(tmp_path / "a")
     v.slot.array.delete()
-    with pytest.raises(replicax.VariableLostError):
+    with pytest.raises(replicax.errors.VariableLostError):
         checkpoint.save(tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     checkpoint.restore(tmp_path / "a")

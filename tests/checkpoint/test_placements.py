@@ -143,7 +143,7 @@ def bytes_of_arrays(folder) -> int:
 
 @pytest.mark.parametrize("kind", ["mirrored", "sharded"])
 def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_path, kind) -> None:
-    pairs = replicax.GroupPartitioner(2)
+    pairs = replicax.variables.GroupPartitioner(2)
     runs = {
         "groups": Run.of(replicax.ShardedStrategy([f"cpu:{i}" for i in range(6)], pairs), batch=12),
         kind: Run.of(strategy_named(kind, 3), batch=12, seed=1),
@@ -165,10 +165,10 @@ def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_p
 def test_a_piece_that_is_filled_up_is_saved_without_the_filling(tmp_path) -> None:
     values = np.arange(5, dtype=np.float32)
     with strategy_of(4).scope():
-        v = replicax.ShardedVariable(values)
+        v = replicax.variables.ShardedVariable(values)
     replicax.Checkpoint(v=v).save(tmp_path / "a")
     with strategy_of(3).scope():
-        w = replicax.ShardedVariable(values * 0)
+        w = replicax.variables.ShardedVariable(values * 0)
     replicax.Checkpoint(v=w).restore(tmp_path / "a")
     np.testing.assert_array_equal(w.numpy(), values)
     np.testing.assert_array_equal(w.slot.array, [0, 1, 2, 3, 4, 0])

@@ -86,11 +86,13 @@ def test_a_full_disk(tmp_path) -> None:
     v = replicax.Variable(np.ones(100_000, np.float32))
     checkpoint = replicax.Checkpoint(v=v)
     with files_up_to(50_000):
-        with pytest.raises(replicax.CheckpointError, match=rf"checkpoint {tmp_path}/a could not be written: OSError"):
+        with pytest.raises(
+            replicax.errors.CheckpointError, match=rf"checkpoint {tmp_path}/a could not be written: OSError"
+        ):
             checkpoint.save(tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
         checkpoint.save(tmp_path / "b", wait=False)
-        with pytest.raises(replicax.CheckpointError, match=r"b could not be written"):
+        with pytest.raises(replicax.errors.CheckpointError, match=r"b could not be written"):
             checkpoint.wait()
         checkpoint.wait()  # it is raised once
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +114,7 @@ def test_a_failure_is_raised_at_the_next_call(tmp_path, call) -> None:
         "restore": lambda: manager.restore(2),
         "exit": lambda: manager.__exit__(None, None, None),
     }
-    with pytest.raises(replicax.CheckpointError, match="step-00000004 could not be written: OSError"):
+    with pytest.raises(replicax.errors.CheckpointError, match="step-00000004 could not be written: OSError"):
         calls.get(call, getattr(manager, call, None))()
     assert manager.steps == (2,)
     assert manager.save(4, force=True)  # the same step again
@@ -143,7 +145,9 @@ def test_errors_of_the_file_system(tmp_path, monkeypatch, call) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fails)
-        with pytest.raises(replicax.CheckpointError, match="could not be written: OSError: .*Input/output error"):
+        with pytest.raises(
+            replicax.errors.CheckpointError, match="could not be written: OSError: .*Input/output error"
+        ):
             checkpoint.save(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "a")

@@ -95,7 +95,7 @@ def test_arrays_of_which_each_worker_has_a_part(tmp_path, shared) -> None:
         checkpoint.restore(tmp_path / "global", partial=True)
         assert checkpoint.array.tolist() == list(range(8))
     else:  # one disk has a part of it only
-        with pytest.raises(replicax.CheckpointError, match="no worker has all of array"):
+        with pytest.raises(replicax.errors.CheckpointError, match="no worker has all of array"):
             replicax.Checkpoint(array=np.zeros(8, np.float32), here=np.zeros(8, np.float32), step=0).restore(
                 tmp_path / "disk-1" / "global"
             )

@@ -69,7 +69,7 @@ def latest(folders: list[str], step: int | None = None) -> tuple[Any, Any, list[
         manager = replicax.CheckpointManager(run.checkpoint, folders[jax.process_index()])
         try:
             found = manager.restore_latest()
-        except replicax.CheckpointError as error:
+        except replicax.errors.CheckpointError as error:
             return str(error), None, messages, False
         values = run.values()
         manager.save(step or (found or 0) + 10)

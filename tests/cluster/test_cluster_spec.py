@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax import ClusterSpec
+from replicax.cluster import ClusterSpec
 from replicax.cluster.addresses import host_and_port, is_loopback, join_address, split_address
 
 

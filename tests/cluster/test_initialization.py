@@ -77,11 +77,11 @@ def test_devices_that_were_made_before() -> None:
 
 
 def test_a_process_that_is_alone_stays_alone(monkeypatch) -> None:
-    alone = replicax.SimpleClusterResolver(replicax.ClusterSpec({"worker": [here()]}))
+    alone = replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({"worker": [here()]}))
     replicax.initialize_workers()
     found = replicax.MultiWorkerMirroredStrategy().cluster_resolver
     assert (found.task_type, found.task_id, found.cluster_spec()) == ("worker", 0, {})
-    for resolver in (alone, replicax.SimpleClusterResolver(replicax.ClusterSpec({}))):
+    for resolver in (alone, replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({}))):
         replicax.initialize_workers(resolver)
         assert replicax.MultiWorkerMirroredStrategy(cluster_resolver=resolver).cluster_resolver is resolver
     monkeypatch.setenv("TF_CONFIG", tf_config({"chief": [here()]}, "chief", 0))
@@ -90,13 +90,13 @@ def test_a_process_that_is_alone_stays_alone(monkeypatch) -> None:
 
 def test_what_is_no_resolver_and_no_time() -> None:
     with pytest.raises(
-        TypeError, match="cluster_resolver must be a replicax.ClusterResolver, got 'node0:2222'.*Simple"
+        TypeError, match="cluster_resolver must be a replicax.cluster.ClusterResolver, got 'node0:2222'.*Simple"
     ):
         replicax.initialize_workers("node0:2222")
     with pytest.raises(
         TypeError, match=r"first argument names devices, .*SimpleClusterResolver.*cluster_resolver=\.\.\."
     ):
-        replicax.MultiWorkerMirroredStrategy(replicax.SimpleClusterResolver(replicax.ClusterSpec({})))
+        replicax.MultiWorkerMirroredStrategy(replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({})))
     for seconds in (0, -1, True, "9"):
         with pytest.raises(ValueError, match="timeout_seconds must be a positive number or None"):
             replicax.initialize_workers(timeout_seconds=seconds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replicax import KubernetesClusterResolver, KubernetesExecutableLocation
+from replicax.cluster import KubernetesClusterResolver, KubernetesExecutableLocation
 
 
 @dataclasses.dataclass

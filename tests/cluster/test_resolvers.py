@@ -7,7 +7,7 @@ import json
 import pytest
 
 import replicax
-from replicax import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
+from replicax.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
 
 PAIR = {"worker": ["a:1", "b:1"]}
 
@@ -110,7 +110,9 @@ def test_what_a_simple_resolver_says() -> None:
 
 
 def test_what_a_simple_resolver_does_not_take() -> None:
-    with pytest.raises(TypeError, match=r"cluster_spec must be a replicax.ClusterSpec, got \{'worker'.*make one"):
+    with pytest.raises(
+        TypeError, match=r"cluster_spec must be a replicax.cluster.ClusterSpec, got \{'worker'.*make one"
+    ):
         SimpleClusterResolver(PAIR)
     with pytest.raises(TypeError, match="master must be an address as a string, got 3"):
         SimpleClusterResolver(ClusterSpec(PAIR), master=3)
@@ -119,7 +121,7 @@ def test_what_a_simple_resolver_does_not_take() -> None:
 
 
 def test_a_resolver_of_ones_own() -> None:
-    class Two(replicax.ClusterResolver):
+    class Two(replicax.cluster.ClusterResolver):
         def cluster_spec(self):
             return ClusterSpec(PAIR)
 
@@ -136,7 +138,7 @@ def test_a_resolver_of_ones_own() -> None:
     with pytest.raises(ValueError, match="Two has a cluster of 2 workers, and does not say which.*Set them"):
         replicax.initialize_workers(unknown)
     with pytest.raises(TypeError, match="abstract"):
-        replicax.ClusterResolver()
+        replicax.cluster.ClusterResolver()
 
 
 # --- several as one -------------------------------------------------------------------------------------

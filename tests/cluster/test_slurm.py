@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from replicax import SlurmClusterResolver
+from replicax.cluster import SlurmClusterResolver
 from replicax.cluster.slurm import expand_hostlist, expand_tasks_per_node
 
 STEP = {"STEP_NODELIST": "node[9-10],big", "STEP_TASKS_PER_NODE": "2(x2),1", "STEP_NUM_TASKS": "5", "PROCID": "3"}

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from replicax import ClusterSpec, SimpleClusterResolver, _jax
+from replicax import _jax
+from replicax.cluster import ClusterSpec, SimpleClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
 
 CLUSTER = {"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"], "evaluator": ["e:1"]}

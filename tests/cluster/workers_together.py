@@ -23,14 +23,16 @@ def summed() -> Any:
 
 def devices_first() -> Any:
     """Devices, a strategy by a resolver, and then again what disagrees with it."""
-    resolver = replicax.TFConfigClusterResolver()
+    resolver = replicax.cluster.TFConfigClusterResolver()
     replicax.initialize_workers(resolver, timeout_seconds=30)
     replicax.initialize_workers()
     seen = len(jax.devices())
     strategy = replicax.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     same = strategy.cluster_resolver is resolver
-    other = replicax.SimpleClusterResolver(
-        replicax.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]}), task_type="worker", task_id=2
+    other = replicax.cluster.SimpleClusterResolver(
+        replicax.cluster.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]}),
+        task_type="worker",
+        task_id=2,
     )
     return [seen, same, resolver.num_accelerators("worker", 0), _error(lambda: replicax.initialize_workers(other))]
 

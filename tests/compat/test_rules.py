@@ -376,6 +376,6 @@ def test_a_collective_on_which_towers_disagree(executor: Executor) -> None:
         tower = tf.get_tower_context()
         return jax.lax.cond(x > 0, lambda: tower.merge_call(lambda d, x: d.reduce("sum", x), x), lambda: x)
 
-    with entered(d, executor), pytest.raises(replicax.DeadlockError) as caught:
+    with entered(d, executor), pytest.raises(replicax.errors.DeadlockError) as caught:
         d.call_for_each_tower(fn, d.worker_device_index)
     assert "replica " not in str(caught.value)

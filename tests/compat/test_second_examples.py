@@ -15,7 +15,7 @@ from tests.compat.documents import documents
 from tests.compat.executors import Executor, on_both
 from tests.data.files.writing import write_tfrecords
 
-pytestmark = pytest.mark.filterwarnings("ignore::replicax.ExecutorWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::replicax.errors.ExecutorWarning")
 
 
 def test_each_example_is_here() -> None:
@@ -72,7 +72,7 @@ def test_distributing_a_dataset_of_files(executor: Executor, tmp_path: pathlib.P
         return x.sum()
 
     # Create a dataset
-    dataset = replicax.tfrecords(write_files(tmp_path)).map(lambda r: np.frombuffer(r, np.float32)[0]).batch(4)
+    dataset = replicax.data.tfrecords(write_files(tmp_path)).map(lambda r: np.frombuffer(r, np.float32)[0]).batch(4)
     # Distribute that dataset
     dist_dataset = strategy.experimental_distribute_dataset(dataset)
     with executor():
@@ -86,7 +86,7 @@ def test_distributing_a_dataset_of_files(executor: Executor, tmp_path: pathlib.P
 @on_both
 def test_the_spec_of_a_dataset(executor: Executor, tmp_path: pathlib.Path) -> None:
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    dataset = replicax.tfrecords(write_files(tmp_path)).map(lambda r: np.frombuffer(r, np.float32)[0]).batch(4)
+    dataset = replicax.data.tfrecords(write_files(tmp_path)).map(lambda r: np.frombuffer(r, np.float32)[0]).batch(4)
     dist_dataset = strategy.experimental_distribute_dataset(dataset)
 
     def train_step(inputs: Any) -> Any:

@@ -29,7 +29,9 @@ def on_tpu() -> tf.DistributionStrategy:
 PLACEMENTS: dict[str, Callable[[], tf.DistributionStrategy]] = {
     "mirrored": lambda: tf.MirroredStrategy(DEVICES),
     "sharded": lambda: tf.DistributionStrategy.of(
-        replicax.Strategy(replicax.StrategyExtended(jax.devices()[:TOWERS], replicax.FixedShardsPartitioner(TOWERS)))
+        replicax.Strategy(
+            replicax.StrategyExtended(jax.devices()[:TOWERS], replicax.variables.FixedShardsPartitioner(TOWERS))
+        )
     ),
     "central storage": lambda: tf.DistributionStrategy.of(replicax.CentralStorageStrategy(DEVICES, "cpu:7")),
     "TPU": on_tpu,

@@ -26,7 +26,7 @@ _OTHERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # some draw from a key that all replicas have
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.parametrize(
     "which",
     bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8),
@@ -122,7 +122,9 @@ def test_who_is_late_is_named(implementation: str) -> None:
     x = strategy.distribute_values_from_function(lambda ctx: jnp.full(2, 1.0 + ctx.replica_id_in_sync_group))
     total, everyone = strategy.run(step, args=(x, 0.0, patient))
     assert (total.tolist(), everyone.tolist()) == ([3.0, 3.0], [1.0, 1.0, 2.0, 2.0])
-    with pytest.raises(replicax.DeadlockError, match=r"replica\(s\) \[0\] have waited .* for replica\(s\) \[1\]"):
+    with pytest.raises(
+        replicax.errors.DeadlockError, match=r"replica\(s\) \[0\] have waited .* for replica\(s\) \[1\]"
+    ):
         strategy.run(step, args=(x, 1.5, options))
     time.sleep(1.5)  # the devices are busy until then
 
@@ -166,7 +168,7 @@ def test_gradients_in_bfloat16() -> None:
     np.testing.assert_array_equal(strategy.run(step, args=(x, w)).astype(jnp.float32), np.full((8, 8), 16.0))
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # both replicas differentiate the same
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # both replicas differentiate the same
 def test_branches_may_split_in_different_ways() -> None:
     strategy = logical_strategy(2, 4)
     split = strategy.split_to_logical_devices

@@ -115,7 +115,7 @@ GATHERED = {("all-gather", LAYER, 2 * 2 * LAYERS + 2), ("all-gather", SMALL, 1)}
     ids=["split", "groups", "split, in parts"],
 )
 def test_each_turn_gathers_and_scatters_what_is_large(devices: int, logical: int, group: int, expected: Any) -> None:
-    training = Training(placed(devices, 2, replicax.GroupPartitioner(group, over_all(group, 0)), logical))
+    training = Training(placed(devices, 2, replicax.variables.GroupPartitioner(group, over_all(group, 0)), logical))
     program = training.program()
     found = issued(program)
     if expected is None:  # gathers and scatters of a device's part only
@@ -239,7 +239,7 @@ def test_mirrored_variables_beside_split_ones() -> None:
     strategy = shared_strategy(4, 2)
     with strategy.scope():
         whole = replicax.Variable(jnp.zeros(3), name="whole")
-        pieces = replicax.Variable(jnp.zeros((200, 128)), partitioner=replicax.FixedShardsPartitioner(2))
+        pieces = replicax.Variable(jnp.zeros((200, 128)), partitioner=replicax.variables.FixedShardsPartitioner(2))
 
     def step() -> Any:
         number = context().replica_id_in_sync_group.astype(jnp.float32)

@@ -77,7 +77,12 @@ def test_variables_of_several_groupings_in_one_program() -> None:
     """Each has collectives of its own, and values of both are combined."""
     strategy = strategy_of(4)
     values = [RNG.normal(size=(5, 6)).astype(np.float32) for _ in range(4)]
-    partitioners = [replicax.GroupPartitioner(2, over_all(2, 0)), over_all(4, 0), None, replicax.GroupPartitioner(1)]
+    partitioners = [
+        replicax.variables.GroupPartitioner(2, over_all(2, 0)),
+        over_all(4, 0),
+        None,
+        replicax.variables.GroupPartitioner(1),
+    ]
     with strategy.scope():
         variables = [replicax.Variable(v, partitioner=p) for v, p in zip(values, partitioners, strict=True)]
         optimizer = replicax.Optimizer(optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1)))
@@ -117,7 +122,9 @@ def test_rows_change_in_the_pieces_where_they_are() -> None:
     strategy = strategy_of(6)
     initial, rows = RNG.normal(size=(7, 3)).astype(np.float32), jnp.array([6, 0, -1, 3, 3, 99, 4], jnp.int32)
     with strategy.scope():
-        v = replicax.Variable(initial, partitioner=replicax.GroupPartitioner(3, replicax.FixedShardsPartitioner(3)))
+        v = replicax.Variable(
+            initial, partitioner=replicax.variables.GroupPartitioner(3, replicax.variables.FixedShardsPartitioner(3))
+        )
     assert v.layout == Split(dim=0, size=7, piece=3, replicas=3, groups=2)
     change = lambda value, rows: value.at[rows].add(jnp.ones((7, 3)))  # noqa: E731
     assert kinds(strategy.extended.trace(lambda rows: v.assign(change(v.value, rows)), args=(rows,))) == {}

@@ -123,7 +123,7 @@ def test_a_timeout_names_all_replicas_of_the_device_that_is_missing() -> None:
         return context().all_reduce("sum", x + one, replicax.CommunicationOptions(timeout_seconds=0.3))
 
     missing = r"replica\(s\) \[0, 1\] have waited for more than 0.3 s .* replica\(s\) \[2, 3\], which have not come"
-    with pytest.raises(replicax.DeadlockError, match=missing):
+    with pytest.raises(replicax.errors.DeadlockError, match=missing):
         strategy.run(step, args=(1.0,))
     release.set()
     slower = replicax.CommunicationOptions(timeout_seconds=60.0)
@@ -292,7 +292,7 @@ def test_groups_are_of_devices() -> None:
     with pytest.raises(
         ValueError, match=r"group_size 3 does not divide the number of devices that replicas share, 2: "
     ):
-        replicax.MirroredStrategy(names, replicax.GroupPartitioner(3), num_replicas=6)
+        replicax.MirroredStrategy(names, replicax.variables.GroupPartitioner(3), num_replicas=6)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with pytest.raises(
         ValueError, match=r"groups of logical devices.*got 3 replica\(s\) for 2 group\(s\) of 2 devices"

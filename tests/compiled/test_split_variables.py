@@ -31,7 +31,7 @@ def ordinary_promotion():
 def sharded(devices: int, group: int | None = None, per_device: int = 1) -> replicax.ShardedStrategy:
     """A strategy that splits everything, however small, so that most pieces are uneven."""
     size = group or devices
-    partitioner = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    partitioner = replicax.variables.GroupPartitioner(size, over_all(size, min_bytes=0))
     names = [f"cpu:{i}" for i in range(devices)]
     return replicax.ShardedStrategy(names, partitioner, num_replicas=devices * per_device)
 
@@ -46,7 +46,7 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # some draw from a key that all replicas have
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("devices", "group", "per_device"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
@@ -410,7 +410,7 @@ def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, values: str, piec
     reduce, value = REDUCTIONS[name], jnp.asarray(VALUES[values])
     strategy = strategy_of(4)
     with strategy.scope():
-        v = replicax.ShardedVariable(value, partitioner=replicax.FixedShardsPartitioner(pieces))
+        v = replicax.variables.ShardedVariable(value, partitioner=replicax.variables.FixedShardsPartitioner(pieces))
     found = strategy.run(lambda: [reduce(v.value, axis=axis) for axis in (None, 0, 1)])
     for mine, theirs in zip(found, [reduce(value, axis=axis) for axis in (None, 0, 1)], strict=True):
         assert mine.dtype == theirs.dtype
@@ -420,7 +420,7 @@ def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, values: str, piec
 def test_bits_of_pieces_are_combined_as_bits() -> None:
     strategy = strategy_of(4)
     with strategy.scope():
-        v = replicax.ShardedVariable(np.array([12, 10, 14, 11, 15], np.int32))
+        v = replicax.variables.ShardedVariable(np.array([12, 10, 14, 11, 15], np.int32))
     found = strategy.run(lambda: (jnp.bitwise_and.reduce(v.value), jnp.bitwise_or.reduce(v.value)))
     assert tuple(map(int, found)) == (8, 15)
 
@@ -453,7 +453,7 @@ def test_long_chains_on_what_has_been_moved_are_traced_quickly() -> None:
 def test_the_filling_is_no_part_of_the_value() -> None:
     strategy = strategy_of(2)
     with strategy.scope():
-        v = replicax.ShardedVariable(jnp.array([1.0, 2.0, 4.0]))
+        v = replicax.variables.ShardedVariable(jnp.array([1.0, 2.0, 4.0]))
     with jax.debug_nans(True):
         strategy.run(lambda: v.assign(v.value / v.value))
     assert v.numpy().tolist() == [1, 1, 1]
@@ -464,7 +464,7 @@ def test_what_is_made_of_the_filling_is_in_no_reduction() -> None:
     strategy = strategy_of(2)
     value = jnp.array([1.0, 2.0, 4.0])
     with strategy.scope():
-        v = replicax.ShardedVariable(value)
+        v = replicax.variables.ShardedVariable(value)
 
     def step(x: Any) -> Any:
         return [jnp.cos(x).sum(), (x + 1).mean(), (2 - x).max(), (x - 5).min(), jnp.linalg.norm(x - 3)]
@@ -481,7 +481,7 @@ def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int) ->
     rows = jnp.array([6, 0, -1, 3, 3, 99, 4], jnp.int32)  # some twice, one from the end, one that is not there
     new = jnp.ones((7, 3)) * jnp.arange(7.0)[:, None] if method != "set" else jnp.ones((7, 3))
     with strategy.scope():
-        v = replicax.ShardedVariable(initial, partitioner=replicax.FixedShardsPartitioner(replicas))
+        v = replicax.variables.ShardedVariable(initial, partitioner=replicax.variables.FixedShardsPartitioner(replicas))
 
     def change(value: Any, rows: Any) -> Any:
         return getattr(value.at[rows], method)(new)

@@ -29,10 +29,10 @@ from tests.corpus.corpus import whole
 from tests.programs.programs import third_party
 
 partial = functools.partial
-MEAN = replicax.ShareWarning, "step '(?!partial).*': this is a mean over one replica's own examples"
-TWICE = replicax.ShareWarning, "adds up over the replicas what they have added up already"
-DIFFERS = replicax.LocalityError, "it differs between replicas"
-DEADLOCK = replicax.DeadlockError, "what decides differs between replicas"
+MEAN = replicax.errors.ShareWarning, "step '(?!partial).*': this is a mean over one replica's own examples"
+TWICE = replicax.errors.ShareWarning, "adds up over the replicas what they have added up already"
+DIFFERS = replicax.errors.LocalityError, "it differs between replicas"
+DEADLOCK = replicax.errors.DeadlockError, "what decides differs between replicas"
 MISTAKES: list[Any] = []
 
 

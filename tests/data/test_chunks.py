@@ -160,13 +160,13 @@ def test_a_refused_step_leaves_the_elements_to_come(pair) -> None:
 
     iterator = iter(pair.distribute_dataset(numbered(7)))
     pair.run_steps(step, iterator, 3)
-    with pytest.raises(replicax.LocalityError, match="'v'"):
+    with pytest.raises(replicax.errors.LocalityError, match="'v'"):
         pair.run_steps(wrong, iterator, 3)
     assert float(v) == 0.0
     pair.run_steps(step, iterator, 3)
     state = iterator.get_state()
     assert seen() == list(range(12))
-    with pytest.raises(replicax.LocalityError):
+    with pytest.raises(replicax.errors.LocalityError):
         pair.run_steps(wrong, iterator, 3)
     assert iterator.get_state() == state
     pair.run_steps(step, iterator, 3)

@@ -240,7 +240,7 @@ def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch)
 
 def test_next_inside_a_step(pair) -> None:
     iterator = iter(pair.distribute_dataset(BATCHES))
-    with pytest.raises(replicax.ContextError, match=r"next\(iterator\) was called inside a step"):
+    with pytest.raises(replicax.errors.ContextError, match=r"next\(iterator\) was called inside a step"):
         pair.run(lambda: next(iterator))
     assert next(iterator)["x"].values[0].shape == (2, 3)  # nothing was taken
 

@@ -26,7 +26,7 @@ def number(line: str) -> Any:
 
 
 def lines(paths: list[str]) -> Any:
-    return replicax.text_lines(paths).map(number).batch(4)
+    return replicax.data.text_lines(paths).map(number).batch(4)
 
 
 def examples(rows: Any = ROWS) -> Any:
@@ -141,8 +141,8 @@ def test_a_file_that_gives_fewer_rows_on_one_worker(files: list[str]) -> None:
         return int(line) < 9
 
     makes = [
-        replicax.text_lines(files).map(number).batch(4),
-        replicax.text_lines(files).filter(odd).map(number).batch(4),
+        replicax.data.text_lines(files).map(number).batch(4),
+        replicax.data.text_lines(files).filter(odd).map(number).batch(4),
     ]
     run = on_workers(makes, "data")
     with pytest.raises(ValueError, match="element 2 has 4 rows on worker 0, and 1 on worker 1"):

@@ -159,7 +159,7 @@ def test_states_of_other_datasets(tmp_path) -> None:
         (tmp_path / f"{name}.txt").write_text("1\n2\n")
 
     def lines(pattern):
-        return replicax.text_lines(str(tmp_path / pattern)).map(lambda line: np.int32(int(line))).batch(4)
+        return replicax.data.text_lines(str(tmp_path / pattern)).map(lambda line: np.int32(int(line))).batch(4)
 
     datasets = {
         "numbers": grain.MapDataset.range(26).batch(4),

@@ -67,7 +67,7 @@ def lines(tmp_path_factory):
     for i, size in enumerate((3, 11, 0, 7, 5)):
         (folder / f"{i}.txt").write_text("".join(f"{n}\n" for n in range(start, start + size)))
         start += size
-    return lambda: replicax.text_lines(str(folder / "*.txt")).map(lambda line: np.int32(int(line)))
+    return lambda: replicax.data.text_lines(str(folder / "*.txt")).map(lambda line: np.int32(int(line)))
 
 
 FILED = {

@@ -48,17 +48,25 @@ def window(dataset):
 
 
 PIPELINES = {
-    "text": ("txt", lambda files, b: replicax.text_lines(files).map(number).batch(b)),
-    "csv": ("csv", lambda files, b: replicax.csv_rows(files).map(number).batch(b)),
-    "tfrecord": ("tfrecord", lambda files, b: replicax.tfrecords(files).map(number).batch(b)),
-    "filtered": ("txt", lambda files, b: replicax.text_lines(files).map(number).filter(lambda r: True).batch(b)),
-    "mapped after": ("txt", lambda files, b: replicax.text_lines(files).map(number).batch(b).map(lambda x: dict(x))),
-    "window": ("txt", lambda files, b: window(replicax.text_lines(files).map(number)).batch(b)),
-    "records": ("array_record", lambda files, b: replicax.array_records(files).map(number).batch(b)),
-    "shuffled": ("array_record", lambda files, b: replicax.array_records(files).seed(1).shuffle().map(number).batch(b)),
+    "text": ("txt", lambda files, b: replicax.data.text_lines(files).map(number).batch(b)),
+    "csv": ("csv", lambda files, b: replicax.data.csv_rows(files).map(number).batch(b)),
+    "tfrecord": ("tfrecord", lambda files, b: replicax.data.tfrecords(files).map(number).batch(b)),
+    "filtered": ("txt", lambda files, b: replicax.data.text_lines(files).map(number).filter(lambda r: True).batch(b)),
+    "mapped after": (
+        "txt",
+        lambda files, b: replicax.data.text_lines(files).map(number).batch(b).map(lambda x: dict(x)),
+    ),
+    "window": ("txt", lambda files, b: window(replicax.data.text_lines(files).map(number)).batch(b)),
+    "records": ("array_record", lambda files, b: replicax.data.array_records(files).map(number).batch(b)),
+    "shuffled": (
+        "array_record",
+        lambda files, b: replicax.data.array_records(files).seed(1).shuffle().map(number).batch(b),
+    ),
     "filtered records": (
         "array_record",
-        lambda files, b: replicax.array_records(files).map(number).to_iter_dataset().filter(lambda r: True).batch(b),
+        lambda files, b: (
+            replicax.data.array_records(files).map(number).to_iter_dataset().filter(lambda r: True).batch(b)
+        ),
     ),
 }
 
@@ -120,8 +128,8 @@ def test_interrupted_and_restored(folders, pipeline, data) -> None:
 def test_too_few_files(folders) -> None:
     files = folders("txt", [3, 3])
     with pytest.raises(ValueError, match=r"each of 4 workers at least one file, but there are 2 file\(s\)"):
-        Run(lambda context: replicax.text_lines(files).map(number).batch(4), 4, 1, InputOptions("file"))
-    run = Run(lambda context: replicax.text_lines(files).map(number).batch(4), 4, 1)
+        Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), 4, 1, InputOptions("file"))
+    run = Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), 4, 1)
     assert run.seen() == collections.Counter(range(6))
     assert "DATA (AUTO: 2 file(s) are too few for 4 workers)" in str(run.datasets[0].plan())
 
@@ -133,10 +141,10 @@ def test_no_files_at_all() -> None:
 
 def test_the_plan_names_the_files_of_each_worker(folders, capsys) -> None:
     files = folders("txt", [3, 3, 3])
-    run = Run(lambda context: replicax.text_lines(files).map(number).batch(4), 2, 2)
+    run = Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), 2, 2)
     plan = run.datasets[0].plan()
     assert capsys.readouterr().out == f"{plan}\n"
-    assert plan.policy is replicax.AutoShardPolicy.FILE
+    assert plan.policy is replicax.data.AutoShardPolicy.FILE
     assert [worker.files for worker in plan.workers] == [(str(files[0]), str(files[2])), (str(files[1]),)]
     assert "worker 1 reads 1 of 3 file(s)" in str(plan)
     assert "replica 2 gets rows 0 to 0 of each 2 of the worker's" in str(plan)
@@ -146,7 +154,7 @@ def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
     good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
     good.write_text("1\n2\n3\n4\n")
     bad.write_text("5\nsix\n7\n8\n")
-    run = Run(lambda context: replicax.text_lines([good, bad]).map(number).batch(2), 2, 1)
+    run = Run(lambda context: replicax.data.text_lines([good, bad]).map(number).batch(2), 2, 1)
 
     def failure(mine, i):
         with pytest.raises((ValueError, RuntimeError)) as caught:
@@ -160,11 +168,11 @@ def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
 
 def test_batches_too_small_for_files_of_their_own(tmp_path) -> None:
     paths = written(tmp_path, "txt", [3, 3, 3])
-    run = Run(lambda context: replicax.text_lines(paths).map(number).batch(2), 3, 1)
-    assert run.datasets[0].plan().policy is replicax.AutoShardPolicy.DATA
+    run = Run(lambda context: replicax.data.text_lines(paths).map(number).batch(2), 3, 1)
+    assert run.datasets[0].plan().policy is replicax.data.AutoShardPolicy.DATA
     assert run.seen() == collections.Counter(range(9))
     with pytest.raises(ValueError, match="a batch of 2 is too small for 3 workers"):
-        Run(lambda context: replicax.text_lines(paths).map(number).batch(2), 3, 1, InputOptions("file"))
+        Run(lambda context: replicax.data.text_lines(paths).map(number).batch(2), 3, 1, InputOptions("file"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,7 @@ def test_batches_too_small_for_files_of_their_own(tmp_path) -> None:
 def test_the_first_workers_have_the_larger_batches_of_their_own(tmp_path, batch: int, sizes: tuple[int, ...]) -> None:
     """As the first replicas have of a batch that all workers share."""
     paths = written(tmp_path, "txt", [8, 8])
-    run = Run(lambda context: replicax.text_lines(paths).map(number).batch(batch), 2, 2, InputOptions("file"))
+    run = Run(lambda context: replicax.data.text_lines(paths).map(number).batch(batch), 2, 2, InputOptions("file"))
     [step] = run.steps(1)
     assert step[0].sizes == sizes
     run.close()

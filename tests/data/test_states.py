@@ -26,7 +26,7 @@ SOURCES = {
     "a list": lambda s, folder: [np.arange(4.0)] * 5,
     "a generator function": lambda s, folder: lambda: iter([np.arange(4.0)] * 5),
     "a stream": lambda s, folder: grain.MapDataset.source(np.arange(20.0)).to_iter_dataset().batch(4),
-    "files": lambda s, folder: replicax.text_lines(lines(folder)).map(np.float32).batch(4),
+    "files": lambda s, folder: replicax.data.text_lines(lines(folder)).map(np.float32).batch(4),
 }
 
 
@@ -103,7 +103,7 @@ def test_a_source_that_has_become_shorter_does_not_look_as_if_it_had_ended(pair)
 def test_a_file_that_has_been_cut_off_is_found_at_once(pair, tmp_path, name) -> None:
     file = lines(tmp_path, name)
     whole = file.read_bytes()
-    dataset = pair.distribute_dataset(replicax.text_lines(file).map(np.float32).batch(4))
+    dataset = pair.distribute_dataset(replicax.data.text_lines(file).map(np.float32).batch(4))
     with begun(dataset) as iterator:
         state = iterator.get_state()
     with begun(dataset, 1) as iterator:
@@ -118,7 +118,7 @@ def test_a_file_that_has_been_cut_off_is_found_at_once(pair, tmp_path, name) -> 
 
 
 def test_the_iterator_of_files_itself(tmp_path) -> None:
-    iterator = iter(replicax.text_lines(lines(tmp_path)))
+    iterator = iter(replicax.data.text_lines(lines(tmp_path)))
     next(iterator)
     state = iterator.get_state()
     for wrong in ({"records": -1}, {"position": {"byte": -2}}, {"counts": ["x"]}):

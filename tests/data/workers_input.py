@@ -34,7 +34,7 @@ def sources(files, batch, size):
         "numbered": lambda: grain.MapDataset.source(rows).seed(3).shuffle().batch(batch),
         "iterated": lambda: grain.MapDataset.source(rows).to_iter_dataset().batch(batch),
         "generator": lambda: generate,
-        "files": lambda: replicax.text_lines(files).map(number).batch(batch),
+        "files": lambda: replicax.data.text_lines(files).map(number).batch(batch),
     }
 
 
@@ -68,7 +68,7 @@ def epochs(files, size, batch):
                 ids += local_ids(strategy, element)
                 metric.reset()
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", replicax.ExecutorWarning)
+                    warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
                     share, inside, values = strategy.run(step, args=(element["x"],))
                 outside = strategy.reduce("mean", values, axis=0)
                 means.append([float(x) for x in (strategy.reduce("sum", share), inside, outside, metric.result())])

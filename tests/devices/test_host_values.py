@@ -16,7 +16,7 @@ EXACT = replicax.RunOptions(executor="per_replica")
 
 
 def raises(name: str):
-    return pytest.raises(replicax.IntegerRangeError, match=name + MESSAGE)
+    return pytest.raises(replicax.errors.IntegerRangeError, match=name + MESSAGE)
 
 
 @pytest.mark.parametrize("value", [BIG, 2**40, np.int64(2**40), np.uint64(2**40), [1, 2**40], [[1], [np.int64(2**40)]]])
@@ -37,7 +37,8 @@ def test_limits_are_those_of_the_dtype_that_is_wanted() -> None:
     check_integers(np.array([-8, 7]), "x", jnp.int4)
     for value, dtype in ((np.array([8]), jnp.int4), (-1, jnp.uint32), (np.int16(300), np.int8)):
         with pytest.raises(
-            replicax.IntegerRangeError, match="x has the integer .* goes from .* Choose a dtype|x64.*smaller ones"
+            replicax.errors.IntegerRangeError,
+            match="x has the integer .* goes from .* Choose a dtype|x64.*smaller ones",
         ):
             check_integers(value, "x", dtype)
     with jax.enable_x64(True):
@@ -88,9 +89,11 @@ def test_elements_of_a_dataset(strategy) -> None:
     for options in (None, replicax.InputOptions(prefetch=0), replicax.InputOptions(partial_batch="pad")):
         iterator = iter(strategy.distribute_dataset(batches, options))
         next(iterator)
-        with pytest.raises(replicax.IntegerRangeError, match=r"^element 1\['id'\] has the integer 1099511627776 at"):
+        with pytest.raises(
+            replicax.errors.IntegerRangeError, match=r"^element 1\['id'\] has the integer 1099511627776 at"
+        ):
             next(iterator)
-        with pytest.raises(replicax.IntegerRangeError, match="jax_enable_x64"):
+        with pytest.raises(replicax.errors.IntegerRangeError, match="jax_enable_x64"):
             strategy.run_steps(lambda ctx, x: None, iter(strategy.distribute_dataset(batches[1:], options)), 1)
 
 

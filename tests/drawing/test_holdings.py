@@ -15,7 +15,7 @@ PLACEMENTS = {
     "mirrored": lambda: strategy_of(4),
     "split": lambda: replicax.ShardedStrategy([f"cpu:{i}" for i in range(4)]),
     "groups": lambda: replicax.MirroredStrategy(
-        [f"cpu:{i}" for i in range(4)], variable_partitioner=replicax.GroupPartitioner(2)
+        [f"cpu:{i}" for i in range(4)], variable_partitioner=replicax.variables.GroupPartitioner(2)
     ),
     "logical": lambda: logical_strategy(2, 2),
     "both": lambda: replicax.ShardedStrategy(num_logical_devices=2),
@@ -57,7 +57,7 @@ def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: l
 
 def test_what_a_device_is() -> None:
     resolver = replicax.TPUClusterResolver(emulate="2x1x1x2", slices=2)
-    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.GroupPartitioner())
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.variables.GroupPartitioner())
     columns = columns_of(strategy.extended.replicas, jax.devices()[:8], groups=2)
     assert [(c.name, c.replicas, c.panel, c.group) for c in columns[3:5]] == [
         ("cpu:3", (3,), "slice 0", "group 0"),

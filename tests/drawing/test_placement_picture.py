@@ -65,7 +65,9 @@ def test_a_notebook_shows_it(tmp_path, kind) -> None:
 def test_words_do_not_lie_on_each_other(tmp_path, replicas: int) -> None:
     """By the estimate of their width, which is on the safe side."""
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=2 * replicas)
-    logical = replicax.ShardedStrategy(variable_partitioner=replicax.GroupPartitioner(2), num_logical_devices=2)
+    logical = replicax.ShardedStrategy(
+        variable_partitioner=replicax.variables.GroupPartitioner(2), num_logical_devices=2
+    )
     for one in (strategy, logical):
         with one.scope():
             kept = [

@@ -205,7 +205,7 @@ def test_variables_agree(pair, synchronization, aggregation, method, mirrored) -
             v = replicax.Variable(10.0, synchronization=synchronization, aggregation=aggregation)
         try:
             result = plain(pair, pair.run(step, args=(v, data(pair)), options=options))
-        except replicax.LocalityError as error:
+        except replicax.errors.LocalityError as error:
             result = str(error).split("was assigned")[1].split("\n")[0]
         outcomes.append((result, [float(c) for c in pair.local_results(v)]))
     assert repr(outcomes[0]) == repr(outcomes[1])
@@ -248,9 +248,9 @@ def test_what_is_reduced_is_not_reduced_again(pair) -> None:
         w = replicax.Variable(1.0, name="w")
         optimizer = replicax.Optimizer(optax.sgd(1.0))
     with replicax.debug():
-        with pytest.raises(replicax.LocalityError, match="already the same on every replica"):
+        with pytest.raises(replicax.errors.LocalityError, match="already the same on every replica"):
             pair.run(lambda x: optimizer.apply_gradients([(context().all_reduce("sum", x[0]), w)]), args=(data(pair),))
-        with pytest.raises(replicax.LocalityError, match="differs between replicas, and aggregate=False"):
+        with pytest.raises(replicax.errors.LocalityError, match="differs between replicas, and aggregate=False"):
             pair.run(lambda x: optimizer.apply_gradients([(x[0], w)], aggregate=False), args=(data(pair),))
     assert float(w) == 1.0
 
@@ -367,7 +367,7 @@ ASTRAY = {
 def test_replicas_that_do_not_meet(pair, name) -> None:
     step, message = ASTRAY[name]
     before = threading.active_count()
-    with pytest.raises(replicax.DeadlockError, match=f"do not meet: {message}"):
+    with pytest.raises(replicax.errors.DeadlockError, match=f"do not meet: {message}"):
         pair.run(step, args=(data(pair),), options=EXACT)
     assert threading.active_count() == before
     total = pair.run(lambda x: context().all_reduce("sum", x), args=(data(pair),), options=EXACT)
@@ -410,7 +410,7 @@ def test_what_differs_without_saying_so(pair) -> None:
     """A value that Python made different, where no operation could be followed."""
     with pair.scope():
         v = replicax.Variable(1.0, name="v")
-    with pytest.raises(replicax.LocalityError, match="'v'.*differs between replicas"):
+    with pytest.raises(replicax.errors.LocalityError, match="'v'.*differs between replicas"):
         pair.run(lambda: v.assign(2.0 if is_first() else 3.0), options=EXACT)
     assert float(v) == 1.0
     result = pair.run(lambda: jnp.float32(2.0 if is_first() else 3.0), options=EXACT)
@@ -480,7 +480,7 @@ def test_a_mirrored_variable_that_only_one_replica_writes(pair) -> None:
             v.assign(5.0)
 
     with pytest.raises(
-        replicax.LocalityError, match="variable 'v' .* was assigned a value, but it differs between rep"
+        replicax.errors.LocalityError, match="variable 'v' .* was assigned a value, but it differs between rep"
     ):
         pair.run(step, options=replicax.RunOptions(executor="per_replica"))
     assert float(v) == 1.0

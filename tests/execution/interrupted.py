@@ -120,7 +120,10 @@ def ran_a_model() -> Made:
 
 
 def ran_a_model_in_pieces() -> Made:
-    strategy, model = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.FixedShardsPartitioner(2)), Model()
+    strategy, model = (
+        replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.variables.FixedShardsPartitioner(2)),
+        Model(),
+    )
     return model.read, lambda: strategy.run(Model.add_one, args=(model,))
 
 

@@ -220,7 +220,9 @@ def test_a_print_that_fails_says_what_is_lost(pair) -> None:
         pair.run(step, args=(1.0,))
     assert "variable 'w' (float32[]) lost the value in this step" in "".join(failed.value.__notes__)
     for read in (lambda: w.value, lambda: float(w), lambda: pair.run(lambda: w.value + 1), lambda: w.assign_add(1.0)):
-        with pytest.raises(replicax.VariableLostError, match=r"'w'.*no value any more: the step step.*has failed"):
+        with pytest.raises(
+            replicax.errors.VariableLostError, match=r"'w'.*no value any more: the step step.*has failed"
+        ):
             read()
     assert "no value any more" in repr(w)
     w.assign(5.0)
@@ -267,7 +269,7 @@ def test_a_deleted_value_is_found_after_many_runs(pair) -> None:
     for _ in range(6):
         pair.run(step)
     variables[2].value.delete()
-    with pytest.raises(replicax.VariableLostError, match="variable 'v2'"):
+    with pytest.raises(replicax.errors.VariableLostError, match="variable 'v2'"):
         pair.run(step)
     assert [float(v) for v in variables if v.name != "v2"] == [6, 7, 9]
     variables[2].assign(0.0)
@@ -291,10 +293,12 @@ def test_a_deleted_value_is_an_error_with_a_name(strategy, writes) -> None:
     strategy.run(step)
     w.value.delete()
     for use in (lambda: strategy.run(step), lambda: w.value, w.numpy, lambda: strategy.run(step)):
-        with pytest.raises(replicax.VariableLostError, match=r"variable 'w' .*no value any more: the array of its"):
+        with pytest.raises(
+            replicax.errors.VariableLostError, match=r"variable 'w' .*no value any more: the array of its"
+        ):
             use()
     exact = replicax.RunOptions(executor="per_replica")
-    with pytest.raises(replicax.VariableLostError, match="variable 'w'"):
+    with pytest.raises(replicax.errors.VariableLostError, match="variable 'w'"):
         strategy.run(step, options=exact)
     w.assign(1.0)
     before = float(other)
@@ -305,5 +309,5 @@ def test_a_value_donated_to_a_function_of_jax(pair) -> None:
     with pair.scope():
         w = replicax.Variable(jnp.ones(3), name="w")
     jax.jit(lambda x: x + 1, donate_argnums=0)(w.value)
-    with pytest.raises(replicax.VariableLostError, match="donated to a function"):
+    with pytest.raises(replicax.errors.VariableLostError, match="donated to a function"):
         w.numpy()

@@ -82,7 +82,7 @@ def test_values_and_gradients_are_those_of_one_device(replicas: int, parts: list
     assert executable.call._cache_size() == 1  # compiled once
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_under_transformations(executor: str) -> None:
     strategy = logical_strategy(2, 4)
@@ -145,7 +145,7 @@ def test_what_has_been_reduced_still_counts_as_reduced() -> None:
         total = replicax.get_replica_context().all_reduce("sum", x)
         optimizer.apply_gradients([(strategy.split_to_logical_devices(total, [2]), v)])
 
-    with pytest.raises(replicax.LocalityError, match="has been all-reduced"):
+    with pytest.raises(replicax.errors.LocalityError, match="has been all-reduced"):
         strategy.run(twice, args=(jnp.ones(2),))
 
 
@@ -170,7 +170,7 @@ def test_each_logical_device_does_its_part_of_a_matrix_product(parts_x, parts_w)
     assert flops(False) / flops(True) == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
 def test_layers_and_their_gradients_take_a_part_of_the_work_and_the_memory() -> None:
     strategy = logical_strategy(2, 4)
 
@@ -226,7 +226,7 @@ def test_a_split_image_is_convolved_in_parts_that_exchange_their_borders(replica
     assert executable.call._cache_size() == 1
 
 
-@pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # all replicas differentiate the same
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
 def test_the_gradient_is_split_in_the_same_way() -> None:
     strategy = logical_strategy(2, 4)
 
@@ -327,7 +327,9 @@ def test_one_logical_device_has_the_whole() -> None:
 
 def test_in_another_strategys_step() -> None:
     ours, other = logical_strategy(2, 4), strategy_of(2)
-    with pytest.raises(replicax.ContextError, match="split_to_logical_devices of Strategy.* in a step of Mirrored"):
+    with pytest.raises(
+        replicax.errors.ContextError, match="split_to_logical_devices of Strategy.* in a step of Mirrored"
+    ):
         other.run(lambda: ours.split_to_logical_devices(jnp.ones(4), [4]))
 
 

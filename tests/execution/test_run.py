@@ -114,7 +114,7 @@ def test_calls_that_are_off(pair, call, message) -> None:
 
 def test_it_is_not_for_the_inside_of_jax_jit(pair) -> None:
     for transform in (jax.jit, jax.grad):
-        with pytest.raises(replicax.ContextError, match="outside jax.jit"):
+        with pytest.raises(replicax.errors.ContextError, match="outside jax.jit"):
             transform(lambda x: pair.run(lambda y: y, args=(x,)))(1.0)
 
 
@@ -209,7 +209,9 @@ def test_the_tenth_retrace_says_what_changes() -> None:
         warnings.simplefilter("error")
         for n in range(10):
             pair.run(step, args=({"x": jnp.ones(n)},))
-    with pytest.warns(replicax.RetraceWarning, match=r"step has been traced 11 times.*args\[0\]\['x'\]") as record:
+    with pytest.warns(
+        replicax.errors.RetraceWarning, match=r"step has been traced 11 times.*args\[0\]\['x'\]"
+    ) as record:
         pair.run(step, args=({"x": jnp.ones(10)},))
     assert "was float32[9] (M), now float32[10] (M)" in str(record[0].message)
     assert record[0].filename == __file__
@@ -225,7 +227,7 @@ def test_the_tenth_retrace_names_a_captured_value() -> None:
         for epoch in range(11):
             pair.run(lambda x: x + epoch, args=(1.0,))  # noqa: B023
 
-    with pytest.warns(replicax.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
+    with pytest.warns(replicax.errors.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
         eleven_epochs()
 
 
@@ -359,7 +361,7 @@ def test_an_error_while_tracing_changes_nothing(pair) -> None:
         w.assign(x)  # differs between replicas
 
     for _ in range(2):
-        with pytest.raises(replicax.LocalityError):
+        with pytest.raises(replicax.errors.LocalityError):
             pair.run(bad, args=(ids(pair),))
         np.testing.assert_array_equal(v.numpy(), [1, 2])
     pair.run(lambda: v.assign_add(jnp.ones(2)))
@@ -372,7 +374,9 @@ def test_another_strategys_variable(pair) -> None:
     ours = replicax.Variable(1.0, name="nobodys")
     for variable, owner in ((v, "MirroredStrategy"), (ours, "DefaultStrategy")):
         for use in (lambda x: x + 1, lambda x: x.assign(2.0)):
-            with pytest.raises(replicax.ContextError, match=f"'{variable.name}'.* belongs to {owner}.*inside this"):
+            with pytest.raises(
+                replicax.errors.ContextError, match=f"'{variable.name}'.* belongs to {owner}.*inside this"
+            ):
                 pair.run(use, args=(variable,))
     assert float(v) == float(ours) == 1.0
 
@@ -386,7 +390,7 @@ def test_a_deadlock_is_found_before_anything_runs(pair) -> None:
         all_reduce = replicax.get_replica_context().all_reduce
         return jax.lax.cond(x > 0, lambda: all_reduce("sum", x), lambda: x)
 
-    with pytest.raises(replicax.DeadlockError, match=r"all_reduce at .*test_run.py:\d+ .*inside a branch"):
+    with pytest.raises(replicax.errors.DeadlockError, match=r"all_reduce at .*test_run.py:\d+ .*inside a branch"):
         pair.run(step, args=(ids(pair),))
     assert float(v) == 0.0
 
@@ -515,11 +519,11 @@ def test_a_step_that_has_run_before_is_refused_where_a_new_one_is(pair) -> None:
         return pair.run(step, args=(1.0,))
 
     assert float(again()) == 2
-    with other.scope(), pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
+    with other.scope(), pytest.raises(replicax.errors.ContextError, match="mixing different Strategy objects"):
         again()
-    with pytest.raises(replicax.ContextError, match="A step can't run another"):
+    with pytest.raises(replicax.errors.ContextError, match="A step can't run another"):
         pair.run(lambda: again())
-    with pytest.raises(replicax.ContextError, match="call it outside jax.jit"):
+    with pytest.raises(replicax.errors.ContextError, match="call it outside jax.jit"):
         jax.jit(again)()
     with pytest.raises(TypeError, match="args"):
         pair.run(step, args=1.0)
@@ -587,7 +591,7 @@ def test_a_forked_child_is_told_that_nothing_can_run_in_it(pair) -> None:
     if child == 0:
         try:
             pair.run(lambda x: x + 1, args=(1.0,))
-        except replicax.ContextError as error:
+        except replicax.errors.ContextError as error:
             os.write(writer, str(error).encode())
         finally:
             os._exit(0)
@@ -614,7 +618,7 @@ def test_a_function_that_captures_what_a_step_computes_does_not_leave_it(pair) -
     assert pair.run(lambda x: functools.partial(abs, -1), args=(1.0,))() == 1
 
 
-@pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")
 def test_programs_that_differ_in_a_captured_number_do_not_pile_up(pair) -> None:
     def make(rate: float):
         return lambda x: x * rate

@@ -22,7 +22,7 @@ from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import build
 from tests.programs.programs import PROGRAMS, Program, bundles, third_party
 
-pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")]
+pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")]
 
 GOLDEN = pathlib.Path(__file__).with_name("collectives.json")
 TABLE: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
@@ -42,7 +42,7 @@ def strategy_on(name: str = "h100:8", **arguments: Any) -> replicax.MirroredStra
     return replicax.MirroredStrategy(devices(name), **arguments)
 
 
-def check(name: str, plan: replicax.Plan) -> None:
+def check(name: str, plan: replicax.planning.Plan) -> None:
     """The plan's collectives are those of the table: kind, bytes, participants, and how often."""
     assert plan.platform == "gpu"
     found = sorted(f"{c.count} x {c.kind} of {c.bytes} among {c.participants}" for c in plan.collectives)
@@ -73,7 +73,7 @@ def test_programs(which: Program) -> None:
         return which.step(element[0], *element[1]) if given else which.step(element, *shared)
 
     if which.name in CALL_THE_HOST:
-        with pytest.raises(replicax.CompilationError, match="Unknown backend: 'gpu' requested"):
+        with pytest.raises(replicax.errors.CompilationError, match="Unknown backend: 'gpu' requested"):
             replicax.plan(strategy, step, element)
     else:
         check(which.name, replicax.plan(strategy, step, element))
@@ -81,13 +81,16 @@ def test_programs(which: Program) -> None:
 
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "mirrored": {},
-    "split": {"variable_partitioner": replicax.FixedShardsPartitioner(8)},
-    "groups": {"variable_partitioner": replicax.GroupPartitioner(4)},
+    "split": {"variable_partitioner": replicax.variables.FixedShardsPartitioner(8)},
+    "groups": {"variable_partitioner": replicax.variables.GroupPartitioner(4)},
     "logical devices": {"num_logical_devices": 2},
-    "logical devices, groups": {"num_logical_devices": 2, "variable_partitioner": replicax.GroupPartitioner(2)},
+    "logical devices, groups": {
+        "num_logical_devices": 2,
+        "variable_partitioner": replicax.variables.GroupPartitioner(2),
+    },
     "several replicas": {"num_replicas": 32},
     "several at once": {"num_replicas": 32, "replicas_at_once": 4},
-    "several, split": {"num_replicas": 32, "variable_partitioner": replicax.FixedShardsPartitioner(8)},
+    "several, split": {"num_replicas": 32, "variable_partitioner": replicax.variables.FixedShardsPartitioner(8)},
     "reproducible": {"reproducible": True},
     "reproducible, several": {"reproducible": True, "num_replicas": 32},
 }

@@ -44,7 +44,7 @@ PLACEMENTS = {
     "several workers": (lambda found: replicax.MultiWorkerMirroredStrategy(found), {("all-reduce", 16)}, STATE),
     "sharded": (lambda found: replicax.ShardedStrategy(found), SHARDED, STATE // 16),
     "a group for each host": (
-        lambda found: replicax.MirroredStrategy(found, variable_partitioner=replicax.GroupPartitioner()),
+        lambda found: replicax.MirroredStrategy(found, variable_partitioner=replicax.variables.GroupPartitioner()),
         {("all-gather", 8), ("reduce-scatter", 8), ("all-reduce", 2), ("all-reduce", 16)},
         STATE // 8,
     ),
@@ -84,12 +84,12 @@ def test_logical_devices_within_a_host() -> None:
 
 def test_seven_gpus_in_groups_of_two() -> None:
     with pytest.raises(ValueError, match=r"group_size 2 does not divide the number of replicas, 7: choose one of 1, 7"):
-        replicax.MirroredStrategy(devices("h100:7"), variable_partitioner=replicax.GroupPartitioner(2))
+        replicax.MirroredStrategy(devices("h100:7"), variable_partitioner=replicax.variables.GroupPartitioner(2))
 
 
 def test_what_needs_the_devices_says_so() -> None:
     strategy = replicax.MirroredStrategy(devices())
-    with pytest.raises(replicax.AbsentDeviceError, match="replicax.plan"):
+    with pytest.raises(replicax.errors.AbsentDeviceError, match="replicax.plan"):
         strategy.run(lambda: 1.0)
 
 
@@ -119,7 +119,9 @@ def test_calls_of_the_host(arguments) -> None:
 
 def test_the_compiler_refuses_a_step() -> None:
     strategy = replicax.MirroredStrategy(devices())
-    with pytest.raises(replicax.CompilationError, match=r"the step '<lambda>' was traced, but .* for NVIDIA H100 80GB"):
+    with pytest.raises(
+        replicax.errors.CompilationError, match=r"the step '<lambda>' was traced, but .* for NVIDIA H100 80GB"
+    ):
         replicax.plan(strategy, lambda x: jnp.linalg.eig(x)[0], jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
@@ -128,7 +130,7 @@ def test_the_compiler_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     served = compile_process._COMMAND
     code = "import os; os.write(2, b'fatal error: in __triton_collective\\nstack trace'); os.abort()"
     monkeypatch.setattr(compile_process, "_COMMAND", [sys.executable, "-c", code])
-    with pytest.raises(replicax.CompilationError) as e:
+    with pytest.raises(replicax.errors.CompilationError) as e:
         replicax.plan(strategy, lambda x: x, jax.ShapeDtypeStruct((2,), jnp.float32))
     message = str(e.value)
     assert message.startswith("the step '<lambda>' was traced, but can't be compiled for NVIDIA L4: XLA's compiler ")

@@ -20,7 +20,7 @@ def test_emulated() -> None:
     assert (resolver.num_hosts, resolver.num_gpus_per_host) == (2, 4)
     assert resolver.devices.ravel().tolist() == jax.devices()[:8]
     assert (resolver.task_type, resolver.task_id, resolver.master()) == ("worker", 0, "")
-    groups = replicax.GroupPartitioner(resolver.num_gpus_per_host)
+    groups = replicax.variables.GroupPartitioner(resolver.num_gpus_per_host)
     strategy = replicax.MirroredStrategy(resolver.devices, variable_partitioner=groups)
     with strategy.scope():
         w = replicax.Variable(np.ones((512, 4), np.float32), name="w")

@@ -18,7 +18,7 @@ pytestmark = needs_compiler
 SIZE = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
 
 
-def small_plan() -> replicax.Plan:
+def small_plan() -> replicax.planning.Plan:
     strategy = replicax.ShardedStrategy(list(replicax.GPUClusterResolver(topology="h100:2x8").devices.flat))
     standard = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with pytest.MonkeyPatch.context() as patch, standard[0], standard[1]:
@@ -27,7 +27,7 @@ def small_plan() -> replicax.Plan:
 
 
 @pytest.fixture(scope="module")
-def plan() -> replicax.Plan:
+def plan() -> replicax.planning.Plan:
     return small_plan()
 
 

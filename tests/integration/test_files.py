@@ -19,7 +19,7 @@ def test_tfrecords(tmp_path, compression) -> None:
     with tf.io.TFRecordWriter(file, compression) as writer:
         for record in records:
             writer.write(record)
-    assert list(replicax.tfrecords(file)) == records
+    assert list(replicax.data.tfrecords(file)) == records
     assert list(tf.data.TFRecordDataset(file, compression).as_numpy_iterator()) == records
 
 
@@ -28,12 +28,12 @@ def test_lines(tmp_path: pathlib.Path, data) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(data)
     theirs = [line.decode() for line in tf.data.TextLineDataset(str(file)).as_numpy_iterator()]
-    assert list(replicax.text_lines(file)) == theirs
+    assert list(replicax.data.text_lines(file)) == theirs
 
 
 def test_csv(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text('i,x,s\n1,2.5,"a, ""b"""\n-3,1e3,\n')
     theirs = tf.data.experimental.CsvDataset(str(file), [tf.int64, tf.float64, tf.constant([""])], header=True)
-    ours = [tuple(row.values()) for row in replicax.csv_rows(file)]
+    ours = [tuple(row.values()) for row in replicax.data.csv_rows(file)]
     assert ours == [(i, x, s.decode()) for i, x, s in theirs.as_numpy_iterator()]

@@ -155,7 +155,7 @@ def told(pair: replicax.MirroredStrategy, step: Any, *, typed: bool = True) -> l
 @pytest.mark.parametrize("step", WRONG, ids=[step.__name__ for step in WRONG])
 def test_common_numbers_are_told(pair: replicax.MirroredStrategy, step: Any, typed: bool) -> None:
     [warning] = told(pair, step, typed=typed)
-    assert warning.category is replicax.LocalityWarning
+    assert warning.category is replicax.errors.LocalityWarning
     for part in (
         repr(step.__name__),
         "same on all 2 replicas",

@@ -45,7 +45,7 @@ def start() -> Any:
 
 def test_state_that_comes_back_per_replica_is_told_once(pair: replicax.MirroredStrategy) -> None:
     [warning] = calls(pair, separate, start())
-    assert warning.category is replicax.LocalityWarning
+    assert warning.category is replicax.errors.LocalityWarning
     assert warning.filename == __file__
     for part in ("'separate'", "the argument state['w'] was the same", "all 2 replicas", "all_reduce('mean', grads)"):
         assert part in str(warning.message)
@@ -58,14 +58,14 @@ def test_all_parts_of_the_state_are_named(pair: replicax.MirroredStrategy) -> No
 
     [batch] = pair.distribute_dataset([X])
     w, rest = pair.run(step, args=(jnp.ones(3),), kwargs={"rest": {"b": jnp.float32(0)}, "x": batch})
-    with pytest.warns(replicax.LocalityWarning, match=r"the arguments w, rest\['b'\] were the same on all 2 replicas"):
+    with pytest.warns(replicax.errors.LocalityWarning, match=r"the arguments w, rest\['b'\] were the same on all 2 replicas"):
         pair.run(step, args=(w,), kwargs={"rest": rest, "x": batch})
 
 
 def test_it_is_told_before_the_second_step_runs(pair: replicax.MirroredStrategy) -> None:
     [batch] = pair.distribute_dataset([X])
     state, _ = pair.run(separate, args=(start(), batch))
-    with pytest.raises(replicax.LocalityWarning, match="trains a model of its own"):
+    with pytest.raises(replicax.errors.LocalityWarning, match="trains a model of its own"):
         pair.run(separate, args=(state, batch))
 
 

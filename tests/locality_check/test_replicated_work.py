@@ -40,7 +40,7 @@ def test_a_batch_that_is_not_distributed(pair: replicax.MirroredStrategy, w: rep
         for rows in (4, 4, 2):  # told once, however often the step is traced
             pair.run(step, args=(batch[:rows],))
     [warning] = found
-    assert warning.category is replicax.LocalityWarning
+    assert warning.category is replicax.errors.LocalityWarning
     assert warning.filename == __file__
     for part in (
         "'step'",
@@ -59,7 +59,7 @@ def test_a_captured_batch_and_a_derivative_of_jax(pair: replicax.MirroredStrateg
             "mean", jax.grad(lambda v: jnp.mean((x @ v) ** 2))(v)
         )
 
-    with pytest.warns(replicax.LocalityWarning, match=r"\(v, an array that it captures \(float32\[4, 3\]\)\)"):
+    with pytest.warns(replicax.errors.LocalityWarning, match=r"\(v, an array that it captures \(float32\[4, 3\]\)\)"):
         pair.run(step, args=(np.ones(3, np.float32),))
 
 

@@ -57,7 +57,8 @@ def test_a_plain_mean_that_is_added_up_is_told_once_by_its_name() -> None:
 
     for evaluate in (None, (step, [np.arange(4, dtype=np.float32)] * 2)):
         with pytest.warns(
-            replicax.ShareWarning, match=r"a mean over one replica's own examples as 'accuracy'.*2 times the mean"
+            replicax.errors.ShareWarning,
+            match=r"a mean over one replica's own examples as 'accuracy'.*2 times the mean",
         ) as found:
             run_of(step, log_every=1, evaluate=evaluate)
         [text] = [str(warning.message) for warning in found]
@@ -71,12 +72,12 @@ def test_a_mean_of_an_evaluation_that_is_added_up_is_told() -> None:
     def evaluated(x: Any) -> Any:
         return {"accuracy": jnp.mean(x > 1.0)}
 
-    with pytest.warns(replicax.ShareWarning, match="'accuracy' is 2 times the mean"):
+    with pytest.warns(replicax.errors.ShareWarning, match="'accuracy' is 2 times the mean"):
         run_of(replicax.compute_average_loss, 1, evaluate=(evaluated, [np.arange(4, dtype=np.float32)]))
 
 
 def test_a_share_that_is_averaged_is_told() -> None:
-    with pytest.warns(replicax.ShareWarning, match="1/2 of that mean"):
+    with pytest.warns(replicax.errors.ShareWarning, match="1/2 of that mean"):
         run_of(replicax.compute_average_loss, 1, reduce="mean")
 
 

@@ -56,7 +56,7 @@ def check_found(m: Model, step: Callable[[Model, Any], Any], text: str, missed: 
         assert [str(w.message) for w in found] == []
         return
     assert len(found) == 1, [str(w.message) for w in found]
-    assert found[0].category is replicax.ShareWarning
+    assert found[0].category is replicax.errors.ShareWarning
     assert text in str(found[0].message)
     assert "# wrong" in linecache.getline(found[0].filename, found[0].lineno)
 
@@ -188,14 +188,16 @@ def test_it_is_told_once_before_anything_runs_and_nothing_changes(pair: replicax
     w = weights(pair)
     step, batch = mean_step(w), next(iter(batches(pair)))
     for _ in range(2):  # nothing is kept of a program that was refused
-        with pytest.raises(replicax.ShareWarning, match=r"(?s)'step'.*2 replicas.*variable 'w'.*2 times.*as_share"):
+        with pytest.raises(
+            replicax.errors.ShareWarning, match=r"(?s)'step'.*2 replicas.*variable 'w'.*2 times.*as_share"
+        ):
             pair.run(step, args=(batch,))
         assert w.numpy().tolist() == [1.0, 1.0, 1.0]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for _ in range(3):
             pair.run(step, args=(batch,))
-    assert [warning.category for warning in found] == [replicax.ShareWarning]
+    assert [warning.category for warning in found] == [replicax.errors.ShareWarning]
     assert w.numpy().tolist() != [1.0, 1.0, 1.0]
 
 
@@ -205,7 +207,7 @@ def test_the_sum_is_as_many_times_too_large_as_it_says() -> None:
         strategy = strategy_of(replicas)
         w = weights(strategy)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", replicax.ShareWarning)
+            warnings.simplefilter("ignore", replicax.errors.ShareWarning)
             strategy.run(mean_step(w), args=(next(iter(batches(strategy))),))
         changes.append(w.numpy() - 1)
     np.testing.assert_allclose(changes[1], 4 * changes[0], rtol=1e-5)
@@ -215,7 +217,7 @@ def test_the_sum_is_as_many_times_too_large_as_it_says() -> None:
 def test_batches_that_are_padded_or_differ_in_size(
     pair: replicax.MirroredStrategy, count: int, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(replicax.ShareWarning, match="a mean over one replica"):
+    with pytest.raises(replicax.errors.ShareWarning, match="a mean over one replica"):
         pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair, count, **options))),))
 
 
@@ -237,7 +239,7 @@ def test_a_mean_of_means_of_different_numbers(pair: replicax.MirroredStrategy, c
         warnings.simplefilter("default")
         for _ in range(2):
             pair.run(pure if is_pure else step, args=(np.ones(3, np.float32), batch) if is_pure else (batch,))
-    texts = [str(warning.message) for warning in found if warning.category is replicax.ShareWarning]
+    texts = [str(warning.message) for warning in found if warning.category is replicax.errors.ShareWarning]
     if count == 8:
         assert texts == []
     else:
@@ -254,7 +256,7 @@ def test_a_gradient_that_is_refused_is_told_as_an_error_only(pair: replicax.Mirr
         _, gradients = replicax.value_and_grad(lambda: replicax.compute_average_loss(x @ w.value), [w])()
         optimizer.apply_gradients(replicax.get_replica_context().all_reduce("sum", gradients), [w])
 
-    with pytest.raises(replicax.LocalityError, match="has been all-reduced.*aggregate=False"):
+    with pytest.raises(replicax.errors.LocalityError, match="has been all-reduced.*aggregate=False"):
         pair.run(step, args=(next(iter(batches(pair))),))
 
 
@@ -281,27 +283,27 @@ def test_what_is_returned_is_known_for_a_mean_or_a_share(pair: replicax.Mirrored
         pair.reduce("sum", returned[name])
     pair.reduce("sum", returned["share"])
     with pytest.raises(
-        replicax.ShareWarning, match=r"(?s)reduce\('mean', …\).*1/2 of that mean.*reduce\('sum', value\)"
+        replicax.errors.ShareWarning, match=r"(?s)reduce\('mean', …\).*1/2 of that mean.*reduce\('sum', value\)"
     ):
         pair.reduce("mean", returned)
 
 
 def test_many_steps_in_one_dispatch(pair: replicax.MirroredStrategy) -> None:
     step = mean_step(weights(pair))
-    with pytest.raises(replicax.ShareWarning, match="a mean over one replica"):
+    with pytest.raises(replicax.errors.ShareWarning, match="a mean over one replica"):
         pair.run_steps(lambda _, x: step(x), iter(batches(pair)), steps=2)
 
 
 def test_replicas_that_share_a_device() -> None:
     strategy = shared_strategy(4, 2)
-    with pytest.raises(replicax.ShareWarning, match="summed over the 4 replicas"):
+    with pytest.raises(replicax.errors.ShareWarning, match="summed over the 4 replicas"):
         strategy.run(mean_step(weights(strategy)), args=(next(iter(batches(strategy))),))
 
 
 def test_a_plan_tells_it() -> None:
     strategy = replicax.TPUStrategy(replicax.TPUClusterResolver(topology="v5e:2x2"))
     step = mean_step(weights(strategy))
-    with pytest.raises(replicax.ShareWarning, match="summed over the 4 replicas"):
+    with pytest.raises(replicax.errors.ShareWarning, match="summed over the 4 replicas"):
         replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 3), np.float32))
 
 
@@ -318,7 +320,7 @@ def test_what_is_meant_changes_nothing_in_the_program(pair: replicax.MirroredStr
         step = mean_step(w, told_by)
         with warnings.catch_warnings():
             if told_by is not replicax.as_share:
-                warnings.simplefilter("ignore", replicax.ShareWarning)
+                warnings.simplefilter("ignore", replicax.errors.ShareWarning)
             pair.run(step, args=(batch,))
             programs.append(pair.extended.trace(step, args=(batch,)))
         results.append(w.numpy().tolist())

@@ -64,7 +64,7 @@ def warned(pair: replicax.MirroredStrategy, step: Any, count: int) -> list[warni
 @pytest.mark.parametrize("count", [1, 7, 8])
 @pytest.mark.parametrize("step", AVERAGED.values(), ids=AVERAGED)
 def test_a_mean_of_means_that_is_no_gradient(pair: replicax.MirroredStrategy, step: Any, count: int) -> None:
-    found = [w for w in warned(pair, step, count) if w.category is replicax.ShareWarning]
+    found = [w for w in warned(pair, step, count) if w.category is replicax.errors.ShareWarning]
     if count == 8:
         assert found == []
         return
@@ -97,5 +97,5 @@ def test_the_cure_of_a_mean_of_means(pair: replicax.MirroredStrategy, count: int
 def test_a_mean_of_means_that_are_returned(pair: replicax.MirroredStrategy, count: int) -> None:
     batch = batch_of(pair, count)
     means = pair.run(lambda x: x.mean(), args=(batch,))
-    with pytest.raises(replicax.ShareWarning, match=r"(?s)reduce\('mean', …\).*NaN if.*compute_average_loss.*\.Mean"):
+    with pytest.raises(replicax.errors.ShareWarning, match=r"(?s)reduce\('mean', …\).*NaN if.*compute_average_loss.*\.Mean"):
         pair.reduce("mean", means)

@@ -37,7 +37,7 @@ STRATEGIES: dict[str, Callable[[], replicax.Strategy]] = {
     "shared 4": lambda: shared_strategy(4, 2),
     "sharded 1": lambda: replicax.ShardedStrategy(devices(1)),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4)),
-    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2)),
+    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.variables.GroupPartitioner(2)),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), parameter_device="cpu:5"),
 }
 
@@ -158,7 +158,7 @@ def test_a_last_batch_that_is_not_full(kind, partial) -> None:
     tx = optax.sgd(0.05, momentum=0.9)  # operation by operation, Adam is slow
     one, many = Model(STRATEGIES[kind](), tx=tx), Model(STRATEGIES[kind](), tx=tx)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", replicax.ExecutorWarning)
+        warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
         for batch in one.strategy.distribute_dataset(data, options):
             one.strategy.run(one.step, args=(batch,))
         iterator = iter(many.strategy.distribute_dataset(data, options))

@@ -43,9 +43,9 @@ def test_numbers_of_steps_that_are_none(pair, steps) -> None:
 
 def test_it_is_not_for_the_inside_of_a_step(pair) -> None:
     iterator = iter(pair.distribute_dataset(numbered(3)))
-    with pytest.raises(replicax.ContextError, match="strategy.run_steps"):
+    with pytest.raises(replicax.errors.ContextError, match="strategy.run_steps"):
         pair.run(lambda: pair.run_steps(nothing, iterator, 1))
-    with pytest.raises(replicax.ContextError, match="outside jax.jit"):
+    with pytest.raises(replicax.errors.ContextError, match="outside jax.jit"):
         jax.jit(lambda x: pair.run_steps(nothing, iterator, 1))(1.0)
     with pytest.raises(TypeError, match="fn must be callable"):
         pair.run_steps(3, iterator, 1)
@@ -91,7 +91,7 @@ def test_an_output_from_inside_a_transformation(pair) -> None:
 
         replicax.value_and_grad(loss, [w])()
 
-    with pytest.raises(replicax.TraceError, match="has_aux"):
+    with pytest.raises(replicax.errors.TraceError, match="has_aux"):
         pair.run_steps(step, iter(pair.distribute_dataset(numbered(2))), 2)
 
 
@@ -99,7 +99,7 @@ def test_a_context_of_a_step_that_is_over(pair) -> None:
     contexts = []
     ctx = pair.run_steps(lambda ctx, x: contexts.append(ctx), iter(pair.distribute_dataset(numbered(2))), 2)
     for over in (ctx, contexts[0]):
-        with pytest.raises(replicax.ContextError, match="a step that is over"):
+        with pytest.raises(replicax.errors.ContextError, match="a step that is over"):
             over.set_non_tensor_output("late", 1)
 
 

@@ -64,6 +64,6 @@ def run_ahead() -> str:
     iterator = iter(strategy.distribute_dataset([np.ones((4, 2), np.float32)] * 8))
     try:
         strategy.run_steps(lambda ctx, x: None, iterator, 2 + strategy.extended.workers.index)
-    except (replicax.DeadlockError, ValueError) as error:
+    except (replicax.errors.DeadlockError, ValueError) as error:
         return str(error)
     return ""

@@ -186,17 +186,22 @@ RUNNING = [
     ),
     ("a plain dataclass returned", lambda w: inside(w, Plain, w.x), TypeError, "register_dataclass"),
     ("a value from merge_fn kept", lambda w: kept_from_merge(w), ValueError, "return it from the merge_fn"),
-    ("a value that a step leaves behind", lambda w: leaked(w), replicax.TraceError, "left behind.*pass it on in args"),
+    (
+        "a value that a step leaves behind",
+        lambda w: leaked(w),
+        replicax.errors.TraceError,
+        "left behind.*pass it on in args",
+    ),
     (
         "a jitted step that assigns",
         lambda w: inside(w, jax.jit(lambda: w.v.assign(w.v * 2).value)),
-        replicax.TraceError,
+        replicax.errors.TraceError,
         "leave jax.jit out",
     ),
     (
         "an assignment in jax.grad",
         lambda w: inside(w, jax.grad(lambda x: w.total.assign(x).value), 1.0),
-        replicax.TraceError,
+        replicax.errors.TraceError,
         "replicax.value_and_grad",
     ),
     (
@@ -204,13 +209,13 @@ RUNNING = [
         lambda w: inside(
             w, lambda: jax.lax.scan(lambda c, _: (w.v.assign(c).value, None), jnp.zeros(3), None, length=2)
         ),
-        replicax.TraceError,
+        replicax.errors.TraceError,
         "assign it after",
     ),
     (
         "a collective in a branch",
         lambda w: inside(w, lambda x: jax.lax.cond(x.sum() > 3, lambda: here().all_reduce("sum", x), lambda: x), w.x),
-        replicax.DeadlockError,
+        replicax.errors.DeadlockError,
         "all_reduce at",
     ),
     ("no steps", lambda w: many(w, lambda ctx, x: None, steps=0), ValueError, "an int of at least 1, got 0"),

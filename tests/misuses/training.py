@@ -153,7 +153,7 @@ TRAINING = [
     (
         "the mean over a replica's own examples",
         lambda w: inside(w, lambda x: _summed(w, lambda: jnp.mean(w.v * x)), w.x),
-        replicax.ShareWarning,
+        replicax.errors.ShareWarning,
         "compute_average_loss",
     ),
     ("a metric from across", lambda w: scoped(w, lambda: w.mean.update(np.ones(2))), ContextError, "inside a step"),
@@ -183,7 +183,7 @@ TRAINING = [
         "a plan for no chip",
         lambda w: replicax.plan(w.s, print, chip="v5p"),
         TypeError,
-        "replicax.Chip or None, got 'v5p'",
+        "replicax.planning.Chip or None, got 'v5p'",
     ),
     ("a plan of what differs", lambda w: replicax.plan(w.s, lambda x: w.v.assign(x), w.x), LocalityError, "'v'"),
 ]

@@ -15,7 +15,7 @@ from replicax.variables import initial_layout, store
 from tests.conftest import logical_strategy, strategy_of
 
 here = replicax.get_replica_context
-LocalityError, ContextError = replicax.LocalityError, replicax.ContextError
+LocalityError, ContextError = replicax.errors.LocalityError, replicax.errors.ContextError
 
 
 def world() -> Any:

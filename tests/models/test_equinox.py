@@ -145,7 +145,7 @@ def test_batch_statistics_of_each_replica_are_averaged(pair) -> None:
     without = replicax.as_variables  # no aggregation: replicas must agree
     with pair.scope():
         strict = without(state, name="strict")
-    with pytest.raises(replicax.LocalityError, match="'strict/.*differs between replicas"):
+    with pytest.raises(replicax.errors.LocalityError, match="'strict/.*differs between replicas"):
         pair.run(lambda x: replicax.assign(strict, forward(x, replicax.as_arrays(strict))[1]), args=(batch,))
 
 
@@ -183,6 +183,6 @@ def test_a_mean_that_equinox_differentiates(pair) -> None:
         optimizer.apply_gradients(eqx.filter_grad(loss_fn)(replicax.as_arrays(model)), model)
 
     [batch] = pair.distribute_dataset([(X[:, 0], Y)])
-    with pytest.warns(replicax.ShareWarning, match="a mean over one replica's own examples"):
+    with pytest.warns(replicax.errors.ShareWarning, match="a mean over one replica's own examples"):
         pair.run(step, args=(*batch, jnp.mean))
     pair.run(step, args=(*batch, replicax.compute_average_loss))

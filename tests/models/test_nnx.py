@@ -23,7 +23,7 @@ def mirrored(replicas):
 
 
 def sharded(replicas):
-    partitioner = replicax.FixedShardsPartitioner(replicas)
+    partitioner = replicax.variables.FixedShardsPartitioner(replicas)
     return replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)], partitioner)
 
 
@@ -367,7 +367,7 @@ MISTAKES = {
     "sown": (lambda model, x: model(x), TypeError, r"structure.*sowing/h is new.*nnx.pop"),
     "attribute": (changes_an_attribute, TypeError, "the step has changed the structure of an NNX object"),
     "array": (replaces_an_array, TypeError, r"sowing/table was changed by the step.*nnx.Variable"),
-    "its own": (assigns_its_own, replicax.LocalityError, "'sowing/linear/bias'.*differs between replicas"),
+    "its own": (assigns_its_own, replicax.errors.LocalityError, "'sowing/linear/bias'.*differs between replicas"),
     "shape": (another_shape, ValueError, r"'sowing/linear/bias'.*shape \(3,\); expected \(4,\)"),
 }
 
@@ -433,7 +433,7 @@ def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pai
 @third_party
 def test_a_number_that_is_no_share(pair) -> None:
     metric = nnx.metrics.Average("rate")
-    with pytest.raises(replicax.LocalityError, match=r"rate is a number.*scale_regularization_loss"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"rate is a number.*scale_regularization_loss"):
         pair.run(lambda metric, x: metric.update(rate=x * 2), args=(metric, jnp.float32(3)))
     share = replicax.scale_regularization_loss
     pair.run(lambda metric, x: metric.update(rate=share(x * 2)), args=(metric, jnp.float32(3)))
@@ -466,7 +466,7 @@ def penalty_as_it_is(model, optimizer, batch):
 def test_a_loss_that_is_no_share(pair, kind, step, text) -> None:
     model, optimizer, _ = made(KINDS[kind][1])
     [batch] = pair.distribute_dataset(batches(1))
-    with pytest.warns(replicax.ShareWarning, match=text) as found:
+    with pytest.warns(replicax.errors.ShareWarning, match=text) as found:
         pair.run(step, args=(model, optimizer, batch))
     assert len(found) == 1
     assert "# wrong" in linecache.getline(found[0].filename, found[0].lineno)

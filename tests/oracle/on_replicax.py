@@ -20,9 +20,9 @@ replicax.use_cpu_devices(MOST_REPLICAS)
 
 
 PARTITIONERS = {
-    "fixed": replicax.FixedShardsPartitioner(2),
-    "least": replicax.MinSizePartitioner(min_shard_bytes=16, max_shards=2),
-    "largest": replicax.MaxSizePartitioner(max_shard_bytes=32),
+    "fixed": replicax.variables.FixedShardsPartitioner(2),
+    "least": replicax.variables.MinSizePartitioner(min_shard_bytes=16, max_shards=2),
+    "largest": replicax.variables.MaxSizePartitioner(max_shard_bytes=32),
 }
 
 

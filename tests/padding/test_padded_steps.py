@@ -34,7 +34,9 @@ STRATEGIES = {
     "mirrored 4": lambda: strategy_of(4),
     "shared 4": lambda: shared_strategy(4, 2),
     "sharded 4": lambda: replicax.ShardedStrategy(devices(4), over_all(4, min_bytes=0)),
-    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.GroupPartitioner(2, over_all(2, min_bytes=0))),
+    "groups 4": lambda: replicax.ShardedStrategy(
+        devices(4), replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0))
+    ),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), "cpu:2"),
 }
 

@@ -34,7 +34,7 @@ def saved(model: Regression) -> replicax.Checkpoint:
 @pytest.mark.parametrize("begins_on_servers", [True, False])
 def test_it_goes_on_elsewhere(begins_on_servers: bool, tmp_path: pathlib.Path) -> None:
     served = replicax.ParameterServerStrategy(
-        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     pair = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     on_servers, on_pair = regression(served), regression(pair)

@@ -102,7 +102,7 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
         assert {method for method, _ in calls} <= {"rows", "ready", "meet", "snapshot", "put"}
         assert sum(map(len, asked[: 2 if dim is not None else 1])) == (8 if dim == 1 else 4)  # each row once
         coordinator.schedule(look_up, args=(np.array([6]),))
-        with pytest.raises(replicax.WorkerError, match=r"the index 6 at \[0\] is out of range"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"the index 6 at \[0\] is out of range"):
             coordinator.join(WAIT)
         assert coordinator.schedule(lambda: table[1:3]).fetch(WAIT).tolist() == values[1:3].tolist()
         assert coordinator.schedule(lambda: strategy.run(lambda: table[0] + 1)).fetch(WAIT).tolist() == [1, 2, 3, 4]
@@ -122,18 +122,18 @@ def test_an_error_is_raised_once_with_the_worker_and_the_line() -> None:
         waiting = [coordinator.schedule(lambda: 1) for _ in range(5)]
         started.set()
         with pytest.raises(
-            replicax.WorkerError, match=r"fails .*failed on worker \d at .*test_coordinator\.py:\d+"
+            replicax.errors.WorkerError, match=r"fails .*failed on worker \d at .*test_coordinator\.py:\d+"
         ) as raised:
             coordinator.join(WAIT)
         assert isinstance(raised.value.__cause__, KeyError)
         assert "Traceback" in "".join(raised.value.__notes__)
-        with pytest.raises(replicax.WorkerError, match="KeyError"):
+        with pytest.raises(replicax.errors.WorkerError, match="KeyError"):
             failed.fetch(WAIT)
         outcomes = []
         for value in waiting:
             try:
                 outcomes.append(value.fetch(WAIT))
-            except replicax.WorkerError as error:
+            except replicax.errors.WorkerError as error:
                 outcomes.append(str(error))
         assert any("was not run" in str(outcome) for outcome in outcomes)
         assert coordinator.done()  # raised once
@@ -150,7 +150,7 @@ def test_the_next_schedule_raises_it_too(strategy: replicax.ParameterServerStrat
                 coordinator.schedule(lambda: time.sleep(0.01))
                 time.sleep(0.001)
 
-        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             schedule_on()
         coordinator.join(WAIT)
 
@@ -164,7 +164,7 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
 
     with coordinator_of(strategy) as (coordinator, _):
         iterator = iter(coordinator.create_per_worker_dataset(dataset))
-        with pytest.raises(replicax.ContextError, match="outside of a scheduled function"):
+        with pytest.raises(replicax.errors.ContextError, match="outside of a scheduled function"):
             next(iterator)
         found = coordinator.fetch([coordinator.schedule(lambda i: next(i), args=(iterator,)) for _ in range(20)])
         numbers = sorted(int(x[0]) for x in found)
@@ -182,7 +182,7 @@ def test_a_dataset_fn_that_returns_no_dataset_is_named(
     with coordinator_of(strategy) as (coordinator, _):
         iterator = iter(coordinator.create_per_worker_dataset(lambda: returned))
         coordinator.schedule(next, args=(iterator,))
-        with pytest.raises(replicax.WorkerError, match=re.escape(f"or another iterable; it returned {named}")):
+        with pytest.raises(replicax.errors.WorkerError, match=re.escape(f"or another iterable; it returned {named}")):
             coordinator.join(WAIT)
 
 
@@ -226,7 +226,7 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
             (lambda: strategy.run_steps(both, None, 2), r"run_steps was called in a scheduled function"),
         ]:
             coordinator.schedule(fn)
-            with pytest.raises(replicax.WorkerError, match=message):
+            with pytest.raises(replicax.errors.WorkerError, match=message):
                 coordinator.join(WAIT)
         assert float(v) == 1.0
 
@@ -260,7 +260,7 @@ def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:
         assert (float(v), float(w)) == (10.0, 6.0)
         assert [(len(push.added), len(push.assigned)) for push in pushes] == [(1, 1)] * 3
         coordinator.schedule(lambda: strategy.run(add_then_assign))
-        with pytest.raises(replicax.WorkerError, match="assign the final value only"):
+        with pytest.raises(replicax.errors.WorkerError, match="assign the final value only"):
             coordinator.join(WAIT)
 
 
@@ -270,7 +270,9 @@ def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers() -> No
     [batch] = batches(1)
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch)
-        with pytest.raises(replicax.WorkerError, match=r"on several servers: its update of .* depends on variable"):
+        with pytest.raises(
+            replicax.errors.WorkerError, match=r"on several servers: its update of .* depends on variable"
+        ):
             coordinator.join(WAIT)
 
 
@@ -280,7 +282,7 @@ def test_in_the_program_that_schedules_nothing_runs(strategy: replicax.Parameter
         lambda: strategy.run_steps(lambda ctx: 1, iter([]), 1),
         lambda: strategy.distribute_dataset([np.zeros(2)]),
     ):
-        with pytest.raises(replicax.ContextError, match=r"chedule|create_per_worker_dataset"):
+        with pytest.raises(replicax.errors.ContextError, match=r"chedule|create_per_worker_dataset"):
             call()
     with strategy.scope(), pytest.raises(ValueError, match="no copy for each replica"):
         replicax.Variable(1.0, synchronization="on_read")
@@ -291,7 +293,7 @@ def test_a_strategy_has_one_coordinator_at_a_time(strategy: replicax.ParameterSe
         with pytest.raises(ValueError, match="has a coordinator already"):
             replicax.ClusterCoordinator(strategy)
         coordinator.close()
-        with pytest.raises(replicax.ContextError, match="has been closed"):
+        with pytest.raises(replicax.errors.ContextError, match="has been closed"):
             coordinator.schedule(lambda: 1)
     with coordinator_of(strategy) as (coordinator, _):
         assert coordinator.schedule(lambda: 2).fetch(WAIT) == 2
@@ -300,14 +302,16 @@ def test_a_strategy_has_one_coordinator_at_a_time(strategy: replicax.ParameterSe
 
 
 def test_counts_come_from_the_resolver() -> None:
-    cluster = replicax.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"]})
-    resolver = replicax.SimpleClusterResolver(cluster)
+    cluster = replicax.cluster.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"]})
+    resolver = replicax.cluster.SimpleClusterResolver(cluster)
     strategy = replicax.ParameterServerStrategy(resolver)
     assert (strategy.num_workers, strategy.num_servers, strategy.cluster_resolver) == (3, 2, resolver)
     with pytest.raises(ValueError, match=r"num_workers is 2, but the cluster resolver has 3"):
         replicax.ParameterServerStrategy(resolver, num_workers=2)
     with pytest.raises(ValueError, match="no job 'ps'"):
-        replicax.ParameterServerStrategy(replicax.SimpleClusterResolver(replicax.ClusterSpec({"worker": ["a:1"]})))
+        replicax.ParameterServerStrategy(
+            replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({"worker": ["a:1"]}))
+        )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ WAIT = 100.0
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_worker_that_dies_is_replaced_and_its_function_counts_once(mode: Any, when: str) -> None:
     strategy = replicax.ParameterServerStrategy(
-        num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=3, num_servers=2, mode=mode, variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     iterations, parts, fn = counting(strategy, 4)
     rng = random.Random(0)
@@ -55,7 +55,7 @@ def test_a_worker_that_dies_is_replaced_and_its_function_counts_once(mode: Any, 
 def test_a_push_that_reached_one_server_only_is_completed() -> None:
     """The worker dies between two servers: the function is run again, and the first server drops what it has seen."""
     strategy = replicax.ParameterServerStrategy(
-        num_workers=1, num_servers=2, variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=1, num_servers=2, variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     iterations, parts, fn = counting(strategy, 4)
     with coordinator_of(strategy) as (coordinator, actors):
@@ -93,7 +93,7 @@ def test_a_function_that_always_ends_its_worker_is_an_error() -> None:
         actors.start = deadly
         actors.of("StepWorker")[0].kill()
         coordinator.schedule(lambda: 1)
-        with pytest.raises(replicax.WorkerError, match="it has ended its worker 10 times"):
+        with pytest.raises(replicax.errors.WorkerError, match="it has ended its worker 10 times"):
             coordinator.join(WAIT)
         actors.start = start
         actors.of("StepWorker")[0].kill()
@@ -112,7 +112,7 @@ def test_a_function_whose_arguments_or_result_have_no_room_is_an_error_at_once()
 
         worker.before = refuse
         coordinator.schedule(lambda: 2)
-        with pytest.raises(replicax.WorkerError, match=r"scheduled function 1\) failed.*: no memory for it"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"scheduled function 1\) failed.*: no memory for it"):
             coordinator.join(WAIT)
         assert coordinator.schedule(lambda: 3).fetch(WAIT) == 3
 
@@ -121,7 +121,7 @@ def test_a_result_that_can_not_be_pickled_is_an_error_of_its_function() -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(threading.Lock)
-        with pytest.raises(replicax.WorkerError, match=r"scheduled function 0\) failed.*can't be sent .*lock"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"scheduled function 0\) failed.*can't be sent .*lock"):
             coordinator.join(WAIT)
         assert coordinator.schedule(lambda: 3).fetch(WAIT) == 3
 
@@ -152,7 +152,9 @@ def test_a_function_that_can_not_be_read_on_a_worker_says_so_each_time(monkeypat
     with coordinator_of(strategy) as (coordinator, _):
         for _ in range(2):
             coordinator.schedule(fn)
-            with pytest.raises(replicax.WorkerError, match=r"fn .*can't read it: ModuleNotFoundError: No module named"):
+            with pytest.raises(
+                replicax.errors.WorkerError, match=r"fn .*can't read it: ModuleNotFoundError: No module named"
+            ):
                 coordinator.join(WAIT)
         monkeypatch.setattr(UnreadableThing, "is_readable", True)
         assert coordinator.schedule(fn).fetch(WAIT) == "UnreadableThing"

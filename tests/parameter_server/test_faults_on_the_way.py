@@ -20,7 +20,7 @@ MANY = 12
 
 
 def with_servers(servers: int, **settings: Any) -> tuple[replicax.ParameterServerStrategy, Any]:
-    settings = {"num_workers": 1, "variable_partitioner": replicax.FixedShardsPartitioner(servers)} | settings
+    settings = {"num_workers": 1, "variable_partitioner": replicax.variables.FixedShardsPartitioner(servers)} | settings
     strategy = replicax.ParameterServerStrategy(num_servers=servers, **settings)
     with strategy.scope():
         return strategy, replicax.Variable(np.zeros(2, np.float32), name="v")
@@ -104,13 +104,13 @@ def test_a_change_that_a_server_can_not_make_is_an_error_of_its_function_once() 
                 values.append(coordinator.schedule(fn))
             coordinator.join(WAIT)
 
-        with pytest.raises(replicax.WorkerError, match=r"scheduled function 4\) failed.*no room for it"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"scheduled function 4\) failed.*no room for it"):
             all_scheduled()
         coordinator.join(WAIT)
         failed = [value for value in values if "failed" in repr(value)]
         done = 1 + len(values) - len(failed)
         for value in failed:
-            with pytest.raises(replicax.WorkerError, match="no room for it"):
+            with pytest.raises(replicax.errors.WorkerError, match="no room for it"):
                 value.fetch(WAIT)
         assert v.numpy().tolist() == [done + 1, done]  # the other server had made its part of the fourth
 
@@ -127,7 +127,7 @@ def test_a_function_fails_whose_server_has_died_meanwhile() -> None:
         coordinator.schedule(fn, args=(False,)).fetch(WAIT)
         striking = Striking(actors, 0, 1, lambda: striking.server.kill())
         coordinator.schedule(fn, args=(True,))
-        with pytest.raises(replicax.WorkerError, match="it always fails"):
+        with pytest.raises(replicax.errors.WorkerError, match="it always fails"):
             coordinator.join(WAIT)
         assert striking.has_struck.is_set()
         coordinator.schedule(fn, args=(False,)).fetch(WAIT)
@@ -219,6 +219,6 @@ def test_a_function_that_leaves_the_program_has_failed() -> None:
     strategy, v = with_servers(1)
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda: sys.exit("it leaves"))
-        with pytest.raises(replicax.WorkerError, match="SystemExit: it leaves"):
+        with pytest.raises(replicax.errors.WorkerError, match="SystemExit: it leaves"):
             coordinator.join(WAIT)
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [0, 0]

@@ -78,7 +78,7 @@ def test_an_object_that_keeps_what_steps_change_is_refused() -> None:
         coordinator.schedule(
             lambda x: strategy.run(lambda model, x: model(x), args=(model, x)), args=(np.ones((1, 2)),)
         )
-        with pytest.raises(replicax.WorkerError, match=r"an argument is a Linear, .*as_variables.*nnx\.split"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"an argument is a Linear, .*as_variables.*nnx\.split"):
             coordinator.join(WAIT)
 
 

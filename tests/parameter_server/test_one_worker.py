@@ -28,7 +28,7 @@ def worker_of(actors: ThreadActors) -> Any:
 
 
 def test_a_function_sees_what_it_has_changed() -> None:
-    strategy, v = one_worker(num_servers=2, variable_partitioner=replicax.FixedShardsPartitioner(2))
+    strategy, v = one_worker(num_servers=2, variable_partitioner=replicax.variables.FixedShardsPartitioner(2))
     with strategy.scope():
         table = replicax.Variable(np.zeros((4, 2), np.float32), name="table")
 
@@ -70,15 +70,15 @@ def test_functions_that_wait_are_not_run_after_an_error() -> None:
         for number in range(1, MANY):
             try:
                 values.append(coordinator.schedule(fn, args=(number,)))
-            except replicax.WorkerError:
+            except replicax.errors.WorkerError:
                 break
         else:
-            with pytest.raises(replicax.WorkerError, match="the fifth"):
+            with pytest.raises(replicax.errors.WorkerError, match="the fifth"):
                 coordinator.join(WAIT)
         coordinator.join(WAIT)
         assert v.numpy().tolist() == [5, 5]
         for value in values[5:]:
-            with pytest.raises(replicax.WorkerError, match=r"was not run: .*the fifth"):
+            with pytest.raises(replicax.errors.WorkerError, match=r"was not run: .*the fifth"):
                 value.fetch(WAIT)
         coordinator.schedule(fn, args=(0,)).fetch(WAIT)
         assert v.numpy().tolist() == [6, 6]

@@ -12,8 +12,8 @@ import replicax
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0
-BY_HALVES = replicax.FixedShardsPartitioner(2)
-BY_COLUMNS = replicax.FixedShardsPartitioner(3, dim=-1)
+BY_HALVES = replicax.variables.FixedShardsPartitioner(2)
+BY_COLUMNS = replicax.variables.FixedShardsPartitioner(3, dim=-1)
 
 
 def counted_by(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -28,9 +28,14 @@ def counted_by(shape: tuple[int, ...], dtype: Any) -> Any:
         (BY_HALVES, None, 0, [(0, 3), (3, 6)]),
         (None, BY_HALVES, 0, [(0, 3), (3, 6)]),
         (BY_HALVES, BY_COLUMNS, 1, [(0, 2), (2, 4)]),  # 3 parts of 4 columns: two of 2
-        (replicax.MinSizePartitioner(32, 3), None, 0, [(0, 2), (2, 4), (4, 6)]),
-        (replicax.MaxSizePartitioner(64), None, 0, [(0, 3), (3, 6)]),
-        (replicax.FixedShardsPartitioner(100), None, 0, [(0, 2), (2, 4), (4, 6)]),  # a part for each server at most
+        (replicax.variables.MinSizePartitioner(32, 3), None, 0, [(0, 2), (2, 4), (4, 6)]),
+        (replicax.variables.MaxSizePartitioner(64), None, 0, [(0, 3), (3, 6)]),
+        (
+            replicax.variables.FixedShardsPartitioner(100),
+            None,
+            0,
+            [(0, 2), (2, 4), (4, 6)],
+        ),  # a part for each server at most
         (counted_by, None, 0, [(0, 3), (3, 6)]),
     ],
 )
@@ -56,7 +61,7 @@ def test_each_variable_is_in_the_parts_that_are_asked_for(
 
 
 def test_groups_are_refused() -> None:
-    groups = replicax.GroupPartitioner(2)
+    groups = replicax.variables.GroupPartitioner(2)
     with pytest.raises(ValueError, match="On parameter servers the servers have the parts, and there are no groups"):
         replicax.ParameterServerStrategy(variable_partitioner=groups)
     with replicax.ParameterServerStrategy().scope(), pytest.raises(ValueError, match="there are no groups"):

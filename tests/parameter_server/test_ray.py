@@ -30,7 +30,7 @@ WAIT = 200.0
 
 @pytest.fixture(scope="module")
 def strategy() -> replicax.ParameterServerStrategy:
-    partitioner = replicax.FixedShardsPartitioner(2)
+    partitioner = replicax.variables.FixedShardsPartitioner(2)
     return replicax.ParameterServerStrategy(num_workers=2, num_servers=2, mode="sync", variable_partitioner=partitioner)
 
 
@@ -135,7 +135,7 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
         raise NotKnownHereError("what went wrong")
 
     coordinator.schedule(fails)
-    with pytest.raises(replicax.WorkerError, match=r"test_ray\.py:\d+: NotKnownHereError: what went wrong"):
+    with pytest.raises(replicax.errors.WorkerError, match=r"test_ray\.py:\d+: NotKnownHereError: what went wrong"):
         coordinator.join(WAIT)
     assert coordinator.schedule(jax.device_count).fetch(WAIT) == 1
 

@@ -47,7 +47,7 @@ def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathli
     os.kill(needed, signal.SIGKILL)
     try:
         coordinator.join()
-    except replicax.WorkerError as error:
+    except replicax.errors.WorkerError as error:
         print("told:", error)
     coordinator.close()
     deadline = time.monotonic() + 10  # those that have been killed are gone in a moment
@@ -76,7 +76,7 @@ def test_a_program_that_was_told_ends_quietly(end: str, tmp_path: pathlib.Path) 
     {end}
     try:
         coordinator.join()
-    except replicax.WorkerError as error:
+    except replicax.errors.WorkerError as error:
         print("told:", error)
     """
     program = running(tmp_path / "program.py", text)
@@ -92,7 +92,7 @@ def test_what_has_no_room_is_an_error_of_its_function(what: str, tmp_path: pathl
     coordinator.{what}
     try:
         coordinator.join()
-    except replicax.WorkerError as error:
+    except replicax.errors.WorkerError as error:
         print("told:", error)
     print("then:", coordinator.schedule(lambda: 3).fetch())
     coordinator.close()

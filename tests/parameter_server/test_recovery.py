@@ -69,7 +69,7 @@ def many_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_synchronous_run_has_the_result_of_one_without_faults(seed: int) -> None:
     steps = 12
     strategy = replicax.ParameterServerStrategy(
-        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     model = regression(strategy)
 
@@ -93,7 +93,7 @@ def test_a_synchronous_run_has_the_result_of_one_without_faults(seed: int) -> No
 
 def test_an_asynchronous_run_counts_each_function_once() -> None:
     strategy = replicax.ParameterServerStrategy(
-        num_workers=3, num_servers=3, variable_partitioner=replicax.FixedShardsPartitioner(3)
+        num_workers=3, num_servers=3, variable_partitioner=replicax.variables.FixedShardsPartitioner(3)
     )
     with strategy.scope():
         iterations = replicax.Variable(0, name="iterations")
@@ -176,7 +176,7 @@ def test_a_server_that_hangs_is_replaced_without_waiting_for_it_as_for_one_that_
 def adding() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
     """A variable on two servers, and a function that adds one to it."""
     strategy = replicax.ParameterServerStrategy(
-        num_workers=1, num_servers=2, variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=1, num_servers=2, variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
     with strategy.scope():
         v = replicax.Variable(np.zeros(4, np.float32), name="v")
@@ -189,7 +189,7 @@ def adding() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:
 
 def close_without_values(coordinator: Any) -> None:
     """The servers can't be had back, and so not the values that they had in the end."""
-    with pytest.raises(replicax.WorkerError, match="values that this program has read last"):
+    with pytest.raises(replicax.errors.WorkerError, match="values that this program has read last"):
         coordinator.close()
 
 
@@ -230,7 +230,9 @@ def test_a_snapshot_that_is_lost_is_an_error_at_once() -> None:
         for state in coordinator._cluster.dispatcher._recovery._states:
             state.is_lost = True
         actors.of("ShardServer")[0].kill()
-        with pytest.raises(replicax.WorkerError, match=r"snapshot is lost, with all machines that had it.*checkpoint"):
+        with pytest.raises(
+            replicax.errors.WorkerError, match=r"snapshot is lost, with all machines that had it.*checkpoint"
+        ):
             v.numpy()
         assert len(actors.actors) == before + 1
         close_without_values(coordinator)
@@ -257,7 +259,7 @@ def test_nothing_is_started_where_the_engine_has_ended() -> None:
         before = len(actors.actors)
         actors.has_ended = True
         actors.of("ShardServer")[0].kill()
-        with pytest.raises(replicax.WorkerError, match="servers can't go on: the engine has ended"):
+        with pytest.raises(replicax.errors.WorkerError, match="servers can't go on: the engine has ended"):
             v.numpy()
         assert len(actors.actors) == before
         close_without_values(coordinator)
@@ -291,7 +293,7 @@ def test_functions_that_are_run_again_take_further_elements() -> None:
         assert coordinator.schedule(take, args=(iterator,)).fetch(WAIT) == 6
         for _ in range(4):
             coordinator.schedule(take, args=(iterator,))
-        with pytest.raises(replicax.WorkerError, match="StopIteration"):
+        with pytest.raises(replicax.errors.WorkerError, match="StopIteration"):
             coordinator.join(WAIT)
 
 
@@ -374,6 +376,6 @@ def test_servers_that_always_die_are_an_error() -> None:
         coordinator.join(WAIT)
         dying(actors, random.Random(0), 1.0, most=1000)
         coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
-        with pytest.raises(replicax.WorkerError, match=r"servers can't go on: .*Restore .* from a checkpoint"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"servers can't go on: .*Restore .* from a checkpoint"):
             coordinator.join(WAIT)
         close_without_values(coordinator)

@@ -46,9 +46,9 @@ def test_results_that_will_never_come_are_errors() -> None:
     strategy, other = (replicax.ParameterServerStrategy(num_workers=1) for _ in range(2))
     with coordinator_of(strategy) as (coordinator, _), coordinator_of(other) as (elsewhere, _):
         failed = coordinator.schedule(lambda: 1 // 0)
-        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             coordinator.join(WAIT)
-        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             coordinator.schedule(lambda x: x, args=(failed,))
         foreign = elsewhere.schedule(lambda: 1)
         with pytest.raises(ValueError, match=r"another coordinator's function.*pass its value, from fetch\(\)"):

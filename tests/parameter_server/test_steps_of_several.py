@@ -16,7 +16,10 @@ WAIT = 100.0
 
 def strategy_of(workers: int = 2) -> replicax.ParameterServerStrategy:
     return replicax.ParameterServerStrategy(
-        num_workers=workers, num_servers=2, mode="sync", variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=workers,
+        num_servers=2,
+        mode="sync",
+        variable_partitioner=replicax.variables.FixedShardsPartitioner(2),
     )
 
 
@@ -70,7 +73,7 @@ def test_a_function_that_reads_what_it_has_changed_is_told() -> None:
         for fn, args in [(two_steps, batch), (reads_rows, ())]:
             for part in in_parts(batch, 2):
                 coordinator.schedule(fn, args=part if args else ())
-            with pytest.raises(replicax.WorkerError, match=r"has changed variable .* and now reads it"):
+            with pytest.raises(replicax.errors.WorkerError, match=r"has changed variable .* and now reads it"):
                 coordinator.join(WAIT)
         assert int(model.iterations) == 0  # no part of a step that has failed
         assert model.w.numpy().tolist() == regression(replicax.MirroredStrategy(["cpu:0"])).w.numpy().tolist()

@@ -36,7 +36,7 @@ def trained(strategy: replicax.ParameterServerStrategy, tx: Any = None) -> Regre
     ("workers", "servers", "devices", "partitioner"),
     [
         (2, 1, 1, None),
-        (4, 3, 1, replicax.FixedShardsPartitioner(2)),
+        (4, 3, 1, replicax.variables.FixedShardsPartitioner(2)),
         (2, 2, 2, lambda shape, dtype: [1, 2] if len(shape) == 2 else [1] * len(shape)),
     ],
     ids=["2-workers", "split-by-rows", "2-devices-a-worker"],
@@ -123,9 +123,9 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
         failing = coordinator.schedule(lambda: 1 // 0)
         beside = coordinator.schedule(add, args=(100.0,))
         waiting = coordinator.schedule(add, args=(1000.0,))
-        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             failing.fetch(100)
-        with pytest.raises(replicax.WorkerError, match="ZeroDivisionError"):
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             coordinator.done()
         # The other function of the step is running still; these are steps of their own.
         results = [coordinator.schedule(add, args=(x,)) for x in (1.0, 2.0, 4.0)]
@@ -133,7 +133,7 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
         coordinator.join(timeout_seconds=100)
         assert coordinator.fetch(results) == [None] * 3
         assert beside.fetch() is None
-        with pytest.raises(replicax.WorkerError, match="was not run"):
+        with pytest.raises(replicax.errors.WorkerError, match="was not run"):
             waiting.fetch()
         assert float(total) == 7.0
 
@@ -146,14 +146,14 @@ def test_collectives_inside_a_step_are_refused() -> None:
 
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda: strategy.run(step))
-        with pytest.raises(replicax.WorkerError, match=r"meet only on the servers, after the step"):
+        with pytest.raises(replicax.errors.WorkerError, match=r"meet only on the servers, after the step"):
             coordinator.join(timeout_seconds=100)
 
 
 def test_rows_of_a_table_are_sent_as_rows() -> None:
     """Of a gradient as IndexedSlices only the rows go to the servers, and each server gets its own."""
     strategy = replicax.ParameterServerStrategy(
-        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.FixedShardsPartitioner(2)
+        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
     )
 
     def build(strategy: replicax.Strategy) -> tuple[Any, Any]:

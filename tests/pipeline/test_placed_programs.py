@@ -276,7 +276,9 @@ def test_stages_may_be_split_over_the_replicas(groups):
     model, tx = mlp(2), optax.sgd(1e-1, momentum=0.9)
     x, y = data_for(model)
     _, expected = trained_on_one_device(model, tx, x, y, 2)
-    pairs = replicax.GroupPartitioner(2, replicax.MinSizePartitioner(max_shards=2, min_shard_bytes=1))
+    pairs = replicax.variables.GroupPartitioner(
+        2, replicax.variables.MinSizePartitioner(max_shards=2, min_shard_bytes=1)
+    )
     strategy = strategy_of(2 * groups, 2, partitioner=pairs)
     pipeline = Pipeline(strategy, model, tx, 1)
     batch = pipeline.batch(x, y)
@@ -306,7 +308,7 @@ def test_what_goes_from_region_to_region_stays_in_pieces(name, size, groups, mic
     model, tx = mlp(2), OPTIMIZERS[name]
     x, y = data_for(model)
     _, expected = trained_on_one_device(model, tx, x, y, 2)
-    pieces = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    pieces = replicax.variables.GroupPartitioner(size, over_all(size, min_bytes=0))
     strategy = strategy_of(size * groups, 2, partitioner=pieces)
     pipeline = Pipeline(strategy, model, tx, microbatches)
     batch = pipeline.batch(x, y)

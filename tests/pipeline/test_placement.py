@@ -291,7 +291,7 @@ def test_with_one_logical_device_the_id_is_checked(x):
 
 
 def test_outside_a_step_there_is_nothing_to_place(strategy, x):
-    with pytest.raises(replicax.ContextError, match="inside a step"):
+    with pytest.raises(replicax.errors.ContextError, match="inside a step"):
         strategy.assign_to_logical_device(x, 1)
 
 
@@ -301,7 +301,9 @@ def test_operands_on_two_devices(strategy, x):
         b = strategy.assign_to_logical_device(x, 2)
         return a * b
 
-    with pytest.raises(replicax.PlacementError, match=r"(?s)mul at .*on two logical devices: on 1 .*on 2 .*unasked"):
+    with pytest.raises(
+        replicax.errors.PlacementError, match=r"(?s)mul at .*on two logical devices: on 1 .*on 2 .*unasked"
+    ):
         strategy.run(step, args=(x,))
 
 
@@ -312,7 +314,9 @@ def test_operands_of_a_function_of_jaxs_own_have_the_users_line(strategy, x):
         return jnp.where(x > 0, a, b)
 
     line = step.__code__.co_firstlineno + 3
-    with pytest.raises(replicax.PlacementError, match=rf"select_n at .*test_placement.py:{line} .* has operands"):
+    with pytest.raises(
+        replicax.errors.PlacementError, match=rf"select_n at .*test_placement.py:{line} .* has operands"
+    ):
         strategy.run(step, args=(x,))
 
 
@@ -323,7 +327,7 @@ def test_a_variable_on_two_devices(strategy, x):
         return strategy.assign_to_logical_device(x @ w, 1) @ w
 
     with pytest.raises(
-        replicax.PlacementError, match=r"variable 'w0' .* lives there, as it is used at .*test_placement"
+        replicax.errors.PlacementError, match=r"variable 'w0' .* lives there, as it is used at .*test_placement"
     ):
         strategy.run(step, args=(x,))
     assert homes([w]) == [None]  # as it was
@@ -333,7 +337,7 @@ def test_a_variable_on_two_devices(strategy, x):
 def test_a_variable_that_has_a_home_stays_there(strategy, x):
     [w] = variables(strategy, 1)
     strategy.run(lambda x: strategy.assign_to_logical_device(x, 1) @ w, args=(x,))
-    with pytest.raises(replicax.PlacementError, match="on two logical devices"):
+    with pytest.raises(replicax.errors.PlacementError, match="on two logical devices"):
         strategy.run(lambda x: strategy.assign_to_logical_device(x, 2) @ w, args=(x,))
     assert where(strategy, strategy.run(lambda x: x @ w, args=(x,))) == 1  # what follows, follows it
 
@@ -346,7 +350,7 @@ def test_a_write_from_another_device(strategy, x):
         w.assign(strategy.assign_to_logical_device(jnp.zeros((16, 16)) + x[:1], 2))
         return y
 
-    with pytest.raises(replicax.PlacementError, match=r"variable 'w0'.* logical device 2 .* but is on 1"):
+    with pytest.raises(replicax.errors.PlacementError, match=r"variable 'w0'.* logical device 2 .* but is on 1"):
         strategy.run(step, args=(x,))
     np.testing.assert_array_equal(w.numpy(), WEIGHTS[0])
 
@@ -359,7 +363,7 @@ def test_loops_and_branches_run_on_one_device(strategy, x):
         return jax.lax.cond(x[0, 0] > 0, lambda: strategy.assign_to_logical_device(x, 1), lambda: x)
 
     for step, name in ((scanned, "scan"), (branching, "cond")):
-        with pytest.raises(replicax.PlacementError, match=f"inside the {name} at .*in Python"):
+        with pytest.raises(replicax.errors.PlacementError, match=f"inside the {name} at .*in Python"):
             strategy.run(step, args=(x,))
 
     def whole(x):
@@ -373,15 +377,15 @@ def test_a_step_splits_or_assigns(strategy, x):
     def step(x):
         return strategy.split_to_logical_devices(strategy.assign_to_logical_device(x, 1), [2, 2])
 
-    with pytest.raises(replicax.PlacementError, match="the one or the other"):
+    with pytest.raises(replicax.errors.PlacementError, match="the one or the other"):
         strategy.run(step, args=(x,))
 
     with strategy.scope():
         w = replicax.Variable(WEIGHTS[0], name="w", partition_dimensions=[4, 1])
-    with pytest.raises(replicax.PlacementError, match=r"variable 'w' .* is split over the logical devices"):
+    with pytest.raises(replicax.errors.PlacementError, match=r"variable 'w' .* is split over the logical devices"):
         strategy.run(lambda x: strategy.assign_to_logical_device(x, 1) @ w, args=(x,))
 
 
 def test_mutable_arrays_are_refused(strategy, x):
-    with pytest.raises(replicax.PlacementError, match="mutable array"):
+    with pytest.raises(replicax.errors.PlacementError, match="mutable array"):
         strategy.run(lambda x: jax.new_ref(strategy.assign_to_logical_device(x, 1))[...], args=(x,))

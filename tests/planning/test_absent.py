@@ -34,7 +34,7 @@ def test_variables_have_shapes_and_no_values(strategy) -> None:
         number = replicax.Variable(2, dtype=jnp.float32)
         key = replicax.Variable(lambda: jax.random.key(0), name="key")
         copies = replicax.Variable(1.0, synchronization="on_read", aggregation="sum")
-        pieces = replicax.ShardedVariable(lambda: jnp.zeros((100, 3)), name="pieces")
+        pieces = replicax.variables.ShardedVariable(lambda: jnp.zeros((100, 3)), name="pieces")
         from_another = replicax.Variable(lambda: w.value[0, :3] * 2)
     assert (w.shape, w.dtype) == (huge, jnp.float32)
     assert (given.shape, given.dtype) == ((2, 3), jnp.float32)
@@ -87,7 +87,9 @@ def on_read(strategy, aggregation: str) -> replicax.Variable:
 def test_what_needs_the_devices_says_so(strategy, name: str, use) -> None:
     with strategy.scope():
         v = replicax.Variable(0.0, name="v")
-    with pytest.raises(replicax.AbsentDeviceError, match=f"{name}.* needs the devices of TPUStrategy.*are absent") as e:
+    with pytest.raises(
+        replicax.errors.AbsentDeviceError, match=f"{name}.* needs the devices of TPUStrategy.*are absent"
+    ) as e:
         use(strategy, v)
     assert "replicax.plan" in str(e.value)
     assert isinstance(v.slot.array, jax.ShapeDtypeStruct)
@@ -116,9 +118,9 @@ def test_steps_are_traced_and_optimizers_built(strategy) -> None:
 def test_the_step_is_checked_as_ever(strategy) -> None:
     with strategy.scope():
         v = replicax.Variable(jnp.zeros(8), name="v")
-    with pytest.raises(replicax.LocalityError, match="variable 'v' .* was assigned a value, but it differs"):
+    with pytest.raises(replicax.errors.LocalityError, match="variable 'v' .* was assigned a value, but it differs"):
         replicax.plan(strategy, lambda x: v.assign(x.sum(0)), jax.ShapeDtypeStruct((4, 8), jnp.float32))
-    with pytest.raises(replicax.DeadlockError):
+    with pytest.raises(replicax.errors.DeadlockError):
         replicax.plan(
             strategy,
             lambda x: jax.lax.cond(x > 0, lambda: replicax.get_replica_context().all_reduce("sum", x), lambda: x),

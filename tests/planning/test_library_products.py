@@ -15,7 +15,7 @@ from replicax.planning.timeline.attention import attention_of
 from replicax.planning.timeline.kernels import kernel_of
 from replicax.planning.timeline.products import product_of
 
-CARD = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3e12, multiprocessors=132)
+CARD = replicax.planning.Chip("card", flops=1e15, memory=80e9, bandwidth=3e12, multiprocessors=132)
 GEMM = (
     'custom_call_target="{target}", metadata={{op_name="jit(step)/attention/dot_general"}}, backend_config={{'
     '"gemm_backend_config":{{"alpha_real":1,"beta":0,"dot_dimension_numbers":{{"lhs_contracting_dimensions":["{left}"],'

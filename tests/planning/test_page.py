@@ -15,7 +15,7 @@ import replicax
 from replicax.planning.render.page import page
 from replicax.planning.render.tables import print_plan, sections
 
-CHIP = replicax.Chip("card<1>", flops=1e15, memory=1e9, bandwidth=3e12, link=50e9, links=9, sources=("a & b",))
+CHIP = replicax.planning.Chip("card<1>", flops=1e15, memory=1e9, bandwidth=3e12, link=50e9, links=9, sources=("a & b",))
 
 
 @pytest.fixture(scope="module")

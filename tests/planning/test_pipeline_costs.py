@@ -59,7 +59,7 @@ def here(replicas: int, stages: int) -> replicax.Strategy:
     return replicax.Strategy(replicax.StrategyExtended(devices))
 
 
-def check(plan: replicax.Plan, stages: int, replicas: int) -> None:
+def check(plan: replicax.planning.Plan, stages: int, replicas: int) -> None:
     assert [stage.logical_device for stage in plan.stages] == list(range(stages))
     # Forward, and twice for the gradients; the input has none.
     assert [s.cost.matrix_flops for s in plan.stages] == [2 * PRODUCT] + [3 * PRODUCT] * (stages - 1)
@@ -113,7 +113,7 @@ def test_on_devices_that_are_there(replicas: int, stages: int) -> None:
 @pytest.mark.parametrize(("memory", "fits"), [(1e6, False), (1e9, True)])
 def test_each_program_fits_but_not_all_that_is_there(memory: float, fits: bool) -> None:
     strategy = here(1, 2)
-    chip = replicax.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
+    chip = replicax.planning.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
     plan = replicax.plan(strategy, build(strategy, 2), SPEC, chip=chip)
     assert plan.fits is fits
 
@@ -132,7 +132,7 @@ def test_a_stage_that_can_not_be_compiled() -> None:
     def step(x):
         return jnp.linalg.eig(strategy.assign_to_logical_device(x * 2, 1))[0]
 
-    with pytest.raises(replicax.CompilationError, match=r"the step 'step' was traced, but .* for TPU v5 lite: "):
+    with pytest.raises(replicax.errors.CompilationError, match=r"the step 'step' was traced, but .* for TPU v5 lite: "):
         replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 

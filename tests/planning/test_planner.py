@@ -161,7 +161,7 @@ def test_several_slices(on_tpus) -> None:
     [
         (None, {("all-reduce", ("slice", "replica"), 8)}),
         (
-            replicax.GroupPartitioner(),
+            replicax.variables.GroupPartitioner(),
             {
                 ("all-gather", ("replica",), 4),
                 ("reduce-scatter", ("replica",), 4),
@@ -181,8 +181,10 @@ def test_emulated_slices(partitioner: Any, among: set[Any]) -> None:
     assert {(c.kind, c.axes, c.participants) for c in plan.collectives} <= among
     assert {c.axes for c in plan.collectives} >= {axes for _, axes, n in among if n < 8} or partitioner is None
     with pytest.raises(ValueError, match="no bandwidth of the network between slices is known"):
-        replicax.plan(strategy, *build(strategy), chip=replicax.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4))
-    card = replicax.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4, network=1e6)
+        replicax.plan(
+            strategy, *build(strategy), chip=replicax.planning.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4)
+        )
+    card = replicax.planning.Chip("card", 1e15, 1e11, 1e12, link=1e9, links=4, network=1e6)
     estimate = replicax.plan(strategy, *build(strategy), chip=card).estimate
     assert estimate.bound_by == "the network between slices"
     assert (estimate.communication > 0) == (partitioner is not None)
@@ -227,7 +229,9 @@ def test_a_step_that_does_not_fit() -> None:
 
 def test_a_step_that_can_not_be_compiled() -> None:
     strategy = tpu("v5e:2x2")
-    with pytest.raises(replicax.CompilationError, match=r"the step '<lambda>' was traced, but .* for TPU v5 lite: "):
+    with pytest.raises(
+        replicax.errors.CompilationError, match=r"the step '<lambda>' was traced, but .* for TPU v5 lite: "
+    ):
         replicax.plan(strategy, lambda x: jnp.linalg.eig(x)[0], jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
@@ -262,7 +266,7 @@ def test_sharded_variables_take_less(pair) -> None:
 
 @pytest.mark.parametrize(("memory", "fits"), [(1e6, False), (1e12, True)])
 def test_with_a_chip_of_ones_own(pair, memory: float, fits: bool) -> None:
-    chip = replicax.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
+    chip = replicax.planning.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
     plan = replicax.plan(pair, *build(pair), chip=chip)
     assert plan.fits is fits
     assert plan.estimate.compute == pytest.approx(FLOPS / 1e15)
@@ -284,7 +288,7 @@ def test_a_step_of_nothing_and_elements_of_any_kind(pair) -> None:
 
 
 def test_wrong_arguments(pair) -> None:
-    with pytest.raises(TypeError, match=r"chip must be a replicax.Chip or None, got 'v5p'"):
+    with pytest.raises(TypeError, match=r"chip must be a replicax.planning.Chip or None, got 'v5p'"):
         replicax.plan(pair, lambda: None, chip="v5p")
     with pytest.raises(TypeError, match=r"plan\(strategy, step, element_spec\): expected a strategy, got 'mirrored'"):
         replicax.plan("mirrored", lambda: 1)
@@ -305,7 +309,7 @@ def test_pieces_of_parts_on_absent_chips() -> None:
     """Collectives between replicas carry what a logical device has, and not the whole."""
     resolver = replicax.TPUClusterResolver(topology="v5e:4x4")
     pairs = replicax.DeviceAssignment.build(resolver.topology, [2, 1, 1], num_replicas=8)
-    strategy = replicax.TPUStrategy(resolver, pairs, variable_partitioner=replicax.GroupPartitioner(4))
+    strategy = replicax.TPUStrategy(resolver, pairs, variable_partitioner=replicax.variables.GroupPartitioner(4))
     with strategy.scope():
         up, down = (
             replicax.Variable(lambda shape=shape: jnp.zeros(shape, jnp.bfloat16), partition_dimensions=parts)
@@ -333,7 +337,7 @@ def test_pieces_of_parts_on_absent_chips() -> None:
 def test_groups_of_absent_slices() -> None:
     """Gathers and scatters stay inside a slice; between slices there are only sums of pieces."""
     resolver = replicax.TPUClusterResolver(topology="v5e:2x2", slices=2)
-    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.GroupPartitioner())
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.variables.GroupPartitioner())
     plan = replicax.plan(strategy, *build(strategy))
     assert plan.memory.arguments < 1.1 * (2 * 4 * PARAMETERS / 4 + 4 * 128 * WIDTH)
     inside = [c for c in plan.collectives if c.axes == ("replica",)]

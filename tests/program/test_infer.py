@@ -236,7 +236,7 @@ DEADLOCKS = {
 
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_a_collective_that_replicas_may_disagree_on(pair, name) -> None:
-    with pytest.raises(replicax.DeadlockError, match=r"test_infer.py:\d+.*differs between replicas"):
+    with pytest.raises(replicax.errors.DeadlockError, match=r"test_infer.py:\d+.*differs between replicas"):
         localities(pair, DEADLOCKS[name])
 
 
@@ -282,7 +282,9 @@ def test_a_mark_is_found_inside_control_flow(pair) -> None:
         return lax.scan(turn, ZERO, None, length=2)[0]
 
     assert localities(pair, step, None) == "T"
-    with pytest.raises(replicax.LocalityError, match=r"the loss is the same on every replica.*\n.*test_infer.py:\d+"):
+    with pytest.raises(
+        replicax.errors.LocalityError, match=r"the loss is the same on every replica.*\n.*test_infer.py:\d+"
+    ):
         localities(pair, step, ONE)
 
 
@@ -300,7 +302,7 @@ def test_a_mark_is_found_though_nobody_uses_the_loss(pair) -> None:
 
         return replicax.value_and_grad(meta, [rate])()
 
-    with pytest.raises(replicax.LocalityError, match="the loss is the same on every replica"):
+    with pytest.raises(replicax.errors.LocalityError, match="the loss is the same on every replica"):
         localities(pair, step)
 
 

@@ -29,7 +29,9 @@ from tests.programs.programs import PROGRAMS, Program, bundles, third_party
 
 T = replicax.Locality.PER_REPLICA
 
-pytestmark = pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")  # one program draws from a constant key
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::replicax.errors.LocalityWarning"
+)  # one program draws from a constant key
 
 
 class Counted:

@@ -44,7 +44,7 @@ def the_strategy_of(replicas: int, split: bool) -> replicax.Strategy:
     if not split:
         return strategy_of(replicas)
     devices, size = [f"cpu:{i}" for i in range(replicas)], 2 if replicas % 2 == 0 else replicas  # pairs, or all
-    return replicax.ShardedStrategy(devices, replicax.GroupPartitioner(size, over_all(size, min_bytes=0)))
+    return replicax.ShardedStrategy(devices, replicax.variables.GroupPartitioner(size, over_all(size, min_bytes=0)))
 
 
 def is_per_replica(leaf: Any) -> bool:
@@ -119,21 +119,26 @@ def check_errors(program: RandomProgram, compiled: Exception | None, exact: Exce
         return
     found = ("compiled", compiled, "exact", exact)
     branching = program.has(BRANCHING)
-    static = replicax.LocalityError, replicax.DeadlockError
+    static = replicax.errors.LocalityError, replicax.errors.DeadlockError
     # The compiled check is static: what comes out of a decision that may differ may differ. The exact executor follows
     # values: results differ only if they do, and replicas are stuck only if they really part ways, perhaps where one
     # of them has come upon another error already.
     if branching and isinstance(compiled, static) and (exact is None or isinstance(exact, ValueError)):
         return
     # So a loss that may differ, but does not, is a mirrored one there.
-    if branching and compiled is None and isinstance(exact, replicax.LocalityError) and "the loss is" in str(exact):
+    if (
+        branching
+        and compiled is None
+        and isinstance(exact, replicax.errors.LocalityError)
+        and "the loss is" in str(exact)
+    ):
         return
     # JAX drops what a derivative does not need from a compiled program; in the exact one it has run.
     if branching and program.has({"grad", "value_and_grad"}) and compiled is None and isinstance(exact, ValueError):
         return
     # What replicas differ in is known to the compiled program after the step's Python has run, so an error of
     # Python comes first there.
-    before = ValueError if branching else replicax.LocalityError
+    before = ValueError if branching else replicax.errors.LocalityError
     if compiled is not None and not isinstance(compiled, static) and isinstance(exact, before):
         return
     raise AssertionError(found)
@@ -189,7 +194,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> None:
         assert_close(mine, theirs, max(1.0, scale))
 
 
-@pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
+@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")  # every example is a new program
 @pytest.mark.parametrize(
     ("replicas", "split", "examples"),
     [

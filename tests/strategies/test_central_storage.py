@@ -85,7 +85,7 @@ def test_a_home_that_does_not_exist() -> None:
 def test_a_split_variable_has_its_slots_in_pieces(executor: str) -> None:
     strategy = central(2)
     with strategy.scope():
-        split, plain = replicax.ShardedVariable(jnp.ones(5)), replicax.Variable(jnp.ones(3))
+        split, plain = replicax.variables.ShardedVariable(jnp.ones(5)), replicax.Variable(jnp.ones(3))
         optimizer = replicax.Optimizer(optax.sgd(0.5, momentum=0.9))
 
     def step():

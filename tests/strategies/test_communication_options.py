@@ -93,7 +93,9 @@ def test_a_replica_that_does_not_come_is_named_whoever_issues_the_collective() -
 
     x = per_replica(strategy)
     try:
-        with pytest.raises(replicax.DeadlockError, match=re.escape("replica(s) [0] have waited for more than 0.2 s")):
+        with pytest.raises(
+            replicax.errors.DeadlockError, match=re.escape("replica(s) [0] have waited for more than 0.2 s")
+        ):
             strategy.run(late, args=(x,))
     finally:
         go_on.set()

@@ -238,7 +238,7 @@ def test_a_weaker_promise_is_told(monkeypatch: pytest.MonkeyPatch, machine: str,
         for _ in "ab":
             replicax.MirroredStrategy(["cpu:0", "cpu:1"], reproducible=True)
     [warning] = told
-    assert warning.category is replicax.ReproducibilityWarning
+    assert warning.category is replicax.errors.ReproducibilityWarning
     assert re.search(said, str(warning.message))
     assert warning.filename == __file__
     cpu_arithmetic._warn_of_rounding.cache_clear()

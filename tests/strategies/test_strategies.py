@@ -125,9 +125,11 @@ def test_a_strategy_is_copied_deeply_or_not_at_all(pair) -> None:
     assert twin.extended.worker_devices == pair.extended.worker_devices
     assert float(twin.run(lambda x: replicax.get_replica_context().all_reduce("sum", x), args=(2.0,))) == 4.0
     assert not twin.extended.variable_created_in_scope(v)
-    with pytest.raises(replicax.ContextError, match="'v' .* belongs to .* but the step runs under another Mirrored"):
+    with pytest.raises(
+        replicax.errors.ContextError, match="'v' .* belongs to .* but the step runs under another Mirrored"
+    ):
         twin.run(lambda: v.assign_add(1.0))
-    with pair.scope(), pytest.raises(replicax.ContextError, match="mixing different Strategy objects"):
+    with pair.scope(), pytest.raises(replicax.errors.ContextError, match="mixing different Strategy objects"):
         twin.run(lambda: 1)
 
 
@@ -183,4 +185,4 @@ def test_choices_that_a_strategy_does_not_have_are_explained() -> None:
             make(num_logical_devices=2)
     for make in makes[:2]:
         with pytest.raises(TypeError, match="variable_partitioner"):
-            make(variable_partitioner=replicax.FixedShardsPartitioner(2))
+            make(variable_partitioner=replicax.variables.FixedShardsPartitioner(2))

@@ -133,7 +133,9 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
     assert strategy.finalize() is None
     assert heard
     for method in ("initialize", "finalize"):
-        with pytest.raises(replicax.ContextError, match=f"^strategy.{method} .* inside a replica. Call it outside"):
+        with pytest.raises(
+            replicax.errors.ContextError, match=f"^strategy.{method} .* inside a replica. Call it outside"
+        ):
             strategy.run(getattr(strategy, method))
     strategy.initialize()
 
@@ -142,7 +144,7 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
 def test_several_replicas_on_each_core(executor: str) -> None:
     """A group of what is split is a slice by default, of whose cores each has two replicas."""
     resolver = replicax.TPUClusterResolver(emulate="1x1x1x2", slices=2)
-    by_slices = replicax.GroupPartitioner(partitioner=over_all(2, min_bytes=0))
+    by_slices = replicax.variables.GroupPartitioner(partitioner=over_all(2, min_bytes=0))
     strategy = replicax.TPUStrategy(resolver, variable_partitioner=by_slices, num_replicas=8)
     assert (strategy.num_replicas_in_sync, strategy.num_hosts, strategy.num_replicas_per_host) == (8, 2, 4)
     for mine, theirs in zip(train(strategy, executor), train(strategy_of(8), executor), strict=True):

@@ -36,9 +36,9 @@ PLACES = {
     "two logical devices": lambda p: tpu("2x2x1x2", 1, p, [1, 1, 1, 2]),
 }
 PARTITIONERS = {
-    "four pieces": replicax.FixedShardsPartitioner(4),
-    "columns": replicax.FixedShardsPartitioner(4, dim=-1),
-    "pairs": replicax.GroupPartitioner(2, over_all(2, min_bytes=0)),
+    "four pieces": replicax.variables.FixedShardsPartitioner(4),
+    "columns": replicax.variables.FixedShardsPartitioner(4, dim=-1),
+    "pairs": replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0)),
 }
 
 

@@ -20,7 +20,7 @@ REPLICAS = 4
 LAYOUTS: dict[str, Any] = {
     "mirrored": None,
     "split": over_all(REPLICAS, min_bytes=0),
-    "groups": replicax.GroupPartitioner(2, over_all(2, min_bytes=0)),
+    "groups": replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0)),
 }
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=2),

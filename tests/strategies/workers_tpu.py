@@ -81,7 +81,7 @@ def parts_and_pieces() -> tuple[list[np.ndarray], str, list[tuple[int, ...]]]:
     """A replica on the two devices of each host: what both executors compute, and what is shown and held here."""
     resolver = slice_of_two_hosts()
     rows = replicax.DeviceAssignment.build(resolver.topology, [2, 1, 1], num_replicas=2)
-    pieces = replicax.GroupPartitioner(2, over_all(2, min_bytes=0))
+    pieces = replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0))
     strategy = replicax.TPUStrategy(resolver, rows, variable_partitioner=pieces)
     found = [value for e in ("compiled", "per_replica") for value in train_in_parts(strategy, True, e)]
     shown = ", ".join(map(repr, kept[:3]))

@@ -43,7 +43,7 @@ LEAKS = {
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_write_that_would_leak(pair, v, name) -> None:
     told = "leave jax.jit out" if name == "jit" else "replicax.value_and_grad"
-    with pytest.raises(replicax.TraceError, match=rf"'v'.*was written inside.*{told}.*assign it"):
+    with pytest.raises(replicax.errors.TraceError, match=rf"'v'.*was written inside.*{told}.*assign it"):
         pair.run(lambda: LEAKS[name](v))
     assert float(v) == 2.0
     assert float(pair.run(lambda: v + 1)) == 3.0  # nothing is left behind
@@ -52,7 +52,7 @@ def test_a_write_that_would_leak(pair, v, name) -> None:
 @pytest.mark.parametrize("name", ["grad", "vmap", "scan", "cond", "jit", "checkpoint"])
 def test_outside_every_step_too(name) -> None:
     free = replicax.Variable(2.0, name="v")
-    with pytest.raises(replicax.TraceError, match="'v'"):
+    with pytest.raises(replicax.errors.TraceError, match="'v'"):
         LEAKS[name](free)
     assert float(free) == 2.0
 
@@ -62,7 +62,9 @@ def test_a_jitted_step_that_assigns_is_told_to_leave_jit_out(pair, v) -> None:
         v.assign(3.0)
 
     for call in (lambda: pair.run(jax.jit(step)), jax.jit(step)):
-        with pytest.raises(replicax.TraceError, match="'v'.*strategy.run compiles the whole step: leave jax.jit out"):
+        with pytest.raises(
+            replicax.errors.TraceError, match="'v'.*strategy.run compiles the whole step: leave jax.jit out"
+        ):
             call()
     pair.run(step)
     assert float(v) == 3.0
@@ -70,7 +72,7 @@ def test_a_jitted_step_that_assigns_is_told_to_leave_jit_out(pair, v) -> None:
 
 def test_reading_in_a_kept_program_outside_a_step_is_refused() -> None:
     free = replicax.Variable(2.0, name="v")
-    with pytest.raises(replicax.TraceError, match="'v'.*was read inside jax.jit, outside a step.*strategy.run"):
+    with pytest.raises(replicax.errors.TraceError, match="'v'.*was read inside jax.jit, outside a step.*strategy.run"):
         jax.jit(lambda: free.value)()
     assert float(jax.vmap(lambda x: x * free)(jnp.ones(2))[0]) == 2.0
     assert float(replicax.get_strategy().run(lambda: jax.jit(lambda: free.value)())) == 2.0

@@ -103,5 +103,7 @@ def test_the_warning_of_many_traces_names_the_attribute(pair: replicax.Strategy)
             config.scale = float(i)
             pair.run(lambda x, c: x * c.scale, args=(1.0, config))
 
-    with pytest.warns(replicax.RetraceWarning, match=r"args\[1\]: was .*Config.* with scale=9.0, .*, now .*scale=10.0"):
+    with pytest.warns(
+        replicax.errors.RetraceWarning, match=r"args\[1\]: was .*Config.* with scale=9.0, .*, now .*scale=10.0"
+    ):
         run_often()

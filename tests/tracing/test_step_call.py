@@ -124,7 +124,7 @@ def test_an_exception_goes_through_a_scope_that_an_interrupt_has_left_on_top(pai
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with pytest.raises(replicax.ContextError, match="without having been entered"):
+    with pytest.raises(replicax.errors.ContextError, match="without having been entered"):
         pair.scope().__exit__(None, None, None)
 
 

@@ -78,7 +78,7 @@ def test_a_write_of_what_differs_is_found_inside(pair) -> None:
     def step(x):
         return replicax.value_and_grad(lambda: (stat.assign(jnp.sum(x)), jnp.sum(x @ w))[1], [w])()
 
-    with pytest.raises(replicax.LocalityError, match="'stat'"):
+    with pytest.raises(replicax.errors.LocalityError, match="'stat'"):
         pair.run(step, args=(batches(pair),))
 
 
@@ -130,7 +130,7 @@ def test_a_mirrored_loss_is_refused(pair) -> None:
 
         return replicax.value_and_grad(loss, [w])()
 
-    with pytest.raises(replicax.LocalityError, match="loss is the same on every replica.*compute_average_loss"):
+    with pytest.raises(replicax.errors.LocalityError, match="loss is the same on every replica.*compute_average_loss"):
         pair.run(step, args=(batches(pair),))
 
 

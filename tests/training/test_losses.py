@@ -33,7 +33,8 @@ def test_further_dims_are_added_up_with_a_warning(strategy, executor) -> None:
     batch = next(iter(strategy.distribute_dataset([LOSSES_OF_STEPS])))
     step = lambda losses: replicax.compute_average_loss(losses)  # noqa: E731
     with pytest.warns(
-        replicax.ShareWarning, match=r"(?s)added up.*6 times the share of losses.mean\(\).*reduce_dims='mean'.*'sum'"
+        replicax.errors.ShareWarning,
+        match=r"(?s)added up.*6 times the share of losses.mean\(\).*reduce_dims='mean'.*'sum'",
     ) as found:
         share = strategy.run(step, args=(batch,), options=replicax.RunOptions(executor))
     assert {warning.filename for warning in found} == {__file__}
@@ -106,7 +107,7 @@ def test_bad_input(call, message) -> None:
     "call", [lambda: replicax.compute_average_loss(jnp.ones(3)), lambda: replicax.scale_regularization_loss(1.0)]
 )
 def test_across_replicas_there_is_no_share(pair, call) -> None:
-    with pair.scope(), pytest.raises(replicax.ContextError, match="one replica's share: call it inside a step"):
+    with pair.scope(), pytest.raises(replicax.errors.ContextError, match="one replica's share: call it inside a step"):
         call()
 
 

@@ -32,11 +32,11 @@ def test_accuracy_takes_classes_or_scores() -> None:
 def test_wrong_input_is_refused(pair) -> None:
     with pair.scope():
         mean, accuracy = replicax.Mean(), replicax.Accuracy()
-        with pytest.raises(replicax.ContextError, match="call it inside a step"):
+        with pytest.raises(replicax.errors.ContextError, match="call it inside a step"):
             mean.update(1.0)
-    with pytest.raises(replicax.ContextError, match=r"call it inside a step of MirroredStrategy"):
+    with pytest.raises(replicax.errors.ContextError, match=r"call it inside a step of MirroredStrategy"):
         mean.update(1.0)
-    with pytest.raises(replicax.ContextError, match=r"Mean.result was called inside a step"):
+    with pytest.raises(replicax.errors.ContextError, match=r"Mean.result was called inside a step"):
         pair.run(mean.result)
     with pytest.raises(ValueError, match=r"sample_weight of shape \(2,\) does not fit values of shape \(3,\)"):
         pair.run(lambda: mean.update(jnp.ones(3), jnp.ones(2)))
@@ -101,7 +101,7 @@ def test_accuracy_of_probabilities_leaves_padding_out(strategy, partial) -> None
     x = np.array([0.9, 0.2, 0.7, 0.6, 0.8, 0.1], np.float32)[:, None]
     y = np.array([1, 0, 1, 0, 1, 1])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", replicax.ExecutorWarning)
+        warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
         for b in strategy.distribute_dataset([{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}], options):
             strategy.run(lambda b: accuracy.update(b["y"], b["x"]), args=(b,))
     assert float(accuracy.result()) == pytest.approx(4 / 6)

@@ -121,9 +121,11 @@ def all_reduced(x):
 def test_gradients_are_summed_exactly_once() -> None:
     assert apply(lambda x: x) == -2.0
     assert apply(all_reduced, aggregate=False) == -2.0
-    with pytest.raises(replicax.LocalityError, match="gradient of variable 'w'.*already the same.*aggregate=False"):
+    with pytest.raises(
+        replicax.errors.LocalityError, match="gradient of variable 'w'.*already the same.*aggregate=False"
+    ):
         apply(all_reduced)
-    with pytest.raises(replicax.LocalityError, match="gradient of variable 'w'.*differs.*pass aggregate=True"):
+    with pytest.raises(replicax.errors.LocalityError, match="gradient of variable 'w'.*differs.*pass aggregate=True"):
         apply(lambda x: x, aggregate=False)
 
 
@@ -239,7 +241,7 @@ def test_bad_input(pair) -> None:
             ValueError, match=r"every gradient is None, .*: variable 'w' \(float32\[\d*\]\)\. Differentiate"
         ):
             pair.run(lambda arguments=arguments: optimizer.apply_gradients(*arguments))
-    with pair.scope(), pytest.raises(replicax.ContextError, match="call it inside a step"):
+    with pair.scope(), pytest.raises(replicax.errors.ContextError, match="call it inside a step"):
         optimizer.apply_gradients([(jnp.ones(2), w)])
     optimizer.build([w])
     with pytest.raises(ValueError, match=r"built for the variables \['w of Mirr.*\], but got gradients of \['stat of"):
@@ -412,14 +414,14 @@ def test_reduced_and_other_values_are_summed_in_one_all_reduce(pair) -> None:
 @pytest.mark.usefixtures("promoting")
 def test_further_arguments_that_count_wrongly(pair) -> None:
     polyak = optax.polyak_sgd()
-    with pytest.raises(replicax.LocalityError, match="value differs between replicas.*reduce it first"):
+    with pytest.raises(replicax.errors.LocalityError, match="value differs between replicas.*reduce it first"):
         refused(pair, polyak, lambda x, _: {"value": x}, aggregate=False)
-    with pytest.raises(replicax.LocalityError, match=r"scales\['a'\] differs between replicas"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"scales\['a'\] differs between replicas"):
         refused(pair, polyak, lambda x, _: {"value": x, "scales": {"a": x}})
     search = optax.lbfgs(memory_size=1)
     kwargs = {"value": jnp.float32(1), "grad": jnp.float32(1)}
     for aggregate, what in ((True, all_reduced), (False, lambda v: v)):
-        with pytest.raises(replicax.LocalityError, match="the result of value_fn .*return this replica's share"):
+        with pytest.raises(replicax.errors.LocalityError, match="the result of value_fn .*return this replica's share"):
             refused(pair, search, lambda x, _, f=what: {**kwargs, "value_fn": lambda p: f(p * x)}, aggregate)
 
 
@@ -428,7 +430,7 @@ def test_functions_that_write(pair) -> None:
     def extra(x, seen):
         return {"value": x, "grad": x, "value_fn": lambda p: seen.assign(p).value * x}
 
-    with pytest.raises(replicax.TraceError, match="value_fn assigns variable 'seen'.*any number of times"):
+    with pytest.raises(replicax.errors.TraceError, match="value_fn assigns variable 'seen'.*any number of times"):
         refused(pair, optax.lbfgs(memory_size=1), extra)
 
 
@@ -449,8 +451,10 @@ def test_integers_that_are_too_large_for_a_gradient(pair, executor: str) -> None
         optimizer = replicax.Optimizer(optax.sgd(0.1))
         slow = replicax.Optimizer(optax.polyak_sgd())
     options = replicax.RunOptions(executor=executor)
-    with pytest.raises(replicax.IntegerRangeError, match=r"apply_gradients: the gradient of .*'w'.* 1099511627776"):
+    with pytest.raises(
+        replicax.errors.IntegerRangeError, match=r"apply_gradients: the gradient of .*'w'.* 1099511627776"
+    ):
         pair.run(lambda: optimizer.apply_gradients([(np.array([1, 2**40]), w)]), options=options)
-    with pytest.raises(replicax.IntegerRangeError, match="apply_gradients: value has the integer 1099511627776"):
+    with pytest.raises(replicax.errors.IntegerRangeError, match="apply_gradients: value has the integer 1099511627776"):
         pair.run(lambda: slow.apply_gradients([(np.ones(2, np.float32), w)], value=2**40), options=options)
     assert w.numpy().tolist() == [0.0, 0.0]

@@ -91,7 +91,7 @@ def test_a_line_search_over_an_all_reduced_value_is_told_of_the_total(pair: repl
     with (
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),
-        pytest.raises(replicax.DeadlockError, match="(?s)line search.*replicax.total_of_shares"),
+        pytest.raises(replicax.errors.DeadlockError, match="(?s)line search.*replicax.total_of_shares"),
     ):
         pair.run(step, args=(batch,))
 
@@ -103,7 +103,7 @@ def test_a_decision_without_a_gradient_is_told_nothing_of_it(pair: replicax.Mirr
         all_reduce = replicax.get_replica_context().all_reduce
         return jax.lax.cond(x.sum() > 1, lambda: all_reduce("sum", x.sum()), x.sum)
 
-    with pytest.raises(replicax.DeadlockError, match=r"\(for example with all_reduce\)\.$"):
+    with pytest.raises(replicax.errors.DeadlockError, match=r"\(for example with all_reduce\)\.$"):
         pair.run(step, args=(batch,))
 
 
@@ -128,7 +128,7 @@ def test_what_differs_between_replicas_is_refused(
     pair: replicax.MirroredStrategy, of: Any, message: str, executor: str
 ) -> None:
     [batch] = pair.distribute_dataset([X])
-    with pytest.raises(replicax.LocalityError, match=message):
+    with pytest.raises(replicax.errors.LocalityError, match=message):
         pair.run(
             lambda x: of(replicax.total_of_shares(lambda v: v * 2.0), x),
             args=(batch,),
@@ -141,6 +141,6 @@ def test_bad_input(pair: replicax.MirroredStrategy) -> None:
         replicax.total_of_shares(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a float array, got int32"):
         replicax.total_of_shares(lambda v: v)(3)
-    with pair.scope(), pytest.raises(replicax.ContextError, match="inside a step"):
+    with pair.scope(), pytest.raises(replicax.errors.ContextError, match="inside a step"):
         replicax.total_of_shares(lambda v: v)(3.0)
     assert float(jax.grad(replicax.total_of_shares(lambda v: v * v))(3.0)) == 6.0  # outside every strategy

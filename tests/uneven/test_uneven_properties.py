@@ -60,9 +60,9 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
     trial = UnevenTrial(program, replicas, split)
     expected, variables, error = trial.run(None)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", replicax.ExecutorWarning)
+        warnings.simplefilter("always", replicax.errors.ExecutorWarning)
         found, found_variables, found_error = trial.run_uneven()
-    fell_back = [str(w.message) for w in caught if w.category is replicax.ExecutorWarning]
+    fell_back = [str(w.message) for w in caught if w.category is replicax.errors.ExecutorWarning]
     if error is not None:
         if not fell_back:
             assert type(found_error) is type(error), (error, found_error)
@@ -79,7 +79,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
     return fell_back[0] if fell_back else "joined"
 
 
-@pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")  # every example is a new program
+@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")  # every example is a new program
 @pytest.mark.parametrize(
     ("replicas", "split", "examples"),
     [

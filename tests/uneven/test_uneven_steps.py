@@ -35,7 +35,7 @@ def rows(strategy: replicax.Strategy, sizes: tuple[int, ...], width: int = 3) ->
 
 
 def split_over(size: int, groups: int = 1) -> replicax.Strategy:
-    partitioner = replicax.GroupPartitioner(size, over_all(size, min_bytes=0))
+    partitioner = replicax.variables.GroupPartitioner(size, over_all(size, min_bytes=0))
     return replicax.ShardedStrategy([f"cpu:{i}" for i in range(size * groups)], partitioner)
 
 
@@ -323,7 +323,9 @@ def test_exchanges_among_all_devices_are_not_left_to_some() -> None:
         losses = [strategy.reduce("sum", strategy.run(step, args=(rows(strategy, sizes),))) for _ in range(3)]
         return [*map(float, losses)], w.numpy()
 
-    with pytest.warns(replicax.ExecutorWarning, match="split over logical devices .* exchanges parts of them among"):
+    with pytest.warns(
+        replicax.errors.ExecutorWarning, match="split over logical devices .* exchanges parts of them among"
+    ):
         losses, w = trained(logical_strategy(3, 2), (3, 3, 2), partition_dimensions=[2, 1])
     expected_losses, expected = trained(strategy_of(1), (8,))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
@@ -401,13 +403,15 @@ def test_errors_of_the_step_are_raised_as_they_are() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         strategy.run(fails_for_one, args=(x,))
-    with pytest.raises(replicax.LocalityError, match=r"(?s)'w'.*test_uneven_steps.py"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)'w'.*test_uneven_steps.py"):
         strategy.run(lambda x: w.assign(x.sum(0)), args=(x,))
-    with pytest.raises(replicax.LocalityError, match="'w'"):  # the first of two
+    with pytest.raises(replicax.errors.LocalityError, match="'w'"):  # the first of two
         strategy.run(lambda x: (w.assign(x.sum(0)), jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0)), args=(x,))
-    with pytest.raises(replicax.LocalityError, match=r"(?s)the loss is the same on every .*test_uneven_steps.py"):
+    with pytest.raises(
+        replicax.errors.LocalityError, match=r"(?s)the loss is the same on every .*test_uneven_steps.py"
+    ):
         strategy.run(lambda x: jax.lax.map(lambda _: agreed_loss(), jnp.zeros(2)), args=(x,))
-    with pytest.raises(replicax.DeadlockError, match=r"stands inside a branch"):
+    with pytest.raises(replicax.errors.DeadlockError, match=r"stands inside a branch"):
         strategy.run(lambda x: jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0), args=(x,))
     np.testing.assert_array_equal(w.numpy(), np.zeros(3))
     assert float(strategy.run(lambda x: here().all_reduce("sum", x.sum()) * 0 + 1, args=(x,))) == 1
@@ -564,10 +568,13 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         strategy.run(step, args=(x,), options=COMPILED)
     traced = strategy.extended.programs
     if program is _returns_other_structures:
-        with pytest.warns(replicax.ExecutorWarning, match=why), pytest.raises(ValueError, match="same structure"):
+        with (
+            pytest.warns(replicax.errors.ExecutorWarning, match=why),
+            pytest.raises(ValueError, match="same structure"),
+        ):
             strategy.run(step, args=(x,))
         return
-    with pytest.warns(replicax.ExecutorWarning, match=why + "(?s:.*)So it does now"):
+    with pytest.warns(replicax.errors.ExecutorWarning, match=why + "(?s:.*)So it does now"):
         result = strategy.run(step, args=(x,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

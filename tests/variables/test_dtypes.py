@@ -15,13 +15,13 @@ from tests.conftest import strategy_of
 KINDS = {
     "on_write": lambda value, **options: replicax.Variable(value, **options),
     "on_read": lambda value, **options: replicax.Variable(value, synchronization="on_read", **options),
-    "split": lambda value, **options: replicax.ShardedVariable(value, **options),
+    "split": lambda value, **options: replicax.variables.ShardedVariable(value, **options),
 }
 # Three replicas assign [0, 1], [1, 1] and [0, 1].
 EXPECTED = {"sum": [1, 3], "mean": [1 / 3, 1], "only_first_replica": [0, 1]}
 
 
-@pytest.mark.filterwarnings("ignore::replicax.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize("kind", KINDS)

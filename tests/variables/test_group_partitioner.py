@@ -17,7 +17,7 @@ from replicax.variables.layout import Mirrored, Split
 from tests.conftest import logical_strategy, strategy_of
 
 INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
-PAIRS = replicax.GroupPartitioner(2, replicax.FixedShardsPartitioner(2))
+PAIRS = replicax.variables.GroupPartitioner(2, replicax.variables.FixedShardsPartitioner(2))
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
 
 def test_slots_are_split_as_their_variable_and_begin_again() -> None:
     strategy = strategy_of(4)
-    v, w = make(strategy), make(strategy, np.ones((4, 6), np.float32), replicax.FixedShardsPartitioner(4, dim=1))
+    v, w = make(strategy), make(strategy, np.ones((4, 6), np.float32), replicax.variables.FixedShardsPartitioner(4, dim=1))
     with strategy.scope():
         optimizer = replicax.Optimizer(optax.chain(optax.trace(0.9), optax.ema(0.5)))
     optimizer.build([v, w])
@@ -106,21 +106,21 @@ def test_how_large_groups_are() -> None:
     strategy = strategy_of(4)
     value = np.zeros((8, 64), np.float32)
     for partitioner, layout in {
-        replicax.GroupPartitioner(): Split(dim=1, size=64, piece=16, replicas=4),
-        replicax.GroupPartitioner(4): Split(dim=1, size=64, piece=16, replicas=4),
-        replicax.GroupPartitioner(2): Split(dim=1, size=64, piece=32, replicas=2, groups=2),
-        replicax.GroupPartitioner(1): Mirrored(),
-        replicax.GroupPartitioner(2, replicax.MinSizePartitioner(1, 9)): Split(0, 8, 4, replicas=2, groups=2),
-        replicax.GroupPartitioner(2, replicax.MaxSizePartitioner(4096)): Mirrored(),
+        replicax.variables.GroupPartitioner(): Split(dim=1, size=64, piece=16, replicas=4),
+        replicax.variables.GroupPartitioner(4): Split(dim=1, size=64, piece=16, replicas=4),
+        replicax.variables.GroupPartitioner(2): Split(dim=1, size=64, piece=32, replicas=2, groups=2),
+        replicax.variables.GroupPartitioner(1): Mirrored(),
+        replicax.variables.GroupPartitioner(2, replicax.variables.MinSizePartitioner(1, 9)): Split(0, 8, 4, replicas=2, groups=2),
+        replicax.variables.GroupPartitioner(2, replicax.variables.MaxSizePartitioner(4096)): Mirrored(),
     }.items():
         assert make(strategy, value, partitioner).layout == layout
-    assert make(strategy, value[:1, :1], replicax.GroupPartitioner()).layout == Mirrored()  # small
+    assert make(strategy, value[:1, :1], replicax.variables.GroupPartitioner()).layout == Mirrored()  # small
 
 
 @pytest.mark.parametrize(("size", "pieces", "groups"), [(None, 4, 2), (2, 2, 4), (8, 8, 1)])
 def test_a_group_is_a_slice_if_no_size_is_given(size: int | None, pieces: int, groups: int) -> None:
     resolver = replicax.TPUClusterResolver(emulate="2x1x1x2", slices=2)
-    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.GroupPartitioner(size))
+    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.variables.GroupPartitioner(size))
     with strategy.scope():
         v = replicax.Variable(np.zeros((64, 8), np.float32))
     assert (v.layout.replicas, v.layout.groups) == (pieces, groups)
@@ -128,22 +128,22 @@ def test_a_group_is_a_slice_if_no_size_is_given(size: int | None, pieces: int, g
 
 def test_groups_that_do_not_fit() -> None:
     message = "GroupPartitioner: group_size 3 does not divide the number of replicas, 4: choose one of 1, 2, 4"
-    three = replicax.GroupPartitioner(3)
+    three = replicax.variables.GroupPartitioner(3)
     with pytest.raises(ValueError, match=message):
         replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)], variable_partitioner=three)
     with pytest.raises(ValueError, match=message):
         make(strategy_of(4), partitioner=three)
     with pytest.raises(ValueError, match="GroupPartitioner: group_size must be an int of at least 1, got 0"):
-        replicax.GroupPartitioner(0)
+        replicax.variables.GroupPartitioner(0)
     with pytest.raises(TypeError, match="a group has no groups of its own, got partitioner=GroupPartitioner"):
-        replicax.GroupPartitioner(4, replicax.GroupPartitioner(2))
+        replicax.variables.GroupPartitioner(4, replicax.variables.GroupPartitioner(2))
     with pytest.raises(TypeError, match=r"such as FixedShardsPartitioner\(2\), got 3"):
-        replicax.GroupPartitioner(4, 3)
+        replicax.variables.GroupPartitioner(4, 3)
 
 
 def test_one_replica_is_a_group() -> None:
     """So a program runs on one device as it is."""
-    strategy = replicax.MirroredStrategy(["cpu:0"], variable_partitioner=replicax.GroupPartitioner(4))
+    strategy = replicax.MirroredStrategy(["cpu:0"], variable_partitioner=replicax.variables.GroupPartitioner(4))
     with strategy.scope():
         assert replicax.Variable(INITIAL).layout == Mirrored()
 
@@ -152,8 +152,8 @@ def test_one_replica_is_a_group() -> None:
 def test_groups_are_no_slices_that_lie_otherwise(slices: list[int]) -> None:
     devices = np.array([[types.SimpleNamespace(slice_index=number, device_kind="TPU v5")] for number in slices])
     with pytest.raises(ValueError, match="not in one slice after the other.*give group_size"):
-        replicax.GroupPartitioner().size(len(slices), slices_in_turn(devices))
-    assert replicax.GroupPartitioner(1).size(len(slices), slices_in_turn(devices)) == 1
+        replicax.variables.GroupPartitioner().size(len(slices), slices_in_turn(devices))
+    assert replicax.variables.GroupPartitioner(1).size(len(slices), slices_in_turn(devices)) == 1
 
 
 def test_an_on_read_variable_has_a_copy_on_each_replica() -> None:

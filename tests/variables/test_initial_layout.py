@@ -212,7 +212,7 @@ def test_the_strategys_partitioner_splits_the_parts() -> None:
         ({"partition_dimensions": [1, 2]}, r"variable 'v' .* makes 2 parts, but a replica has 4 logical device"),
         ({"partition_dimensions": [1, 4]}, r"variable 'v' .* dim 1 of size 6 does not divide into 4 parts"),
         (
-            {"partition_dimensions": [2, 2], "partitioner": replicax.FixedShardsPartitioner(2, dim=1)},
+            {"partition_dimensions": [2, 2], "partitioner": replicax.variables.FixedShardsPartitioner(2, dim=1)},
             r"variable 'v' .* parts of size 3 along dim 1, which do not divide into 2 pieces of one size",
         ),
     ],

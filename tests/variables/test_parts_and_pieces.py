@@ -25,7 +25,7 @@ VALUE = np.arange(96, dtype=np.float32).reshape(8, 12)
 
 
 def in_groups(size: int, replicas: int, logical: int = 2) -> replicax.Strategy:
-    return logical_strategy(replicas, logical, replicax.GroupPartitioner(size, over_all(size, min_bytes=0)))
+    return logical_strategy(replicas, logical, replicax.variables.GroupPartitioner(size, over_all(size, min_bytes=0)))
 
 
 def parts_of(variable: replicax.Variable) -> set[tuple[int, ...]]:
@@ -39,7 +39,7 @@ def parts_of(variable: replicax.Variable) -> set[tuple[int, ...]]:
 )
 def test_each_device_has_a_part_of_a_piece(dim: int, parts: list[int], held: tuple[int, ...], initial: Any) -> None:
     strategy = in_groups(2, 4)
-    pairs = replicax.GroupPartitioner(2, replicax.FixedShardsPartitioner(2, dim=dim))
+    pairs = replicax.variables.GroupPartitioner(2, replicax.variables.FixedShardsPartitioner(2, dim=dim))
     with strategy.scope():
         v = replicax.Variable(initial, name="v", partition_dimensions=parts, partitioner=pairs)
     assert parts_of(v) == {held}
@@ -129,7 +129,7 @@ def test_slots_and_rows() -> None:
     strategy = in_groups(2, 2)
     with strategy.scope():
         v = replicax.Variable(
-            VALUE, name="v", partition_dimensions=[2, 1], partitioner=replicax.FixedShardsPartitioner(2)
+            VALUE, name="v", partition_dimensions=[2, 1], partitioner=replicax.variables.FixedShardsPartitioner(2)
         )
         optimizer = replicax.Optimizer(optax.adam(0.1))
         with strategy.extended.colocate_vars_with(v):
@@ -161,7 +161,10 @@ def test_the_strategys_partitioner_splits_parts_where_they_divide_evenly() -> No
         ),
     ):
         replicax.Variable(
-            np.zeros((6, 1)), name="v", partition_dimensions=[2, 1], partitioner=replicax.FixedShardsPartitioner(2)
+            np.zeros((6, 1)),
+            name="v",
+            partition_dimensions=[2, 1],
+            partitioner=replicax.variables.FixedShardsPartitioner(2),
         )
 
 

@@ -19,16 +19,16 @@ EXACT = replicax.RunOptions(executor="per_replica")
 INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
 
 
-def make(strategy: replicax.Strategy, value: Any = INITIAL, **options: Any) -> replicax.ShardedVariable:
+def make(strategy: replicax.Strategy, value: Any = INITIAL, **options: Any) -> replicax.variables.ShardedVariable:
     with strategy.scope():
-        return replicax.ShardedVariable(value, name="v", **options)
+        return replicax.variables.ShardedVariable(value, name="v", **options)
 
 
 @pytest.mark.parametrize("initial", [INITIAL, lambda: jnp.asarray(INITIAL)], ids=["value", "callable"])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 8])
 def test_each_replica_holds_a_piece_and_reads_the_whole(replicas: int, initial: Any) -> None:
     strategy = strategy_of(replicas)
-    v = make(strategy, initial, partitioner=replicax.FixedShardsPartitioner(replicas))
+    v = make(strategy, initial, partitioner=replicax.variables.FixedShardsPartitioner(replicas))
     assert v.shape == (7, 3)
     np.testing.assert_array_equal(v.value, INITIAL)
     np.testing.assert_array_equal(strategy.run(lambda: v.value), INITIAL)
@@ -62,7 +62,7 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
     np.testing.assert_array_equal(v.value, plain.value)
     x = strategy.distribute_values_from_function(lambda ctx: INITIAL + np.float32(ctx.replica_id_in_sync_group))
     if aggregation == "none":
-        with pytest.raises(replicax.LocalityError, match="variable 'v' .* was assigned a value, but it differs"):
+        with pytest.raises(replicax.errors.LocalityError, match="variable 'v' .* was assigned a value, but it differs"):
             strategy.run(lambda x: getattr(v, method)(x), args=(x,), options=replicax.RunOptions(executor))
         np.testing.assert_array_equal(v.value, plain.value)
         x = INITIAL
@@ -76,7 +76,7 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
 
 
 def test_slots_are_split_as_their_variable(pair: replicax.Strategy) -> None:
-    v, w = make(pair), make(pair, jnp.zeros((4, 8)), partitioner=replicax.FixedShardsPartitioner(2, dim=1))
+    v, w = make(pair), make(pair, jnp.zeros((4, 8)), partitioner=replicax.variables.FixedShardsPartitioner(2, dim=1))
     with pair.scope():
         plain = replicax.Variable(jnp.zeros((7, 3)))
         optimizer = replicax.Optimizer(optax.adam(0.1))
@@ -97,7 +97,7 @@ def test_a_value_read_before_stays_valid(pair: replicax.Strategy) -> None:
 
 def test_created_inside_a_step(pair: replicax.Strategy) -> None:
     def step() -> Any:
-        return replicax.ShardedVariable(lambda: jnp.zeros(5), name="inside").assign_add(jnp.ones(5)).value
+        return replicax.variables.ShardedVariable(lambda: jnp.zeros(5), name="inside").assign_add(jnp.ones(5)).value
 
     assert [float(pair.run(step)[4]) for _ in range(3)] == [1, 2, 3]
 
@@ -120,19 +120,19 @@ def test_random_keys_are_not_split() -> None:
 @pytest.mark.parametrize(
     ("partitioner", "shape", "pieces"),
     [
-        (replicax.FixedShardsPartitioner(3), (10, 2), [3, 1]),
-        (replicax.FixedShardsPartitioner(3, dim=-1), (10, 2), [1, 2]),
-        (replicax.FixedShardsPartitioner(3), (), []),
-        (replicax.MinSizePartitioner(), (1 << 20,), [1]),
-        (replicax.MinSizePartitioner(max_shards=4), (1 << 20,), [4]),
-        (replicax.MinSizePartitioner(1 << 21, 4), (1 << 20,), [2]),
-        (replicax.MinSizePartitioner(1 << 30, 4), (1 << 20,), [1]),
-        (replicax.MinSizePartitioner(1, 100), (5, 5), [5, 1]),
-        (replicax.MaxSizePartitioner(1 << 20), (1 << 20,), [4]),
-        (replicax.MaxSizePartitioner(1 << 20, max_shards=3), (1 << 20,), [3]),
-        (replicax.MaxSizePartitioner(100), (10, 10), [5, 1]),
-        (replicax.MaxSizePartitioner(1), (4, 10), [4, 1]),
-        (replicax.MaxSizePartitioner(1), (), []),
+        (replicax.variables.FixedShardsPartitioner(3), (10, 2), [3, 1]),
+        (replicax.variables.FixedShardsPartitioner(3, dim=-1), (10, 2), [1, 2]),
+        (replicax.variables.FixedShardsPartitioner(3), (), []),
+        (replicax.variables.MinSizePartitioner(), (1 << 20,), [1]),
+        (replicax.variables.MinSizePartitioner(max_shards=4), (1 << 20,), [4]),
+        (replicax.variables.MinSizePartitioner(1 << 21, 4), (1 << 20,), [2]),
+        (replicax.variables.MinSizePartitioner(1 << 30, 4), (1 << 20,), [1]),
+        (replicax.variables.MinSizePartitioner(1, 100), (5, 5), [5, 1]),
+        (replicax.variables.MaxSizePartitioner(1 << 20), (1 << 20,), [4]),
+        (replicax.variables.MaxSizePartitioner(1 << 20, max_shards=3), (1 << 20,), [3]),
+        (replicax.variables.MaxSizePartitioner(100), (10, 10), [5, 1]),
+        (replicax.variables.MaxSizePartitioner(1), (4, 10), [4, 1]),
+        (replicax.variables.MaxSizePartitioner(1), (), []),
     ],
 )
 def test_how_many_pieces(partitioner: Any, shape: tuple[int, ...], pieces: list[int]) -> None:
@@ -144,14 +144,14 @@ def test_how_many_pieces(partitioner: Any, shape: tuple[int, ...], pieces: list[
 )
 def test_pieces_on_four_replicas(shards: int, sizes: list[int]) -> None:
     strategy = strategy_of(4)
-    v = make(strategy, partitioner=replicax.FixedShardsPartitioner(shards))
+    v = make(strategy, partitioner=replicax.variables.FixedShardsPartitioner(shards))
     assert [p.shape[0] for p in strategy.local_results(v)] == sizes
     strategy.run(lambda: v.assign_add(jnp.ones((7, 3))))
     np.testing.assert_array_equal(v.value, INITIAL + 1)
 
 
 def test_a_strategy_with_a_partitioner_of_its_own() -> None:
-    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.MinSizePartitioner(64, max_shards=2))
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.variables.MinSizePartitioner(64, max_shards=2))
     with strategy.scope():
         small, large = replicax.Variable(jnp.zeros(31)), replicax.Variable(jnp.zeros(32))
     assert small.layout == Mirrored()
@@ -168,16 +168,16 @@ def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
     ("make_it", "message"),
     [
         (
-            lambda: replicax.FixedShardsPartitioner(0),
+            lambda: replicax.variables.FixedShardsPartitioner(0),
             "num_shards must be an int of at least 1, got 0",
         ),
-        (lambda: replicax.MinSizePartitioner(True), "min_shard_bytes must be an int of at least 1, got True"),
+        (lambda: replicax.variables.MinSizePartitioner(True), "min_shard_bytes must be an int of at least 1, got True"),
         (
-            lambda: replicax.MaxSizePartitioner(1, 0),
+            lambda: replicax.variables.MaxSizePartitioner(1, 0),
             "MaxSizePartitioner: max_shards must be an int of at least 1, got 0",
         ),
         (
-            lambda: replicax.FixedShardsPartitioner(2, dim=2)((3, 3), "float32"),
+            lambda: replicax.variables.FixedShardsPartitioner(2, dim=2)((3, 3), "float32"),
             r"dim 2 is out of range .* \(3, 3\)",
         ),
         (lambda: make(strategy_of(2), partitioner=lambda *_: [2, 2]), r"variable 'v': the partitioner .* got \[2, 2\]"),

@@ -110,7 +110,7 @@ def test_each_worker_saves_its_pieces(tmp_path, shared, group_size) -> None:
 
 
 def test_both_names_of_a_partitioner() -> None:
-    split = replicax.FixedShardsPartitioner(2)
+    split = replicax.variables.FixedShardsPartitioner(2)
     for options in ({"partitioner": split}, {"variable_partitioner": split}):
         assert replicax.ShardedStrategy(["cpu:0", "cpu:1"], **options).extended.partitioner is split
     mirrored = replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=split)

@@ -43,12 +43,14 @@ def test_what_is_no_array_stays_as_it_is() -> None:
 
 
 def test_a_tree_under_a_sharded_placement_is_split() -> None:
-    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.FixedShardsPartitioner(2))
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], replicax.variables.FixedShardsPartitioner(2))
     with strategy.scope():
         made = replicax.as_variables({"w": np.ones((4, 2), np.float32)})
     assert "split along dim 0" in repr(made["w"])
     with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        one = replicax.as_variables({"w": np.ones((4, 2), np.float32)}, partitioner=replicax.FixedShardsPartitioner(2))
+        one = replicax.as_variables(
+            {"w": np.ones((4, 2), np.float32)}, partitioner=replicax.variables.FixedShardsPartitioner(2)
+        )
     assert "split along dim 0" in repr(one["w"])
 
 
@@ -108,7 +110,7 @@ def trained_alone(params, tx):
 
 
 def sharded(devices):
-    return replicax.ShardedStrategy(devices, replicax.FixedShardsPartitioner(len(devices)))
+    return replicax.ShardedStrategy(devices, replicax.variables.FixedShardsPartitioner(len(devices)))
 
 
 @pytest.mark.covering(1)

@@ -18,11 +18,11 @@ from tests.conftest import strategy_of
 # The table of docs/architecture.md: two replicas, initial value 10; in a step, replica i assigns i + 1.
 # synchronization, aggregation, after a cross assign of 6, after the step's assign, cross read afterwards
 TABLE = [
-    ("on_write", "none", [6, 6], replicax.LocalityError, None),
+    ("on_write", "none", [6, 6], replicax.errors.LocalityError, None),
     ("on_write", "sum", [6, 6], [3, 3], 3),
     ("on_write", "mean", [6, 6], [1.5, 1.5], 1.5),
     ("on_write", "only_first_replica", [6, 6], [1, 1], 1),
-    ("on_read", "none", [6, 6], [1, 2], replicax.LocalityError),
+    ("on_read", "none", [6, 6], [1, 2], replicax.errors.LocalityError),
     ("on_read", "sum", [3, 3], [1, 2], 3),
     ("on_read", "mean", [6, 6], [1, 2], 1.5),
     ("on_read", "only_first_replica", [6, 6], [1, 2], 1),
@@ -136,9 +136,9 @@ def test_a_mirrored_variable_may_take_what_is_the_same_everywhere(pair) -> None:
 def test_across_a_per_replica_value_is_refused(pair) -> None:
     v = make(pair, aggregation="mean")
     x = pair.distribute_values_from_function(lambda ctx: 1.0)
-    with pytest.raises(replicax.LocalityError, match="'v'.*one value for each replica"):
+    with pytest.raises(replicax.errors.LocalityError, match="'v'.*one value for each replica"):
         v.assign(x)
-    with pytest.raises(replicax.LocalityError, match="'v'.*one value for each replica"):
+    with pytest.raises(replicax.errors.LocalityError, match="'v'.*one value for each replica"):
         pair.run(lambda x: replicax.get_replica_context().merge_call(lambda s, x: v.assign(x), args=(x,)), args=(x,))
     assert copies(v) == [10, 10]
 
@@ -499,7 +499,7 @@ def test_it_can_be_waited_for(pair) -> None:
     pair.run(lambda: v.assign_add(v.block_until_ready().value))
     assert float(v) == 4.0
     v.value.delete()
-    with pytest.raises(replicax.VariableLostError):
+    with pytest.raises(replicax.errors.VariableLostError):
         v.block_until_ready()
 
 
@@ -516,7 +516,7 @@ def test_repr(pair) -> None:
 def test_the_initial_value_is_one_for_all(pair) -> None:
     x = pair.distribute_values_from_function(lambda ctx: 1.0)
     with pytest.raises(
-        replicax.LocalityError, match="variable 'v': the initial value must be the same on every replica"
+        replicax.errors.LocalityError, match="variable 'v': the initial value must be the same on every replica"
     ):
         make(pair, x)
 

@@ -115,7 +115,7 @@ def many_steps(strategy: replicax.Strategy) -> Any:
 def across(strategy: replicax.Strategy) -> Any:
     """What reads and assigns outside a step; and debugging."""
     with strategy.scope():
-        v = replicax.ShardedVariable(lambda: jax.random.normal(jax.random.key(1), (5, 6)), name="v")
+        v = replicax.variables.ShardedVariable(lambda: jax.random.normal(jax.random.key(1), (5, 6)), name="v")
         w = replicax.Variable(np.arange(10.0, dtype=np.float32), name="w")
         w.assign_add(np.ones(10, np.float32))
         v.assign(v * 2.0)
@@ -149,7 +149,7 @@ PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
 
 
 def run_programs(names: list[str], group_size: int | None = None) -> dict[str, Any]:
-    in_groups = replicax.GroupPartitioner(group_size, over_all(group_size or 4, min_bytes=0))
+    in_groups = replicax.variables.GroupPartitioner(group_size, over_all(group_size or 4, min_bytes=0))
     strategy = replicax.ShardedStrategy(partitioner=in_groups if group_size else everything, timeout_seconds=60)
     return {name: PROGRAMS[name](strategy) for name in names}
 
@@ -220,7 +220,7 @@ WHOLE = np.random.default_rng(3).normal(size=(250, 41)).astype(np.float32)
 
 def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[bool, dict[str, int]]:
     """Save pieces, and restore them: whether they are right, and how many bytes each worker has written here."""
-    strategy = replicax.ShardedStrategy(partitioner=replicax.GroupPartitioner(group_size), timeout_seconds=60)
+    strategy = replicax.ShardedStrategy(partitioner=replicax.variables.GroupPartitioner(group_size), timeout_seconds=60)
     worker = strategy.extended.workers.index
     path = pathlib.Path(folder) if shared else pathlib.Path(folder, f"disk-{worker}")
     path.mkdir(exist_ok=True)
@@ -242,7 +242,7 @@ def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[boo
 def held(group_size: int | None) -> tuple[int, int]:
     """What a device keeps for a model of 12 layers of 256 KiB, Adam's slots included, and a step's temporaries."""
     strategy = replicax.ShardedStrategy(
-        partitioner=None if group_size is None else replicax.GroupPartitioner(group_size)
+        partitioner=None if group_size is None else replicax.variables.GroupPartitioner(group_size)
     )
     with strategy.scope():
         layers = [replicax.Variable(lambda: jnp.full((256, 256), 0.01), name=f"layer{i}") for i in range(12)]

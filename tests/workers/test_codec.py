@@ -126,9 +126,9 @@ class OurOwnError(KeyError):
         (KeyError("gone"), KeyError("gone")),
         (FileNotFoundError(2, "No such file", "x.txt"), FileNotFoundError(2, "No such file", "x.txt")),
         (replicax.errors.LocalityError("no"), replicax.errors.LocalityError("no")),
-        (OurOwnError("gone"), replicax.WorkerError("OurOwnError: 'gone'")),
-        (ValueError(Undeclared), replicax.WorkerError(f"ValueError: {Undeclared}")),
-        (KeyboardInterrupt(), replicax.WorkerError("KeyboardInterrupt: ")),
+        (OurOwnError("gone"), replicax.errors.WorkerError("OurOwnError: 'gone'")),
+        (ValueError(Undeclared), replicax.errors.WorkerError(f"ValueError: {Undeclared}")),
+        (KeyboardInterrupt(), replicax.errors.WorkerError("KeyboardInterrupt: ")),
     ],
 )
 def test_errors_are_made_anew_or_become_a_named_one(error: BaseException, expected: Exception) -> None:

@@ -194,7 +194,7 @@ def shorter(worker: Worker) -> None:
 
 def other_files(worker: Worker) -> None:
     paths = [__file__, replicax.__file__][: 2 - worker.index]
-    worker.caught(lambda: worker.strategy.distribute_dataset(replicax.text_lines(paths).batch(4)))
+    worker.caught(lambda: worker.strategy.distribute_dataset(replicax.data.text_lines(paths).batch(4)))
 
 
 def other_programs(worker: Worker) -> None:

@@ -26,7 +26,7 @@ def variables() -> tuple[replicax.ParameterServerStrategy, list[tuple[str, tuple
     strategy = replicax.ParameterServerStrategy(
         num_workers=WORKERS,
         num_servers=SERVERS,
-        variable_partitioner=replicax.MinSizePartitioner(min_shard_bytes=16 << 10, max_shards=SERVERS),
+        variable_partitioner=replicax.variables.MinSizePartitioner(min_shard_bytes=16 << 10, max_shards=SERVERS),
     )
     with strategy.scope():
         model = [

@@ -211,7 +211,9 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
     return search(args, module, check, checks, _PROG)
 
 
-def _pruned(strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.Chip | None) -> dict[str, Any] | None:
+def _pruned(
+    strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.planning.Chip | None
+) -> dict[str, Any] | None:
     """What there is to say of a case whose variables alone do not fit, so that it need not be compiled."""
     from replicax.planning.planner import variables_alone
 
@@ -288,7 +290,7 @@ def _positive_float(text: str) -> float:
     return number
 
 
-def _chip(args: argparse.Namespace) -> replicax.Chip | None:
+def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
     """The chip of the table, or that of a file, with the network that was asked for; ``None``: what a plan finds."""
     from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
     from replicax.planning.chip_specs import CHIPS, Chip, chip_of
@@ -299,7 +301,7 @@ def _chip(args: argparse.Namespace) -> replicax.Chip | None:
             chip = Chip(**read_json(args.chip))
         except (OSError, ValueError, TypeError) as error:
             raise _error(
-                f"--chip {args.chip}: expected a JSON object with the fields of replicax.Chip: {error}"
+                f"--chip {args.chip}: expected a JSON object with the fields of replicax.planning.Chip: {error}"
             ) from error
     elif args.network is None and (args.slices or 1) == 1:
         return None

@@ -1,6 +1,24 @@
-"""The cluster: which processes run one program, where they are, and how they come together.
+"""The cluster: which processes run one program, where they are, and how they connect.
 
-A :class:`~replicax.cluster.cluster_resolver.ClusterResolver` tells of a cluster in the words of the original; the
-workers of it become processes of ``jax.distributed`` by
-:func:`~replicax.cluster.initialization.initialize_workers`.
+A :class:`ClusterResolver` describes a cluster as ``tf.distribute`` does. :func:`replicax.initialize_workers` makes the
+cluster's workers processes of ``jax.distributed``.
 """
+
+from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from replicax.cluster.simple import SimpleClusterResolver
+from replicax.cluster.slurm import SlurmClusterResolver
+from replicax.cluster.tf_config import TFConfigClusterResolver
+from replicax.cluster.union import UnionClusterResolver
+
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionClusterResolver",
+]

@@ -26,9 +26,9 @@ class ClusterResolver(abc.ABC):
       rpc_layer: what :meth:`master` puts before addresses, as in ``"grpc://node0:2222"``.
 
     >>> import replicax
-    >>> class TwoNodes(replicax.ClusterResolver):
+    >>> class TwoNodes(replicax.cluster.ClusterResolver):
     ...     def cluster_spec(self):
-    ...         return replicax.ClusterSpec({"worker": ["node0:2222", "node1:2222"]})
+    ...         return replicax.cluster.ClusterSpec({"worker": ["node0:2222", "node1:2222"]})
     >>> resolver = TwoNodes(task_type="worker", task_id=1)
     >>> resolver.master(), resolver.master("worker", 0, rpc_layer="grpc")
     ('node1:2222', 'grpc://node0:2222')

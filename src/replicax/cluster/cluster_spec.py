@@ -24,10 +24,10 @@ class ClusterSpec:
       ValueError: an address or an index is none; two tasks have the same address.
 
     >>> import replicax
-    >>> cluster = replicax.ClusterSpec({"chief": ["node0:2222"], "worker": ["node1:2222", "node2:2222"]})
+    >>> cluster = replicax.cluster.ClusterSpec({"chief": ["node0:2222"], "worker": ["node1:2222", "node2:2222"]})
     >>> cluster.jobs, cluster.num_tasks("worker"), cluster.task_address("worker", 1)
     (['chief', 'worker'], 2, 'node2:2222')
-    >>> replicax.ClusterSpec({"worker": {3: "node3:2222"}})
+    >>> replicax.cluster.ClusterSpec({"worker": {3: "node3:2222"}})
     ClusterSpec({'worker': {3: 'node3:2222'}})
     """
 

@@ -57,8 +57,8 @@ def initialize_workers(
         raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
     if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
         raise TypeError(
-            f"cluster_resolver must be a replicax.ClusterResolver, got {cluster_resolver!r}; for a cluster that the "
-            "program knows: replicax.SimpleClusterResolver"
+            f"cluster_resolver must be a replicax.cluster.ClusterResolver, got {cluster_resolver!r}; for a "
+            "cluster that the program knows: replicax.cluster.SimpleClusterResolver"
         )
     told = group_from_environment() if cluster_resolver is None else group_of(cluster_resolver)
     if _jax.coordination_client() is not None:

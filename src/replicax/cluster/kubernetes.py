@@ -21,7 +21,7 @@ class KubernetesExecutableLocation(enum.Enum):
     """Where the program runs, and so where it finds how to reach the cluster's API.
 
     >>> import replicax
-    >>> replicax.KubernetesExecutableLocation("off_cluster")  # with a kubeconfig file
+    >>> replicax.cluster.KubernetesExecutableLocation("off_cluster")  # with a kubeconfig file
     <KubernetesExecutableLocation.OFF_CLUSTER: 'off_cluster'>
     """
 
@@ -59,7 +59,7 @@ class KubernetesClusterResolver(ClusterResolver):
     >>> metadata = Some(name="digits-0", namespace="default", annotations=None)
     >>> pods = [Some(metadata=metadata, status=Some(phase="Running", pod_ip="10.0.0.7"))]
     >>> client = Some(list_pod_for_all_namespaces=lambda label_selector: Some(items=pods))
-    >>> resolver = replicax.KubernetesClusterResolver({"worker": ["job-name=digits"]}, override_client=client)
+    >>> resolver = replicax.cluster.KubernetesClusterResolver({"worker": ["job-name=digits"]}, override_client=client)
     >>> resolver.cluster_spec()
     ClusterSpec({'worker': ['10.0.0.7:8470']})
     """

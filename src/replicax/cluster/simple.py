@@ -24,8 +24,10 @@ class SimpleClusterResolver(ClusterResolver):
       TypeError: ``cluster_spec`` is no ``ClusterSpec``, or ``master`` no string.
 
     >>> import replicax
-    >>> cluster = replicax.ClusterSpec({"worker": ["node0:2222", "node1:2222"]})
-    >>> resolver = replicax.SimpleClusterResolver(cluster, task_type="worker", task_id=0, num_accelerators={"GPU": 8})
+    >>> cluster = replicax.cluster.ClusterSpec({"worker": ["node0:2222", "node1:2222"]})
+    >>> resolver = replicax.cluster.SimpleClusterResolver(
+    ...     cluster, task_type="worker", task_id=0, num_accelerators={"GPU": 8}
+    ... )
     >>> resolver.master("worker", 1), resolver.num_accelerators()
     ('node1:2222', {'GPU': 8})
     """
@@ -43,8 +45,8 @@ class SimpleClusterResolver(ClusterResolver):
         super().__init__(task_type, task_id, rpc_layer)
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(
-                f"SimpleClusterResolver: cluster_spec must be a replicax.ClusterSpec, got {cluster_spec!r}; make one: "
-                "replicax.ClusterSpec({'worker': ['node0:2222', 'node1:2222']})"
+                f"SimpleClusterResolver: cluster_spec must be a replicax.cluster.ClusterSpec, got {cluster_spec!r}; "
+                "make one: replicax.cluster.ClusterSpec({'worker': ['node0:2222', 'node1:2222']})"
             )
         if not isinstance(master, str):
             raise TypeError(f"SimpleClusterResolver: master must be an address as a string, got {master!r}")

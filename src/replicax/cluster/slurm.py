@@ -44,7 +44,7 @@ class SlurmClusterResolver(ClusterResolver):
     >>> import os, replicax
     >>> step = {"NODELIST": "node[01-02]", "NUM_TASKS": "4", "TASKS_PER_NODE": "2(x2)"}
     >>> os.environ.update({f"SLURM_STEP_{name}": value for name, value in step.items()}, SLURM_PROCID="3")
-    >>> resolver = replicax.SlurmClusterResolver(jobs={"chief": 1, "worker": 3}, gpus_per_node=0)
+    >>> resolver = replicax.cluster.SlurmClusterResolver(jobs={"chief": 1, "worker": 3}, gpus_per_node=0)
     >>> resolver.cluster_spec()
     ClusterSpec({'chief': ['node01:8888'], 'worker': ['node01:8889', 'node02:8888', 'node02:8889']})
     >>> resolver.task_type, resolver.task_id

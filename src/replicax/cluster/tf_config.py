@@ -36,7 +36,7 @@ class TFConfigClusterResolver(ClusterResolver):
     >>> import json, os, replicax
     >>> cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
     >>> os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
-    >>> resolver = replicax.TFConfigClusterResolver()
+    >>> resolver = replicax.cluster.TFConfigClusterResolver()
     >>> resolver.task_type, resolver.task_id, resolver.master()
     ('worker', 1, '127.0.0.1:2223')
     >>> del os.environ["TF_CONFIG"]

@@ -25,11 +25,11 @@ class UnionClusterResolver(ClusterResolver):
       ValueError: there is none.
 
     >>> import replicax
-    >>> workers = replicax.ClusterSpec({"worker": ["node1:2222", "node2:2222"]})
-    >>> chief = replicax.ClusterSpec({"chief": ["node0:2222"]})
-    >>> union = replicax.UnionClusterResolver(
-    ...     replicax.SimpleClusterResolver(workers, task_type="worker", task_id=1),
-    ...     replicax.SimpleClusterResolver(chief),
+    >>> workers = replicax.cluster.ClusterSpec({"worker": ["node1:2222", "node2:2222"]})
+    >>> chief = replicax.cluster.ClusterSpec({"chief": ["node0:2222"]})
+    >>> union = replicax.cluster.UnionClusterResolver(
+    ...     replicax.cluster.SimpleClusterResolver(workers, task_type="worker", task_id=1),
+    ...     replicax.cluster.SimpleClusterResolver(chief),
     ... )
     >>> union.cluster_spec(), union.task_type, union.task_id
     (ClusterSpec({'worker': ['node1:2222', 'node2:2222'], 'chief': ['node0:2222']}), 'worker', 1)
@@ -47,7 +47,9 @@ class UnionClusterResolver(ClusterResolver):
             raise ValueError("UnionClusterResolver: give at least one resolver, got none")
         for resolver in cluster_resolvers:
             if not isinstance(resolver, ClusterResolver):
-                raise TypeError(f"UnionClusterResolver: expected resolvers, replicax.ClusterResolver; got {resolver!r}")
+                raise TypeError(
+                    f"UnionClusterResolver: expected resolvers, replicax.cluster.ClusterResolver; got {resolver!r}"
+                )
         self._resolvers = cluster_resolvers
 
     def cluster_spec(self) -> ClusterSpec:

@@ -25,7 +25,9 @@ class WorkReport:
       workers_lost: how many workers have died and have been replaced.
 
     >>> import replicax
-    >>> report = replicax.WorkReport(120, 60.0, 2.0, {0: 70, 1: 50}, staleness_p50=1, staleness_p99=2, workers_lost=0)
+    >>> report = replicax.parameter_server.WorkReport(
+    ...     120, 60.0, 2.0, {0: 70, 1: 50}, staleness_p50=1, staleness_p99=2, workers_lost=0
+    ... )
     >>> sum(report.by_worker.values()) == report.functions, report.rate == report.functions / report.seconds
     (True, True)
     """

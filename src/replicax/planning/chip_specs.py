@@ -44,7 +44,7 @@ class Chip:
         and cooling allow.
 
     >>> import replicax
-    >>> chip = replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
+    >>> chip = replicax.planning.Chip("card", flops=1e15, memory=80e9, bandwidth=3.35e12, link=50e9, links=9)
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> replicax.plan(strategy, lambda: None, chip=chip).chip.name
     'card'

@@ -55,7 +55,7 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
 
     >>> import replicax
     >>> from replicax.planning.gpu_collectives import seconds_between_gpus
-    >>> h100 = replicax.Chip("H100", 989e12, 80e9, 3.35e12, link=25e9, links=18, network=50e9)
+    >>> h100 = replicax.planning.Chip("H100", 989e12, 80e9, 3.35e12, link=25e9, links=18, network=50e9)
     >>> round(1e6 * seconds_between_gpus("all-gather", 1e9, 1, 8, h100))  # microseconds
     2392
     >>> round(1e6 * seconds_between_gpus("all-gather", 1e9, 8, 8, h100))  # one GPU of each host: the network alone

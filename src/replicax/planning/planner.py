@@ -80,7 +80,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     if not isinstance(strategy, Strategy):
         raise TypeError(f"plan(strategy, step, element_spec): expected a strategy, got {strategy!r}")
     if chip is not None and not isinstance(chip, Chip):
-        raise TypeError(f"plan: chip must be a replicax.Chip or None, got {chip!r}")
+        raise TypeError(f"plan: chip must be a replicax.planning.Chip or None, got {chip!r}")
     _check_network(strategy, chip)
     begin = time.perf_counter()
     executable, names = _traced(strategy, step, element_spec)

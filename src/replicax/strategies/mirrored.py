@@ -48,7 +48,7 @@ class MirroredStrategy(Strategy):
     >>> import replicax, jax.numpy as jnp
     >>> replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     MirroredStrategy([cpu:0, cpu:1])
-    >>> by_rows = replicax.FixedShardsPartitioner(2)
+    >>> by_rows = replicax.variables.FixedShardsPartitioner(2)
     >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=by_rows).scope():
     ...     replicax.Variable(jnp.arange(4.0), name="v")
     <Variable 'v' float32[4] split along dim 0 over 2 replicas: [0. 1. 2. 3.]>

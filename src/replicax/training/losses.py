@@ -39,7 +39,7 @@ def compute_average_loss(
         is a mean of its own, and k of them add up to k times the mean.
       reduce_dims: what becomes of further dims, such as the time in losses ``[batch, time]``: their ``"mean"``, so that
         the result is the share of ``losses.mean()``, or their ``"sum"``, which is ``time`` times as large. Without it
-        they are added up, with a :class:`replicax.ShareWarning`.
+        they are added up, with a :class:`replicax.errors.ShareWarning`.
 
     Padding (``InputOptions(partial_batch="pad")``) contributes 0 for any loss, and does not count. A
     replica without any example has a share of 0.
@@ -146,8 +146,8 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
 def as_share(loss: Any) -> jax.Array:
     """``loss``, as this replica's share: you say that its sum over the replicas is what you want.
 
-    For a loss that you have scaled yourself, where a :class:`replicax.ShareWarning` is wrong, or a sum of means is
-    what you want. It changes no value.
+    For a loss that you have scaled yourself, where a :class:`replicax.errors.ShareWarning` is wrong, or a sum
+    of means is what you want. It changes no value.
 
     Args:
       loss: an array or number.

@@ -31,7 +31,7 @@ class FixedShardsPartitioner:
       dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
-    >>> replicax.FixedShardsPartitioner(2)((10, 3), "float32")
+    >>> replicax.variables.FixedShardsPartitioner(2)((10, 3), "float32")
     [2, 1]
     """
 
@@ -55,7 +55,7 @@ class MinSizePartitioner:
       dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
-    >>> replicax.MinSizePartitioner(min_shard_bytes=40, max_shards=8)((32,), "float32")  # 128 bytes
+    >>> replicax.variables.MinSizePartitioner(min_shard_bytes=40, max_shards=8)((32,), "float32")  # 128 bytes
     [3]
     """
 
@@ -80,7 +80,7 @@ class MaxSizePartitioner:
       dim: the dim to split along; negative counts from the end.
 
     >>> import replicax
-    >>> replicax.MaxSizePartitioner(max_shard_bytes=40)((8, 4), "float32")  # 8 rows of 16 bytes
+    >>> replicax.variables.MaxSizePartitioner(max_shard_bytes=40)((8, 4), "float32")  # 8 rows of 16 bytes
     [4, 1]
     """
 
@@ -133,7 +133,7 @@ class GroupPartitioner:
     al., "PyTorch FSDP", 2023, which calls it hybrid sharding.
 
     >>> import replicax, jax.numpy as jnp
-    >>> pairs = replicax.GroupPartitioner(group_size=2)
+    >>> pairs = replicax.variables.GroupPartitioner(group_size=2)
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"], variable_partitioner=pairs)
     >>> with strategy.scope():
     ...     v = replicax.Variable(jnp.zeros((512, 4)), name="v")

@@ -35,7 +35,7 @@ class ShardedVariable(Variable):
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> with strategy.scope():
-    ...     v = replicax.ShardedVariable(jnp.arange(5.0), name="v")
+    ...     v = replicax.variables.ShardedVariable(jnp.arange(5.0), name="v")
     >>> v
     <ShardedVariable 'v' float32[5] split along dim 0 over 2 replicas: [0. 1. 2. 3. 4.]>
     >>> [piece.tolist() for piece in strategy.local_results(v)]

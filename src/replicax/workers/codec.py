@@ -3,7 +3,7 @@
 What is brought to the coordination service can be read, and written, by whoever reaches its port. So nothing that comes
 from there is unpickled. Bytes become what is named here, and nothing else: plain Python objects, arrays, dtypes, keys,
 and instances of the few classes that have been :func:`declared`, field by field. An error becomes one of Python's or of
-Replicax's own classes, or a :class:`replicax.WorkerError` with the text of the original.
+Replicax's own classes, or a :class:`replicax.errors.WorkerError` with the text of the original.
 
 The format is a header in JSON, in which everything but numbers, strings and bools is a list with a tag, and after it
 the bytes of the arrays, one after the other.

@@ -3,7 +3,7 @@
 Workers wait for each other, and a worker that has raised an error never comes. JAX's own end waits for it, too, for
 minutes. So whatever ends a worker's Python (``sys.excepthook``, ``atexit``) is written into the coordination service at
 once, and a thread in each worker, the *watch*, looks there twice a second. Whoever waits for the others, or launches a
-program that needs them, raises a :class:`replicax.WorkerError` that names the worker and says why.
+program that needs them, raises a :class:`replicax.errors.WorkerError` that names the worker and says why.
 
 A worker that is inside a compiled program can't be woken by Python. If the program needs workers that will not come,
 and doesn't end by itself either, the watch ends the process, with the same message on stderr. It never does that while

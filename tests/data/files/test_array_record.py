@@ -20,7 +20,7 @@ def test_what_was_written_is_read(tmp_path_factory, parts) -> None:
     for number, records in enumerate(parts):
         write_array_records(folder / f"{number}.array_record", records)
     (folder / "9.array_record").write_bytes(b"")
-    dataset = replicax.array_records(folder / "*")
+    dataset = replicax.data.array_records(folder / "*")
     records = [record for part in parts for record in part]
     assert isinstance(dataset, grain.MapDataset)
     assert len(dataset) == len(records)
@@ -63,7 +63,7 @@ def test_records_that_come_one_by_one_are_not_counted(tmp_path) -> None:
 
 def test_a_name_like_a_slice(tmp_path) -> None:
     write_array_records(tmp_path / "x[0:1]", [b"a", b"b"])
-    assert list(replicax.array_records(tmp_path / "x[0:1]")) == [b"a", b"b"]
+    assert list(replicax.data.array_records(tmp_path / "x[0:1]")) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 65536, 70000])
@@ -72,14 +72,14 @@ def test_files_that_are_cut_off(tmp_path, cut) -> None:
     data = (tmp_path / "a").read_bytes()
     (tmp_path / "a").write_bytes(data[:-cut])
     with pytest.raises(ValueError, match=r"/a: truncated, corrupt, or no ArrayRecord file \(.+\)"):
-        replicax.array_records(tmp_path / "a")
+        replicax.data.array_records(tmp_path / "a")
 
 
 def test_what_is_no_array_record_file(tmp_path) -> None:
     for data in (b"hello", b"hello" * 40000, bytes(131072)):
         (tmp_path / "a").write_bytes(data)
         with pytest.raises(ValueError, match=r"/a: truncated, corrupt, or no ArrayRecord file \(.+\)"):
-            replicax.array_records(tmp_path / "a")
+            replicax.data.array_records(tmp_path / "a")
 
 
 def test_a_corrupt_record_is_named(tmp_path) -> None:
@@ -91,7 +91,7 @@ def test_a_corrupt_record_is_named(tmp_path) -> None:
     data = (tmp_path / "b").read_bytes()
     at = data.index(contents[3][:20])
     (tmp_path / "b").write_bytes(data[:at] + b"?" + data[at + 1 :])
-    dataset = replicax.array_records([tmp_path / "a", tmp_path / "b"])
+    dataset = replicax.data.array_records([tmp_path / "a", tmp_path / "b"])
     assert [dataset[i] for i in range(3)] == contents[:3]
     with pytest.raises(ValueError, match=r"/b: record 1 can't be read: .*hash mismatch"):
         dataset[3]

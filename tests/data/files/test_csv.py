@@ -15,7 +15,7 @@ def rows(tmp_path):
     def read(text: str | bytes, **options):
         file = tmp_path / "a.csv"
         file.write_bytes(text.encode() if isinstance(text, str) else text)
-        return replicax.csv_rows(file, **options)
+        return replicax.data.csv_rows(file, **options)
 
     return read
 
@@ -60,7 +60,7 @@ def test_what_a_column_holds_does_not_depend_on_who_reads_it(tmp_path) -> None:
     """A worker that gets the second file alone makes the same of it."""
     (tmp_path / "1.csv").write_text("x\n1.5\n")
     (tmp_path / "2.csv").write_text("x\n2\n")
-    dataset = replicax.csv_rows(tmp_path / "*.csv")
+    dataset = replicax.data.csv_rows(tmp_path / "*.csv")
     [row] = dataset.with_files(dataset.files[1:])
     assert type(row["x"]) is np.float64
 
@@ -94,7 +94,7 @@ def test_names_and_columns(tmp_path, rows) -> None:
     assert list(rows("1;2\n", names=["a", "b"], delimiter=";", dtypes=np.float32)) == [{"a": 1, "b": 2}]
     (tmp_path / "b.csv").write_text("y,x\n1,2\n")
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    both = list(replicax.csv_rows(tmp_path / "*.csv"))
+    both = list(replicax.data.csv_rows(tmp_path / "*.csv"))
     assert both == [{"x": 1, "y": 2}, {"x": 2, "y": 1}]
     assert list(both[0]) == list(both[1])
 
@@ -187,7 +187,7 @@ def test_what_is_said_when_the_dataset_is_made(rows, text, options, error, messa
 def test_files_with_other_columns(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     (tmp_path / "b.csv").write_text("x,z\n1,2\n")
-    iterator = iter(replicax.csv_rows(tmp_path / "*.csv"))
+    iterator = iter(replicax.data.csv_rows(tmp_path / "*.csv"))
     next(iterator)
     with pytest.raises(ValueError, match=r"b\.csv: every file .* \['x', 'y'\], .* \(missing: \['y'\], more: \['z'\]\)"):
         next(iterator)

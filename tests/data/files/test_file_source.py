@@ -137,11 +137,11 @@ def test_threads_and_processes_of_grain(name, tmp_path) -> None:
 def test_processes_divide_the_files(tmp_path) -> None:
     absl.flags.FLAGS.mark_as_parsed()  # as absl.app.run does; Grain's processes ask for flags
     files = write_all(KINDS["text"], tmp_path, [[f"{i}.{j}" for j in range(3)] for i in range(3)])
-    dataset = replicax.text_lines(files).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    dataset = replicax.data.text_lines(files).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
     iterator = iter(dataset)
     got = list(iterator)
     iterator.close()
-    assert sorted(got) == sorted(replicax.text_lines(files))
+    assert sorted(got) == sorted(replicax.data.text_lines(files))
 
 
 @EVERY_FORMAT
@@ -193,24 +193,24 @@ def test_files_that_got_shorter(name, tmp_path) -> None:
 
 def test_states_of_other_datasets(tmp_path) -> None:
     files = write_all(KINDS["text"], tmp_path, [["a", "b"], ["c"]])
-    iterator = iter(replicax.text_lines(files))
+    iterator = iter(replicax.data.text_lines(files))
     list(iterator)
     with pytest.raises(ValueError, match=r"over 2 files, where number 2 was ''; this one is over 1 files"):
-        iter(replicax.text_lines(files[0])).set_state(iterator.get_state())
-    state = iter(replicax.text_lines(files[1])).get_state()
+        iter(replicax.data.text_lines(files[0])).set_state(iterator.get_state())
+    state = iter(replicax.data.text_lines(files[1])).get_state()
     with pytest.raises(ValueError, match=r"number 0 was 'part-001.txt'; .* there it is 'part-000.txt'"):
-        iter(replicax.text_lines(files[0])).set_state(state)
+        iter(replicax.data.text_lines(files[0])).set_state(state)
 
 
 def test_the_directory_may_be_another_one(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     write_all(KINDS["text"], tmp_path / "a", [["a", "b"], ["c"]])
-    iterator = iter(replicax.text_lines(tmp_path / "a/*"))
+    iterator = iter(replicax.data.text_lines(tmp_path / "a/*"))
     next(iterator)
     state = iterator.get_state()
     del iterator
     (tmp_path / "a").rename(tmp_path / "b")
-    moved = iter(replicax.text_lines(tmp_path / "b/*"))
+    moved = iter(replicax.data.text_lines(tmp_path / "b/*"))
     moved.set_state(state)
     assert list(moved) == ["b", "c"]
 
@@ -219,4 +219,4 @@ def test_the_directory_may_be_another_one(tmp_path) -> None:
 def test_positions_are_numbers(tmp_path, number) -> None:
     [file] = write_all(KINDS["text"], tmp_path, [["a"]])
     with pytest.raises(ValueError, match="integers of at least 0"):
-        replicax.text_lines(file).with_positions({file: number})
+        replicax.data.text_lines(file).with_positions({file: number})

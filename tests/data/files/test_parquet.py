@@ -15,7 +15,7 @@ import replicax
 def rows(tmp_path, columns, name="a.parquet", **options):
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     pq.write_table(table, tmp_path / name, **options)
-    return replicax.parquet_rows(tmp_path / name)
+    return replicax.data.parquet_rows(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_a_row_group_is_not_held_whole(tmp_path) -> None:
 
 def test_columns(tmp_path) -> None:
     rows(tmp_path, {"a": [1], "b": [2], "c": [3]})
-    assert list(replicax.parquet_rows(tmp_path / "*", columns=["c", "a"])) == [{"c": 3, "a": 1}]
+    assert list(replicax.data.parquet_rows(tmp_path / "*", columns=["c", "a"])) == [{"c": 3, "a": 1}]
     with pytest.raises(ValueError, match=r"columns names \['d'\], but the file has \['a', 'b', 'c'\]"):
-        replicax.parquet_rows(tmp_path / "*", columns=["d"])
+        replicax.data.parquet_rows(tmp_path / "*", columns=["d"])
     with pytest.raises(ValueError, match="columns is empty"):
-        replicax.parquet_rows(tmp_path / "*", columns=[])
+        replicax.data.parquet_rows(tmp_path / "*", columns=[])
 
 
 def test_files_with_other_columns(tmp_path) -> None:
     rows(tmp_path, {"x": [1]})
     rows(tmp_path, {"x": [1.5]}, "b.parquet")
-    iterator = iter(replicax.parquet_rows(tmp_path / "*"))
+    iterator = iter(replicax.data.parquet_rows(tmp_path / "*"))
     next(iterator)
     with pytest.raises(ValueError, match=r"b\.parquet: every file .* {'x': 'int64'}, but here are {'x': 'double'}"):
         next(iterator)
@@ -139,7 +139,7 @@ def test_damaged_files(tmp_path) -> None:
     whole = file.read_bytes()
     for cut in (len(whole) // 2, len(whole) - 20, len(whole) - 1, 3):
         file.write_bytes(whole[:cut])
-        for read in (lambda: replicax.parquet_rows(file), lambda: next(iter(dataset))):
+        for read in (lambda: replicax.data.parquet_rows(file), lambda: next(iter(dataset))):
             with pytest.raises(ValueError, match=r"a\.parquet: truncated, corrupt, or no Parquet file"):
                 read()
     file.write_bytes(whole[:20000] + bytes([whole[20000] ^ 1]) + whole[20001:])
@@ -155,5 +155,7 @@ def test_damaged_files(tmp_path) -> None:
 def test_without_pyarrow(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"replicax.parquet_rows needs pyarrow: pip install 'replicax\[parquet\]'"):
-        replicax.parquet_rows(tmp_path / "*")
+    with pytest.raises(
+        ImportError, match=r"replicax.data.parquet_rows needs pyarrow: pip install 'replicax\[parquet\]'"
+    ):
+        replicax.data.parquet_rows(tmp_path / "*")

@@ -84,12 +84,12 @@ def test_home(folder, monkeypatch) -> None:
 )
 def test_what_is_not_there(folder, files, error, message) -> None:
     with pytest.raises(error, match=message):
-        replicax.text_lines(files)
+        replicax.data.text_lines(files)
 
 
 def test_an_empty_directory(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"looked in '.*', which is empty"):
-        replicax.tfrecords(tmp_path / "*")
+        replicax.data.tfrecords(tmp_path / "*")
 
 
 @pytest.mark.parametrize("read", ["text_lines", "csv_rows", "tfrecords", "parquet_rows", "array_records"])
@@ -99,7 +99,7 @@ def test_every_function_says_its_name(tmp_path, read) -> None:
 
 
 def test_a_file_that_goes_away_is_named(folder) -> None:
-    dataset = replicax.text_lines("a.txt")
+    dataset = replicax.data.text_lines("a.txt")
     os.remove("a.txt")
     with pytest.raises(FileNotFoundError, match="a.txt"):
         next(iter(dataset))

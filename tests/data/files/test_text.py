@@ -11,7 +11,7 @@ import replicax
 
 def lines(tmp_path, data: bytes, name: str = "a.txt", **options):
     (tmp_path / name).write_bytes(data)
-    return list(replicax.text_lines(tmp_path / name, **options))
+    return list(replicax.data.text_lines(tmp_path / name, **options))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_byte_order_mark(tmp_path) -> None:
 def test_bytes_that_are_no_text(tmp_path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(b"good\nnot \xff good\nrest\n")
-    iterator = iter(replicax.text_lines(file))
+    iterator = iter(replicax.data.text_lines(file))
     assert next(iterator) == "good"
     state = iterator.get_state()
     for _ in range(2):  # the error doesn't go away
@@ -63,8 +63,8 @@ def test_bytes_that_are_no_text(tmp_path) -> None:
         ):
             next(iterator)
         assert iterator.get_state() == state
-    assert list(replicax.text_lines(file, errors="replace")) == ["good", "not \ufffd good", "rest"]
-    assert list(replicax.text_lines(file, encoding="latin-1")) == ["good", "not ÿ good", "rest"]
+    assert list(replicax.data.text_lines(file, errors="replace")) == ["good", "not \ufffd good", "rest"]
+    assert list(replicax.data.text_lines(file, encoding="latin-1")) == ["good", "not ÿ good", "rest"]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_gzip_that_is_cut_off_or_damaged(tmp_path) -> None:
         with pytest.raises(
             ValueError, match=r"a\.gz: the gzip stream is truncated or corrupt near byte \d+ of the file"
         ):
-            list(replicax.text_lines(file))
+            list(replicax.data.text_lines(file))
     for place in (len(whole) // 2, len(whole) - 6, len(whole) - 2):  # data, checksum, length
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         with pytest.raises(ValueError, match=r"a\.gz: (the gzip stream is truncated or corrupt|byte \d+)"):
-            list(replicax.text_lines(file))
+            list(replicax.data.text_lines(file))
     file.write_bytes(b"plain\n")
     with pytest.raises(ValueError, match=r"a\.gz: named like a gzip file, but begins with b'plai'"):
-        list(replicax.text_lines(file))
+        list(replicax.data.text_lines(file))
     file.write_bytes(b"")
-    assert list(replicax.text_lines(file)) == []
+    assert list(replicax.data.text_lines(file)) == []
 
 
 def test_a_long_line(tmp_path) -> None:

@@ -18,7 +18,7 @@ STARTS = [0, 12 + 5 + 4, 12 + 5 + 4 + 16]
 
 def read(file):
     """The records, and the message of the error that they end in, if they do."""
-    iterator = iter(replicax.tfrecords(file))
+    iterator = iter(replicax.data.tfrecords(file))
     records = []
     try:
         records.extend(iterator)
@@ -70,7 +70,7 @@ def test_any_cut_is_found(tmp_path, compress, skipping) -> None:
         if cut in (0, *STARTS):
             assert read(file) == (RECORDS[:number], None)
         elif skipping:
-            iterator = iter(replicax.tfrecords(file).with_positions({str(file): 3}))
+            iterator = iter(replicax.data.tfrecords(file).with_positions({str(file): 3}))
             with pytest.raises(ValueError, match=rf"the record at byte {STARTS[number - 1]}.* truncated"):
                 next(iterator)
         else:
@@ -92,7 +92,7 @@ def test_a_huge_length_is_not_believed(tmp_path) -> None:
 def test_the_error_stays_and_the_state_with_it(tmp_path) -> None:
     file = tmp_path / "a.tfrecord"
     file.write_bytes(WHOLE[:-1])
-    iterator = iter(replicax.tfrecords(file))
+    iterator = iter(replicax.data.tfrecords(file))
     assert [next(iterator), next(iterator)] == RECORDS[:2]
     state = iterator.get_state()
     for _ in range(2):
@@ -121,4 +121,4 @@ def test_skipping_does_not_read(tmp_path) -> None:
     """The data of skipped records is not looked at."""
     file = tmp_path / "a.tfrecord"
     file.write_bytes(WHOLE[:14] + b"?" + WHOLE[15:])
-    assert list(replicax.tfrecords(file).with_positions({str(file): 1})) == RECORDS[1:]
+    assert list(replicax.data.tfrecords(file).with_positions({str(file): 1})) == RECORDS[1:]

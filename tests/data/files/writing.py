@@ -107,17 +107,17 @@ class Kind:
 
 
 def read_csv(files: Any) -> Any:
-    return replicax.csv_rows(files, dtypes={"i": np.int64, "x": np.float64, "s": str})
+    return replicax.data.csv_rows(files, dtypes={"i": np.int64, "x": np.float64, "s": str})
 
 
 KINDS = {
-    "text": Kind(replicax.text_lines, write_lines, LINE, ".txt"),
-    "text.gz": Kind(replicax.text_lines, write_lines_gzipped, LINE, ".txt.gz"),
+    "text": Kind(replicax.data.text_lines, write_lines, LINE, ".txt"),
+    "text.gz": Kind(replicax.data.text_lines, write_lines_gzipped, LINE, ".txt.gz"),
     "csv": Kind(read_csv, write_csv, ROW, ".csv"),
     "csv.gz": Kind(read_csv, write_csv_gzipped, ROW, ".csv.gz"),
-    "tfrecord": Kind(replicax.tfrecords, write_tfrecords, st.binary(max_size=1200), ".tfrecord"),
-    "tfrecord.gz": Kind(replicax.tfrecords, write_tfrecords_gzipped, st.binary(max_size=40), ".tfrecord.gz"),
-    "parquet": Kind(replicax.parquet_rows, write_parquet, ROW, ".parquet"),
+    "tfrecord": Kind(replicax.data.tfrecords, write_tfrecords, st.binary(max_size=1200), ".tfrecord"),
+    "tfrecord.gz": Kind(replicax.data.tfrecords, write_tfrecords_gzipped, st.binary(max_size=40), ".tfrecord.gz"),
+    "parquet": Kind(replicax.data.parquet_rows, write_parquet, ROW, ".parquet"),
 }
 
 

@@ -59,7 +59,7 @@ def test_a_loop_of_keras_on_parameter_servers(loop: str) -> None:
 
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(run)
-        with pytest.raises(replicax.WorkerError, match=f"Keras' {loop} of the model .* MirroredStrategy"):
+        with pytest.raises(replicax.errors.WorkerError, match=f"Keras' {loop} of the model .* MirroredStrategy"):
             coordinator.join(100.0)
 
 
@@ -80,7 +80,7 @@ def test_state_that_replicas_disagree_about() -> None:
         model = keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(1)])
         model.compile("sgd", "mse")
     before = model.get_weights()
-    with pytest.raises(replicax.LocalityError, match=r"variable '.*last'.* differs between replicas"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"variable '.*last'.* differs between replicas"):
         model.fit(X, Y, verbose=0)
     for a, b in zip(model.get_weights(), before, strict=True):  # which the loop has given back
         np.testing.assert_array_equal(a, b)
@@ -111,7 +111,7 @@ def test_fit_inside_another_scope() -> None:
     with two().scope():
         model = dense()
         model.compile("sgd", "mse")
-    with two().scope(), pytest.raises(replicax.ContextError):
+    with two().scope(), pytest.raises(replicax.errors.ContextError):
         model.fit(X, Y, verbose=0)
 
 
@@ -135,7 +135,7 @@ def test_batches_of_ever_other_sizes() -> None:
     for size in range(2, 22, 2):
         model.train_on_batch(x[:size], x[:size, :1])
     with pytest.warns(
-        replicax.RetraceWarning, match=r"train_step has been traced 11 times.*\(10, 10\).*now .*\(11, 11\)"
+        replicax.errors.RetraceWarning, match=r"train_step has been traced 11 times.*\(10, 10\).*now .*\(11, 11\)"
     ) as warned:
         model.train_on_batch(x[:22], x[:22, :1])
     assert [w.filename for w in warned] == [__file__]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 from typing import Any
 
@@ -98,6 +99,22 @@ def paths(table: dict[str, str]) -> dict[str, str]:
 _MODERN, _TOWER, _AROUND_TOWERS, _RUNS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS), paths(RUNS)
 
 
+_PLACES = {
+    **dict.fromkeys(replicax.__all__, "replicax"),
+    **{name: room for room, names in replicax._MOVED.items() for name in names},
+}
+"""The module of each public name."""
+
+
+def _dotted(name: str) -> str:
+    return f"{_PLACES.get(name, 'replicax')}.{name}"
+
+
+def _public(name: str) -> Any:
+    """What a public name stands for; ``None`` if it is none."""
+    return pkgutil.resolve_name(_dotted(name)) if name in _PLACES else None
+
+
 def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
     """The counterpart of ``tf.<path>``; ``None`` if it is no name of distribution.
 
@@ -138,7 +155,7 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
 
 def of_tower_name(name: str) -> Counterpart:
     """The counterpart of a name of the tower API, which ``replicax.compat.v1`` has."""
-    modern = TODAY_OF_TOWERS.get(name) or NAMES["replicax"].get(name) or f"replicax.{name}"
+    modern = TODAY_OF_TOWERS.get(name) or NAMES["replicax"].get(name) or _dotted(name)
     other = _TAKES_SOMETHING_ELSE.get(name)
     today = f"{V1}.{name}, {other}" if other else f"{V1}.{name}"
     return Counterpart(today, other is None, TOWER_DIFFERENCES.get(name), modern)
@@ -147,8 +164,8 @@ def of_tower_name(name: str) -> Counterpart:
 def _of_name(name: str, is_tower: bool) -> Counterpart:
     if is_tower and name in v1.__all__:
         return of_tower_name(name)
-    modern = NAMES["replicax"].get(name) or TODAY_OF_TOWERS.get(name) or f"replicax.{name}"
-    return Counterpart(modern, bool(re.fullmatch(r"replicax\.\w+", modern)) and not is_tower, DIFFERENCES.get(name))
+    modern = NAMES["replicax"].get(name) or TODAY_OF_TOWERS.get(name) or _dotted(name)
+    return Counterpart(modern, bool(re.fullmatch(r"replicax(\.\w+){1,2}", modern)) and not is_tower, DIFFERENCES.get(name))
 
 
 def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | None:
@@ -182,7 +199,7 @@ def _today(kind: str, name: str) -> Counterpart:
         bare = re.fullmatch(rf"(?:{re.escape(_RECEIVERS.get(kind, ''))})([\w.]+)", today)
         return Counterpart(bare[1] if bare else today, bare is not None, differs)
     givers = [giver for giver, given in KINDS.items() if given == kind]
-    owner = next((getattr(replicax, each) for each in (kind, *givers) if each in replicax.__all__), None)
+    owner = next((_public(each) for each in (kind, *givers) if each in _PLACES), None)
     if f"{kind}.{name}" in TODAY_OF_TOWERS and not has(owner, name):
         return Counterpart(TODAY_OF_TOWERS[f"{kind}.{name}"])
     plain = name.removeprefix("experimental_")
@@ -202,6 +219,7 @@ def has(owner: Any, name: str) -> bool:
 
 def keywords(kind: str | None, name: str) -> dict[str, str]:
     """The old keyword arguments of what a name is today, with what they have become."""
-    owner = replicax if kind is None else getattr(replicax, kind, None)
-    plain = next((n for n in (name.removeprefix("experimental_"), name) if hasattr(owner, n)), None)
+    owner = replicax if kind is None else _public(kind)
+    names = (name.removeprefix("experimental_"), name)
+    plain = next((n for n in names if (n in _PLACES if kind is None else hasattr(owner, n))), None)
     return ARGUMENTS.get(f"{plain}.__init__" if kind is None else f"{kind}.{plain}", {})

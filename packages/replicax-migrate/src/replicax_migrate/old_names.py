@@ -23,7 +23,7 @@ _OF_A_WORKER = "what replicax.ClusterCoordinator.create_per_worker_dataset retur
 _PREEMPTED = old_names.NAMES["replicax"]["PreemptionCheckpointHandler"]
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
 _ITERATED = "nothing: an iterator is ready when it has been made"
-_EMBEDDING = "nothing yet: a replicax.ShardedVariable holds a table in pieces"
+_EMBEDDING = "nothing yet: a replicax.variables.ShardedVariable holds a table in pieces"
 
 _ON_EXTENDED = (
     "between_graph broadcast_to colocate_vars_with non_slot_devices parameter_devices "
@@ -55,14 +55,14 @@ _FURTHER: dict[str, dict[str, str]] = {
         "DistributionStrategy": "replicax.Strategy",
         "DistributionStrategyExtended": "replicax.StrategyExtended",
         "FtrlParameters": _EMBEDDING,
-        "GCEClusterResolver": "nothing: list the machines in a replicax.SimpleClusterResolver",
+        "GCEClusterResolver": "nothing: list the machines in a replicax.cluster.SimpleClusterResolver",
         "HardwareFeature": _EMBEDDING,
         "InputReplicationMode": "strategy.distribute_dataset, or distribute_datasets_from_function",
         "Mirrored": "an ordinary jax.Array: what is the same on every replica needs no wrapper",
         "Monitor": "a loop that calls strategy.run_steps",
         "MultiWorkerAllReduce": _OPTIONS,
         "PaddingSpec": "replicax.InputOptions(partial_batch='pad')",
-        "Partitioner": "replicax.FixedShardsPartitioner, replicax.MinSizePartitioner or replicax.MaxSizePartitioner",
+        "Partitioner": "FixedShardsPartitioner, MinSizePartitioner or MaxSizePartitioner, of replicax.variables",
         "PerDevice": "replicax.PerReplica",
         "PerWorkerValue": _OF_A_WORKER,
         "PerWorkerValues": _OF_A_WORKER,
@@ -81,7 +81,7 @@ _FURTHER: dict[str, dict[str, str]] = {
         "TPUSystemMetadata": "replicax.Topology, which replicax.TPUClusterResolver() has",
         "TerminationConfig": _PREEMPTED,
         "TowerContext": "replicax.ReplicaContext",
-        "UnionResolver": "replicax.UnionClusterResolver",
+        "UnionResolver": "replicax.cluster.UnionClusterResolver",
         "UpdateContext": "nothing: an update needs no device",
         "XLAOptions": "nothing: the options of the compiler are JAX's",
         "batch_parallel": "strategy.run(fn, args), with the arguments from strategy.distribute_dataset",
@@ -180,7 +180,7 @@ _FURTHER: dict[str, dict[str, str]] = {
         "tpu_hardware_feature": _EMBEDDING,
     },
     "AutoShardPolicy": {
-        "HINT": "replicax.AutoShardPolicy.DATA, or a dataset_fn that looks at its InputContext",
+        "HINT": "replicax.data.AutoShardPolicy.DATA, or a dataset_fn that looks at its InputContext",
     },
     "MultiStepContext": {
         "run_op": "nothing: the steps have run when run_steps returns",

@@ -44,7 +44,7 @@ TODAY_OF_RUNS: dict[str, str] = {
     "CheckpointManager": "replicax.CheckpointManager(checkpoint, directory, max_to_keep=…, every_steps=…)",
     "CheckpointOptions": "nothing to do: saves go on in the background, and each worker writes what it has",
     "CheckpointSaverHook": "replicax.CheckpointManager(…, every_steps=…), for replicax.train",
-    "ClusterSpec": "replicax.ClusterSpec, the cluster_spec() of every resolver",
+    "ClusterSpec": "replicax.cluster.ClusterSpec, the cluster_spec() of every resolver",
     "EarlyStopping": "replicax.EarlyStopping, for replicax.train",
     "EvalSpec": _EVALUATED,
     "History": "replicax.TrainingRun, which replicax.train returns, and its CSV files",

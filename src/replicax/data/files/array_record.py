@@ -37,7 +37,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
     >>> file = os.path.join(tempfile.mkdtemp(), "words.array_record")
     >>> writer = ArrayRecordWriter(file, "group_size:1")
     >>> _ = writer.write(b"some"), writer.write(b"words"), writer.close()
-    >>> words = replicax.array_records(file)
+    >>> words = replicax.data.array_records(file)
     >>> len(words), words[1]
     (2, b'words')
     """

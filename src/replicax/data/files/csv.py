@@ -56,9 +56,9 @@ def csv_rows(
     >>> import replicax, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
     >>> _ = file.write_text("length,petals,name\n1.5,5,rose\n2,4,poppy\n")
-    >>> next(iter(replicax.csv_rows(file)))
+    >>> next(iter(replicax.data.csv_rows(file)))
     {'length': np.float64(1.5), 'petals': np.int64(5), 'name': 'rose'}
-    >>> next(iter(replicax.csv_rows(file, columns=["length"], dtypes="float32").batch(2)))
+    >>> next(iter(replicax.data.csv_rows(file, columns=["length"], dtypes="float32").batch(2)))
     {'length': array([1.5, 2. ], dtype=float32)}
     """
     from replicax.data.files.file_source import FilesDataset  # loads Grain

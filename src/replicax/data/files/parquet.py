@@ -46,9 +46,9 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     >>> file = os.path.join(tempfile.mkdtemp(), "points.parquet")
     >>> table = pyarrow.table({"x": [1.5, 2.5], "n": [3, 4], "name": ["a", "b"]})
     >>> pyarrow.parquet.write_table(table, file)
-    >>> next(iter(replicax.parquet_rows(file)))
+    >>> next(iter(replicax.data.parquet_rows(file)))
     {'x': np.float64(1.5), 'n': np.int64(3), 'name': 'a'}
-    >>> next(iter(replicax.parquet_rows(file, ["n"]).batch(2)))
+    >>> next(iter(replicax.data.parquet_rows(file, ["n"]).batch(2)))
     {'n': array([3, 4])}
     """
     parquet()  # whether it is there
@@ -74,7 +74,7 @@ def parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError("replicax.parquet_rows needs pyarrow: pip install 'replicax[parquet]'") from error
+        raise ImportError("replicax.data.parquet_rows needs pyarrow: pip install 'replicax[parquet]'") from error
     return pyarrow.parquet
 
 

@@ -33,7 +33,7 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
     >>> import replicax, tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one\ntwo\n"), (folder / "b.txt").write_text("three\n")
-    >>> lines = replicax.text_lines(folder / "*.txt")
+    >>> lines = replicax.data.text_lines(folder / "*.txt")
     >>> list(lines)
     ['one', 'two', 'three']
     >>> [batch.tolist() for batch in lines.map(len).batch(2)]

@@ -38,7 +38,7 @@ def tfrecords(files: Path | Iterable[Path]) -> Any:
     >>> _ = file.write_bytes(
     ...     bytes.fromhex("0300000000000000b099490e6162636e57f121")  # length, its checksum, b"abc", its checksum
     ... )
-    >>> list(replicax.tfrecords(file))
+    >>> list(replicax.data.tfrecords(file))
     [b'abc']
     """
     from replicax.data.files.file_source import FilesDataset  # loads Grain

@@ -64,7 +64,9 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     ...   ROOT %y = f32[1000000]{0} negate(%x)
     ... }''')
     >>> main = module.computations["main"]
-    >>> kernel = kernel_of(module, main, main.root, replicax.Chip("card", flops=1e15, memory=80e9, bandwidth=1e12))
+    >>> kernel = kernel_of(
+    ...     module, main, main.root, replicax.planning.Chip("card", flops=1e15, memory=80e9, bandwidth=1e12)
+    ... )
     >>> kernel.kind, kernel.bound_by, kernel.bytes, round(1e6 * kernel.seconds, 2)
     ('elementwise', 'memory', 8000000, 8.89)
     """

@@ -107,7 +107,7 @@ def seconds_of_product(product: Product, chip: Chip) -> float:
 
     >>> import replicax
     >>> from replicax.planning.timeline.products import Product, seconds_of_product
-    >>> h100 = replicax.Chip("H100", 989e12, 80e9, 3.35e12, multiprocessors=132)
+    >>> h100 = replicax.planning.Chip("H100", 989e12, 80e9, 3.35e12, multiprocessors=132)
     >>> large = Product(1, 8448, 8192, 8192, "bf16")  # 33 × 64 tiles, 16 for each multiprocessor
     >>> 0.9 < large.flops / h100.flops / seconds_of_product(large, h100) < 1
     True

@@ -118,7 +118,7 @@ class ScheduleWalk:
     ...   %done = f32[1000]{0} all-gather-done(%start)
     ...   ROOT %sum = f32[1000]{0} add(%done, %z)
     ... }''')
-    >>> card = replicax.Chip("card", flops=1e12, memory=1e9, bandwidth=1e6, is_serial=True)
+    >>> card = replicax.planning.Chip("card", flops=1e12, memory=1e9, bandwidth=1e6, is_serial=True)
     >>> walk = ScheduleWalk(module, card, ProgramDevices({"replica": 2}))
     >>> run = walk.run(lambda use: 0.010)  # a kernel takes 8 ms here, and then one takes 12 ms
     >>> round(run.seconds, 6), round(run.transfers["start"].exposed, 6), list(run.transfers["start"].reasons)
