@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import itertools
 import os
 import sys
 import tomllib
@@ -104,7 +105,7 @@ def journey(action: Callable[[], Any]) -> tuple[int, int, int]:
     finally:
         sys.setprofile(None)
     height = heights()
-    climbs = sum(height(to) > height(start) for start, to in zip(visits[1:], visits[2:], strict=False))
+    climbs = sum(height(to) > height(start) for start, to in itertools.pairwise(visits[1:]))
     return len(visits) - 1, len(set(visits)) - 1, climbs
 
 

@@ -48,7 +48,9 @@ def _members(module: ModuleType) -> str:
     """All public names of a module that has such a list, but for those that the reference has under another name."""
     if not hasattr(module, "__all__"):
         return ""
-    elsewhere = [name for name in module.__all__ if getattr(replicax, name, None) is getattr(module, name)]
+    elsewhere = [
+        name for name in module.__all__ if name in replicax.__all__ or name in replicax._MOVED.get(module.__name__, ())
+    ]
     return f"   :members:\n   :exclude-members: {', '.join(elsewhere)}\n"
 
 

@@ -19,6 +19,7 @@ from replicax_migrate.counterparts import (
     of_path,
     of_tower_name,
     paths,
+    public,
 )
 from replicax_migrate.differences import DIFFERENCES
 from replicax_migrate.old_names import NAMES
@@ -127,7 +128,7 @@ def test_renamings_are_dotted_names_and_the_rest_are_words() -> None:
 def test_nothing_is_said_twice() -> None:
     """What is called the same today is not in the table of old names, and the other way round."""
     for kind, names in MEMBERS.items():
-        owner = getattr(replicax, kind, None)
+        owner = public(kind)
         for name in names.split():
             if owner is not None and hasattr(owner, name):
                 assert name not in NAMES.get(kind, {})
@@ -137,7 +138,7 @@ def test_differences_belong_to_names() -> None:
     for name in DIFFERENCES:
         kind, _, member = name.rpartition(".")
         if kind:
-            assert of_member(kind, member) is not None or hasattr(getattr(replicax, kind), member)
+            assert of_member(kind, member) is not None or hasattr(public(kind), member)
         else:
             assert name in {*paths(MODERN).values(), *paths(TOWER).values()}
 
@@ -155,7 +156,7 @@ def test_names_of_runs_are_told_of_and_never_replaced() -> None:
         for name, (today, _) in members.items():
             assert not of_member(kind, name).is_renaming
             member = re.match(r"(\w+)(\(|,|$)", today)
-            assert member is None or has(getattr(replicax, kind), member[1]) or "checkpoint" in member[1], (kind, name)
+            assert member is None or has(public(kind), member[1]) or "checkpoint" in member[1], (kind, name)
 
 
 @pytest.mark.parametrize("kind", MEMBERS_OF_RUNS)
@@ -164,6 +165,6 @@ def test_arguments_that_answers_name_are_there(kind: str) -> None:
     told += [today for today, _ in MEMBERS_OF_RUNS[kind].values()]
     calls = r"replicax\.(train|CheckpointManager)\(([^()]*(?:\([^()]*\))?[^()]*)\)"
     for what, arguments in re.findall(calls, " ".join(told)):
-        parameters = inspect.signature(getattr(replicax, what)).parameters
+        parameters = inspect.signature(public(what)).parameters
         for argument in re.findall(r"(\w+)=", arguments):
             assert argument in parameters, (what, argument)

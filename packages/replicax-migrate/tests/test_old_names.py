@@ -9,6 +9,7 @@ import pytest
 
 import replicax
 from replicax import old_names
+from replicax_migrate.counterparts import public
 from replicax_migrate.old_names import ARGUMENTS, NAMES
 
 STRATEGY = replicax.OneDeviceStrategy("cpu:0")
@@ -22,13 +23,13 @@ def test_what_takes_their_place_is_there(kind: str) -> None:
             owner = replicax if first == "replicax" else replicax.TPUStrategy if "TPU" in today else STRATEGY
             for attribute in rest:
                 owner = getattr(owner, attribute)
-        assert kind == "InputOptions" or not hasattr(replicax if kind == "replicax" else getattr(replicax, kind), name)
+        assert kind == "InputOptions" or not hasattr(replicax if kind == "replicax" else public(kind), name)
 
 
 @pytest.mark.parametrize("path", ARGUMENTS)
 def test_arguments_are_those_of_functions_that_take_what_is_said(path: str) -> None:
     kind, method = path.split(".")
-    parameters = inspect.signature(getattr(getattr(replicax, kind), method)).parameters
+    parameters = inspect.signature(getattr(public(kind), method)).parameters
     for name, today in ARGUMENTS[path].items():
         assert name not in parameters
         assert not today.isidentifier() or today in parameters

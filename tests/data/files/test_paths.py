@@ -95,7 +95,7 @@ def test_an_empty_directory(tmp_path) -> None:
 @pytest.mark.parametrize("read", ["text_lines", "csv_rows", "tfrecords", "parquet_rows", "array_records"])
 def test_every_function_says_its_name(tmp_path, read) -> None:
     with pytest.raises(FileNotFoundError, match=f"^{read}: no file matches"):
-        getattr(replicax, read)(tmp_path / "*")
+        getattr(replicax.data, read)(tmp_path / "*")
 
 
 def test_a_file_that_goes_away_is_named(folder) -> None:

@@ -110,7 +110,7 @@ def _dotted(name: str) -> str:
     return f"{_PLACES.get(name, 'replicax')}.{name}"
 
 
-def _public(name: str) -> Any:
+def public(name: str) -> Any:
     """What a public name stands for; ``None`` if it is none."""
     return pkgutil.resolve_name(_dotted(name)) if name in _PLACES else None
 
@@ -165,7 +165,9 @@ def _of_name(name: str, is_tower: bool) -> Counterpart:
     if is_tower and name in v1.__all__:
         return of_tower_name(name)
     modern = NAMES["replicax"].get(name) or TODAY_OF_TOWERS.get(name) or _dotted(name)
-    return Counterpart(modern, bool(re.fullmatch(r"replicax(\.\w+){1,2}", modern)) and not is_tower, DIFFERENCES.get(name))
+    return Counterpart(
+        modern, bool(re.fullmatch(r"replicax(\.\w+){1,2}", modern)) and not is_tower, DIFFERENCES.get(name)
+    )
 
 
 def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | None:
@@ -199,7 +201,7 @@ def _today(kind: str, name: str) -> Counterpart:
         bare = re.fullmatch(rf"(?:{re.escape(_RECEIVERS.get(kind, ''))})([\w.]+)", today)
         return Counterpart(bare[1] if bare else today, bare is not None, differs)
     givers = [giver for giver, given in KINDS.items() if given == kind]
-    owner = next((_public(each) for each in (kind, *givers) if each in _PLACES), None)
+    owner = next((public(each) for each in (kind, *givers) if each in _PLACES), None)
     if f"{kind}.{name}" in TODAY_OF_TOWERS and not has(owner, name):
         return Counterpart(TODAY_OF_TOWERS[f"{kind}.{name}"])
     plain = name.removeprefix("experimental_")
@@ -219,7 +221,7 @@ def has(owner: Any, name: str) -> bool:
 
 def keywords(kind: str | None, name: str) -> dict[str, str]:
     """The old keyword arguments of what a name is today, with what they have become."""
-    owner = replicax if kind is None else _public(kind)
+    owner = replicax if kind is None else public(kind)
     names = (name.removeprefix("experimental_"), name)
     plain = next((n for n in names if (n in _PLACES if kind is None else hasattr(owner, n))), None)
     return ARGUMENTS.get(f"{plain}.__init__" if kind is None else f"{kind}.{plain}", {})

@@ -6,9 +6,8 @@ import ast
 import dataclasses
 import re
 
-import replicax
 from replicax_migrate.bindings import last_name
-from replicax_migrate.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths
+from replicax_migrate.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths, public
 from replicax_migrate.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
 from replicax_migrate.original_names import MODERN, TOWER
 from replicax_migrate.telltale_words import (
@@ -253,7 +252,7 @@ class _Search:
         if owner.kind == "PerReplica" and isinstance(parent, ast.Call) and parent.func is node:
             return None  # a dict's
         counterpart = of_member(owner.kind, name, self.is_tower)
-        is_there = has(getattr(replicax, owner.kind, None), name)
+        is_there = has(public(owner.kind), name)
         if owner.is_today and (is_there or (counterpart is not None and counterpart.today == "the same")):
             return None
         if counterpart is None and not is_there:
