@@ -105,7 +105,12 @@ VARIABLES = [
     ("rows that don't fit", lambda w: replicax.IndexedSlices([[1.0]], [0, 1], (3, 1)), ValueError, "indices"),
     ("rows without numbers", lambda w: replicax.IndexedSlices([[1.0]], [0.0], (3, 1)), ValueError, "integers"),
     ("no whole shape of rows", lambda w: replicax.IndexedSlices([[1.0]], [0], 3), (TypeError, ValueError), "shape"),
-    ("no pieces", lambda w: replicax.variables.FixedShardsPartitioner(0), ValueError, "num_shards must be an int of at least 1"),
+    (
+        "no pieces",
+        lambda w: replicax.variables.FixedShardsPartitioner(0),
+        ValueError,
+        "num_shards must be an int of at least 1",
+    ),
     (
         "a dim that is not there",
         lambda w: variable(w, [1.0], partitioner=replicax.variables.FixedShardsPartitioner(2, dim=1)),

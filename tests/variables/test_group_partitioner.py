@@ -75,7 +75,10 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
 
 def test_slots_are_split_as_their_variable_and_begin_again() -> None:
     strategy = strategy_of(4)
-    v, w = make(strategy), make(strategy, np.ones((4, 6), np.float32), replicax.variables.FixedShardsPartitioner(4, dim=1))
+    v, w = (
+        make(strategy),
+        make(strategy, np.ones((4, 6), np.float32), replicax.variables.FixedShardsPartitioner(4, dim=1)),
+    )
     with strategy.scope():
         optimizer = replicax.Optimizer(optax.chain(optax.trace(0.9), optax.ema(0.5)))
     optimizer.build([v, w])
@@ -110,7 +113,9 @@ def test_how_large_groups_are() -> None:
         replicax.variables.GroupPartitioner(4): Split(dim=1, size=64, piece=16, replicas=4),
         replicax.variables.GroupPartitioner(2): Split(dim=1, size=64, piece=32, replicas=2, groups=2),
         replicax.variables.GroupPartitioner(1): Mirrored(),
-        replicax.variables.GroupPartitioner(2, replicax.variables.MinSizePartitioner(1, 9)): Split(0, 8, 4, replicas=2, groups=2),
+        replicax.variables.GroupPartitioner(2, replicax.variables.MinSizePartitioner(1, 9)): Split(
+            0, 8, 4, replicas=2, groups=2
+        ),
         replicax.variables.GroupPartitioner(2, replicax.variables.MaxSizePartitioner(4096)): Mirrored(),
     }.items():
         assert make(strategy, value, partitioner).layout == layout
