@@ -58,7 +58,9 @@ def test_all_parts_of_the_state_are_named(pair: replicax.MirroredStrategy) -> No
 
     [batch] = pair.distribute_dataset([X])
     w, rest = pair.run(step, args=(jnp.ones(3),), kwargs={"rest": {"b": jnp.float32(0)}, "x": batch})
-    with pytest.warns(replicax.errors.LocalityWarning, match=r"the arguments w, rest\['b'\] were the same on all 2 replicas"):
+    with pytest.warns(
+        replicax.errors.LocalityWarning, match=r"the arguments w, rest\['b'\] were the same on all 2 replicas"
+    ):
         pair.run(step, args=(w,), kwargs={"rest": rest, "x": batch})
 
 

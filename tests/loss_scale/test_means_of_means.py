@@ -97,5 +97,7 @@ def test_the_cure_of_a_mean_of_means(pair: replicax.MirroredStrategy, count: int
 def test_a_mean_of_means_that_are_returned(pair: replicax.MirroredStrategy, count: int) -> None:
     batch = batch_of(pair, count)
     means = pair.run(lambda x: x.mean(), args=(batch,))
-    with pytest.raises(replicax.errors.ShareWarning, match=r"(?s)reduce\('mean', …\).*NaN if.*compute_average_loss.*\.Mean"):
+    with pytest.raises(
+        replicax.errors.ShareWarning, match=r"(?s)reduce\('mean', …\).*NaN if.*compute_average_loss.*\.Mean"
+    ):
         pair.reduce("mean", means)
