@@ -1,6 +1,6 @@
 """What each rule for XLA's CPU backend gains, and what it costs: every rule alone, against none of them.
 
-    python benchmarks/cpu_rules.py [--quick] [--rules Pooling …] [--programs peers.cnn …] [--devices 2] [--loops]
+    python benchmarks/cpu_rules.py [--quick] [--rules SmallSums …] [--programs peers.cnn …] [--devices 2] [--loops]
 
 The programs are those of the gallery, the peers' models, and ten for which no rule was written
 (``_cpu_programs.py``). Each has a process of its own. A step's inputs are recorded, then the step is compiled without
@@ -127,6 +127,7 @@ def _of_peers(name: str, strategy: Any) -> Any:
 
 def _own(name: str, strategy: Any) -> Any:
     import _cpu_programs
+    import jax
 
     import replicax
 
@@ -140,7 +141,8 @@ def _own(name: str, strategy: Any) -> Any:
         for i, (group, optimizer, loss_of) in enumerate(zip(groups, optimizers, problem.losses, strict=True)):
 
             def loss_fn(mine: Any, i: int = i, loss_of: Any = loss_of) -> Any:
-                return replicax.compute_average_loss(loss_of([*groups[:i], mine, *groups[i + 1 :]], *batch))
+                values = [mine if j == i else jax.tree.map(lambda x: x, other) for j, other in enumerate(groups)]
+                return replicax.compute_average_loss(loss_of(values, *batch))
 
             loss, gradients = replicax.value_and_grad(loss_fn, group)(group)
             optimizer.apply_gradients(gradients, group)

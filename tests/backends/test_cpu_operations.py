@@ -14,9 +14,8 @@ from jax import lax
 import replicax
 from replicax._jax import contains
 from replicax.execution.backends.cpu import CPU, NEEDED
-from replicax.execution.backends.cpu.pooling import Pooling, PoolingGradients
-from replicax.execution.backends.cpu.products import Convolutions, WeightGradients
-from replicax.execution.backends.cpu.sums import Sums
+from replicax.execution.backends.cpu.convolutions import Convolutions
+from replicax.execution.backends.cpu.pooling import PoolingGradients
 from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of
@@ -33,7 +32,7 @@ POOLS = {
     "much overlap": ((1, 4, 4, 1), (1, 1, 1, 1), "VALID"),
     "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
 }
-PASS = Rewriting([PoolingGradients(), Convolutions(), WeightGradients(), Sums()])
+PASS = Rewriting([PoolingGradients(), Convolutions()])
 
 
 def rules_for(jaxpr: Any, *, in_a_loop: bool, split: bool, in_order: bool) -> Any:
@@ -84,30 +83,6 @@ def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> 
     first, second = jax.jit(ours), jax.jit(fn)
     for x in operands:
         np.testing.assert_array_equal(first(x), second(x))
-
-
-@pytest.mark.parametrize("kind", ["numbers", "ties", "strange"])
-@pytest.mark.parametrize("op", ["max", "min"])
-@pytest.mark.parametrize("name", ["2x2", "a remainder", "examples and channels"])
-def test_pooling_with_windows_side_by_side_is_the_same(name: str, op: str, kind: str) -> None:
-    sizes, strides, padding = POOLS[name]
-    start, reduce = (-jnp.inf, lax.max) if op == "max" else (jnp.inf, lax.min)
-
-    def fn(x: Any) -> Any:
-        return lax.reduce_window(x, start, reduce, sizes, strides, padding)
-
-    ours = Rewriting([Pooling()]).applied_to(fn)
-    x = operand(kind, "float32")
-    assert contains(jax.make_jaxpr(fn)(x).jaxpr, lambda e: "reduce_window" in e.primitive.name)
-    assert not contains(jax.make_jaxpr(ours)(x).jaxpr, lambda e: "reduce_window" in e.primitive.name)
-    np.testing.assert_array_equal(jax.jit(ours)(x), jax.jit(fn)(x))
-
-
-@pytest.mark.parametrize("name", ["padding on one side", "gaps", "overlap", "much overlap"])
-def test_pooling_with_other_windows_is_left_alone(name: str) -> None:
-    sizes, strides, padding = POOLS[name]
-    program = jax.make_jaxpr(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, sizes, strides, padding))
-    assert rules_for(program(operand("numbers", "float32")).jaxpr, in_a_loop=True, split=False, in_order=False) == []
 
 
 def test_large_windows_are_left_alone() -> None:
@@ -191,138 +166,6 @@ def test_groups_and_dilation_stay(groups: dict[str, int]) -> None:
     np.testing.assert_allclose(PASS.applied_to(fn)(x, kernel), fn(x, kernel), rtol=1e-5, atol=1e-5)
 
 
-# --- gradients by weights -------------------------------------------------------------------------------
-
-PRODUCTS = {
-    "a dense layer": ("bi,io->bo", (128, 128), (128, 160)),
-    "a narrowing one": ("bi,io->bo", (512, 512), (512, 128)),
-    "examples and places": ("bti,io->bto", (8, 16, 128), (128, 160)),
-    "into heads": ("btd,dhe->bthe", (8, 16, 128), (128, 4, 40)),
-    "out of heads": ("bthe,hed->btd", (8, 16, 4, 40), (4, 40, 256)),
-}
-
-
-def by_weight(equation: str, place: str) -> Any:
-    def gradient(x: Any, w: Any) -> Any:
-        return jax.grad(lambda w: jnp.sin(jnp.einsum(equation, x, w)).sum())(w)
-
-    if place == "in a loop":
-        return lambda x, w: lax.scan(lambda w, _: (w - 1e-3 * gradient(x, w), None), w, None, length=2)[0]
-    if place == "in a branch":
-        return lambda x, w: lax.cond(x.sum() < 1e9, gradient, lambda x, w: w, x, w)
-    return gradient
-
-
-def sums_over(jaxpr: Any) -> set[Any]:
-    """The dims that products sum over."""
-    found = set()
-
-    def note(equation: Any) -> bool:
-        if equation.primitive.name == "dot_general":
-            found.add(equation.params["dimension_numbers"][0])
-        return False
-
-    contains(jaxpr, note)
-    return found
-
-
-@pytest.mark.parametrize("place", ["at the top", "in a loop", "in a branch"])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_gradients_by_weights_sum_over_a_last_and_a_first_dim(name: str, place: str) -> None:
-    equation, *shapes = PRODUCTS[name]
-    rng = np.random.default_rng(0)
-    x, w = (jnp.asarray(rng.normal(size=shape), "float32") for shape in shapes)
-    fn = by_weight(equation, place)
-    ours = PASS.applied_to(fn)
-    np.testing.assert_allclose(jax.jit(ours)(x, w), jax.jit(fn)(x, w), rtol=1e-4, atol=1e-4)
-    assert ((0,), (0,)) in sums_over(jax.make_jaxpr(fn)(x, w).jaxpr) or x.ndim > 2
-    forward = sums_over(jax.make_jaxpr(lambda x, w: jnp.einsum(equation, x, w))(x, w).jaxpr)
-    assert sums_over(jax.make_jaxpr(ours)(x, w).jaxpr) == forward | {((1,), (0,))}
-
-
-@pytest.mark.parametrize(
-    ("shapes", "dims", "dtype"),
-    [
-        (((160, 128), (128, 160)), (((1,), (0,)), ((), ())), "float32"),
-        (((128, 160), (128, 160)), (((), ()), ((0,), (0,))), "float32"),
-        (((2, 128, 160), (2, 128, 160)), (((1,), (1,)), ((0,), (0,))), "float32"),
-        (((128, 160), (128,)), (((0,), (0,)), ((), ())), "float32"),
-        (((128, 10), (128, 160)), (((0,), (0,)), ((), ())), "float32"),
-        (((0, 160), (0, 160)), (((0,), (0,)), ((), ())), "float32"),
-        (((160,), (160,)), (((), ()), ((), ())), "float32"),
-        (((128, 160), (128, 160)), (((0,), (0,)), ((), ())), "bfloat16"),
-        (((64, 160), (64, 160)), (((0,), (0,)), ((), ())), "float32"),
-    ],
-)
-def test_other_products_are_left_alone(shapes: Any, dims: Any, dtype: str) -> None:
-    program = jax.make_jaxpr(lambda x, y: lax.dot_general(x, y, dims))(*(jnp.ones(s, dtype) for s in shapes)).jaxpr
-    assert rules_for(program, in_a_loop=True, split=False, in_order=False) == []
-
-
-def test_sums_in_order_and_splits_of_the_compiler_leave_gradients_by_weights_alone() -> None:
-    program = jax.make_jaxpr(lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))))(
-        jnp.ones((128, 160)), jnp.ones((128, 160))
-    ).jaxpr
-    assert [type(r) for r in rules_for(program, in_a_loop=False, split=False, in_order=False)] == [WeightGradients]
-    assert rules_for(program, in_a_loop=False, split=True, in_order=False) == []
-    assert rules_for(program, in_a_loop=False, split=False, in_order=True) == []
-
-
-# --- sums -----------------------------------------------------------------------------------------------
-
-MANY_DIMS = (1, 4, 6, 8, 16)
-
-
-def operands_of_sums(jaxpr: Any) -> set[int]:
-    """How many dims the operands of a program's sums have."""
-    found = set()
-
-    def note(equation: Any) -> bool:
-        if equation.primitive.name == "reduce_sum":
-            found.add(equation.invars[0].aval.ndim)
-        return False
-
-    contains(jaxpr, note)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("dims", "ndim"), [((4,), 2), ((0, 4), 2), ((1, 2, 3), 2), ((0, 1, 2, 3, 4), 1), ((2,), 3), ((1, 3), 4), ((0,), 1)]
-)
-def test_sums_of_products_have_few_dims(dims: tuple[int, ...], ndim: int) -> None:
-    rng = np.random.default_rng(0)
-    x, y = (jnp.asarray(rng.normal(size=MANY_DIMS), "float32") for _ in range(2))
-
-    def fn(x: Any, y: Any) -> Any:
-        return lax.scan(lambda c, _: (c + (x * y).sum(dims), None), (x * y).sum(dims), None, length=2)[0]
-
-    ours = PASS.applied_to(fn)
-    np.testing.assert_allclose(jax.jit(ours)(x, y), jax.jit(fn)(x, y), rtol=1e-5, atol=1e-4)
-    assert operands_of_sums(jax.make_jaxpr(fn)(x, y).jaxpr) == {5}
-    assert operands_of_sums(jax.make_jaxpr(ours)(x, y).jaxpr) == {ndim}
-
-
-@pytest.mark.parametrize(
-    ("shape", "dims", "dtype"),
-    [
-        ((4, 6, 8, 16), (3,), "float32"),
-        ((1, 2, 3, 4, 5), (4,), "float32"),
-        (MANY_DIMS, (4,), "bfloat16"),
-        ((2, 4, 6, 8, 16), (0, 2, 4), "float32"),
-    ],
-)
-def test_other_sums_are_left_alone(shape: tuple[int, ...], dims: tuple[int, ...], dtype: str) -> None:
-    program = jax.make_jaxpr(lambda x: lax.reduce_sum(x, dims))(jnp.ones(shape, dtype)).jaxpr
-    assert rules_for(program, in_a_loop=True, split=False, in_order=False) == []
-
-
-def test_sums_in_order_and_splits_of_the_compiler_leave_sums_alone() -> None:
-    program = jax.make_jaxpr(lambda x: x.sum(4))(jnp.ones(MANY_DIMS)).jaxpr
-    assert [type(r) for r in rules_for(program, in_a_loop=False, split=False, in_order=False)] == [Sums]
-    assert rules_for(program, in_a_loop=False, split=True, in_order=False) == []
-    assert rules_for(program, in_a_loop=False, split=False, in_order=True) == []
-
-
 # --- in programs of a strategy --------------------------------------------------------------------------
 
 
@@ -395,7 +238,7 @@ def test_a_step_and_a_loop_of_steps_have_convolutions_in_the_fast_order_and_no_s
         (in_a_loop, False, [Convolutions]),
         (lambda x, kernel: in_a_loop(jnp.sin(x), jnp.sin(kernel))[0] @ jnp.ones((8, 8)), False, [Convolutions]),
         (lambda x, kernel: lax.scan(lambda c, _: (c * 2, None), x, None, 3)[0], True, []),
-        (lambda x, kernel: pooling("max", POOLS["2x2"], jnp.dtype("float32"))(x), False, [Pooling, PoolingGradients]),
+        (lambda x, kernel: pooling("max", POOLS["2x2"], jnp.dtype("float32"))(x), False, [PoolingGradients]),
         (lambda x, kernel: pooling("max", LARGE, jnp.dtype("float32"))(x), True, []),
     ],
 )
@@ -421,49 +264,3 @@ def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:
     plain = jax.jit(jax.grad(loss)).lower(kernel, x).as_text()
     ours = jax.jit(PASS.applied_to(jax.grad(loss))).lower(kernel, x).as_text()
     assert ours.count("stablehlo.convolution") == plain.count("stablehlo.convolution")
-
-
-ROWS = np.random.default_rng(2).normal(size=(512, 128)).astype(np.float32)
-
-
-def dense_training(strategy: replicax.Strategy) -> tuple[Any, list[replicax.Variable]]:
-    """A step of two dense layers, and their weights."""
-    rng = np.random.default_rng(0)
-    with strategy.scope():
-        weights = [replicax.Variable(rng.normal(size=(128, 128)).astype(np.float32) / 11) for _ in range(2)]
-
-    def loss_fn(x: Any) -> Any:
-        return replicax.compute_average_loss(jnp.square(dense(x, [w.value for w in weights])).sum(1))
-
-    def step(x: Any) -> None:
-        _, gradients = replicax.value_and_grad(lambda: loss_fn(x), weights)()
-        context = replicax.get_replica_context()
-        for weight, gradient in zip(weights, context.all_reduce("sum", gradients), strict=True):
-            weight.assign_sub(1e-3 * gradient)
-
-    return step, weights
-
-
-def dense(x: Any, weights: Any) -> Any:
-    for weight in weights:
-        x = jnp.tanh(x[:, None] @ weight)[:, 0]
-    return x
-
-
-@pytest.mark.parametrize("strategy", [strategy_of(1), strategy_of(2), shared_strategy(4, 2)], ids=["1", "2", "4 on 2"])
-def test_the_weights_of_a_step_have_fast_gradients(strategy: replicax.Strategy) -> None:
-    """Inside a mesh, JAX says of each dim of a gradient that it is not split."""
-    step, weights = dense_training(strategy)
-    [batch] = strategy.distribute_dataset([ROWS])
-    values = [jnp.asarray(w.numpy()) for w in weights]
-    loss = jax.jit(jax.grad(lambda values: jnp.square(dense(jnp.asarray(ROWS), values)).sum(1).mean()))
-    for _ in range(4):
-        values = [v - 1e-3 * g for v, g in zip(values, loss(values), strict=True)]
-    program = strategy.extended.trace(step, args=(batch,))
-    for executable in (program, program.repeated(3)):
-        assert "lhs_contracting_dims={0}" not in executable.compiled_text()
-        assert "inlineable" in executable.compiled_text()
-    strategy.run(step, args=(batch,))
-    strategy.run_steps(lambda ctx, x: step(x), iter(strategy.distribute_dataset([ROWS] * 3)), 3)
-    for weight, value in zip(weights, values, strict=True):
-        np.testing.assert_allclose(weight.numpy(), value, rtol=1e-5, atol=1e-6)

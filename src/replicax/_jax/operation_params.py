@@ -67,14 +67,6 @@ def pooling_windows(params: Params) -> PoolingWindows:
     return PoolingWindows(sizes, strides, padding, params["select_prim"] is lax.ge_p)
 
 
-def windows_side_by_side(params: Params) -> tuple[int, ...] | None:
-    """The sizes of a pooling's windows, if they have no element in common, and none that is added."""
-    sizes: tuple[int, ...] = params["window_dimensions"]
-    dilations = {*params["base_dilation"], *params["window_dilation"]}
-    padding = {n for pair in params["padding"] for n in pair}
-    return sizes if sizes == params["window_strides"] and dilations == {1} and padding == {0} else None
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class DotDimensions:
     """The dims of a product of matrices; the result has those of the batch, then what is left of each operand.

@@ -123,10 +123,6 @@ WINDOWED = primitives_named(
 )
 """They put something between, before or after the elements, or go over windows of them."""
 
-MAX_POOLING = primitives_named("reduce_window_max")
-
-MIN_POOLING = primitives_named("reduce_window_min")
-
 POOLING_GRADIENTS = primitives_named("select_and_scatter_add")
 """They hand each window's cotangent to the element that the window has chosen."""
 

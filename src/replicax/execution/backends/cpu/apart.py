@@ -33,16 +33,8 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _turned_around(x: Any) -> Any:
-    return lax.transpose(x, (1, 0))
-
-
 kept = compiled_apart(_itself)
 """An array that is computed once, and is in memory."""
-
-turned_around = compiled_apart(_turned_around)
-"""The transpose of a matrix: what computes the matrix is not merged with it, nor is a product of it."""
-
 
 _not_known = compiled_apart(lambda *xs: xs)
 

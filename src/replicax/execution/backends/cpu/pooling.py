@@ -1,17 +1,13 @@
-"""Pooling as elementwise operations, which XLA's CPU backend merges with what computes the operand.
+"""The gradient of max-pooling as elementwise operations.
 
-The gradient of max-pooling is a loop there, over windows and the elements of each (``select-and-scatter``). It becomes
+XLA's CPU backend makes it a loop over windows and the elements of each (``select-and-scatter``). Here it becomes
 elementwise operations: which element each window chooses, by the same comparisons in the same order, so that of equal
 ones it is the same; and for each element the sum of what windows hand to it, in the order of the windows. So the bits
 are the same, but for the sign of zeros.
-
-Pooling itself reads an array from memory there. With windows side by side it is elementwise operations of their
-elements.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax._jax.operation_params import PoolingWindows, pooling_windows, windows_side_by_side
-from replicax._jax.primitive_families import MAX_POOLING, MIN_POOLING, POOLING_GRADIENTS
+from replicax._jax.operation_params import PoolingWindows, pooling_windows
+from replicax._jax.primitive_families import POOLING_GRADIENTS
 from replicax.execution.backends.cpu.apart import kept
 from replicax.execution.backends.cpu.rule import CPURule
 from replicax.execution.compiled.program_rewriting import Rewriting
@@ -42,27 +38,6 @@ class PoolingGradients(CPURule):
     def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         with _jax.from_line_of(equation):
             return [_pooling_gradient(pooling_windows(equation.params), *operands)]
-
-
-class Pooling(CPURule):
-    """Pooling with windows side by side."""
-
-    keeps_order = True
-
-    def is_ours(self, equation: _jax.Equation) -> bool:
-        if equation.primitive.name not in MAX_POOLING | MIN_POOLING:
-            return False
-        sizes = windows_side_by_side(equation.params)
-        result: Any = equation.outvars[0].aval
-        return sizes is not None and math.prod(sizes) <= LARGEST_WINDOW and result.size > 0
-
-    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        sizes = windows_side_by_side(equation.params) or ()
-        count = getattr(equation.outvars[0].aval, "shape", ())
-        better = lax.max if equation.primitive.name in MAX_POOLING else lax.min
-        with _jax.from_line_of(equation):
-            places = itertools.product(*map(range, sizes))
-            return [functools.reduce(better, [_at(place, operands[0], count, sizes) for place in places])]
 
 
 def _is_simple(equation: _jax.Equation) -> bool:
