@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from replicax import _jax
+
 Tree = TypeVar("Tree")
 
 _lock = threading.Lock()
@@ -68,10 +70,6 @@ def register(leaf: Any) -> bool:
     return True
 
 
-CONTAINERS = (tuple, list, dict, set, frozenset)
-"""The containers of Python, whose items :class:`Contents` compares. Subclasses may have more than items."""
-
-
 class Contents:
     """What is in a container now: by it a later change is seen, at the cost of one comparison of identities an item.
 
@@ -100,7 +98,7 @@ class Contents:
         todo = [value]
         while todo:
             container = todo.pop()
-            if type(container) in CONTAINERS and id(container) not in found:
+            if type(container) in _jax.CONTAINERS and id(container) not in found:
                 contents = found[id(container)] = cls(container)
                 todo += contents.items
         return tuple(found.values())

@@ -33,7 +33,7 @@ from replicax._jax.control_flow import (
 from replicax._jax.eager.derivatives import tracing_rules_once
 from replicax._jax.eager.eager_trace import EagerTrace, WatchingTrace, program_p
 from replicax._jax.eager.library_functions import AtOnce
-from replicax._jax.eager.operation_keys import Hashed
+from replicax._jax.jaxprs.keys import BY_VALUE, CONTAINERS, ById, Hashed, Keys, is_record
 from replicax._jax.jaxprs.mutable_arrays import (
     check_freed_once,
     is_mutable,
@@ -144,11 +144,14 @@ from replicax._jax.traces import (
 )
 
 __all__ = [
+    "BY_VALUE",
+    "CONTAINERS",
     "GATHERS_AHEAD_ON_GPU",
     "INSTALLED",
     "NO_MESH",
     "AtOnce",
     "Branches",
+    "ById",
     "ClosedJaxpr",
     "CompileRequest",
     "DetectedCluster",
@@ -156,6 +159,7 @@ __all__ = [
     "Equation",
     "Hashed",
     "Jaxpr",
+    "Keys",
     "Literal",
     "Primitive",
     "Scan",
@@ -219,6 +223,7 @@ __all__ = [
     "is_of_jax",
     "is_on_cpu",
     "is_over_all_of",
+    "is_record",
     "is_way_back",
     "kept_programs",
     "left_behind",

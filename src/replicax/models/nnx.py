@@ -20,7 +20,6 @@ import numpy as np
 from flax import nnx
 
 from replicax import _jax, context
-from replicax.execution.tracing.function_key import ById
 from replicax.models.nnx_step import NNXStep
 from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
@@ -241,7 +240,7 @@ class Key(_jax.Hashed):
     __slots__ = ()
 
     def __init__(self, graphdef: Any, variables: Sequence[Variable], others: Sequence[Any]) -> None:
-        super().__init__(tuple(v.slot for v in variables), tuple(map(ById, others)), graphdef)
+        super().__init__(tuple(v.slot for v in variables), tuple(map(_jax.ById, others)), graphdef)
 
     def __repr__(self) -> str:
         return "an NNX object of another structure, or with other variables"

@@ -6,7 +6,6 @@ Nobody has written any into a library's function, and what it is made of can be 
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Hashable
@@ -18,6 +17,7 @@ import numpy as np
 from replicax._jax.internals import config as _config
 from replicax._jax.internals import core as _core
 from replicax._jax.internals import jaxlib as _jaxlib
+from replicax._jax.jaxprs.keys import Keys, is_record
 from replicax._jax.jaxprs.types import shape_of
 from replicax._jax.traces import of_no_generation
 
@@ -82,7 +82,6 @@ def _is_watched() -> bool:
 
 _LIBRARIES = frozenset({"optax", "jax", "chex"})
 _CLASSES = _LIBRARIES | {"builtins", "numpy", "ml_dtypes", "collections", "functools"}
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
 class _UnknownError(Exception):
@@ -103,54 +102,38 @@ def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
     >>> what_it_is(optax.adam(lambda count: 0.1).update) is None
     True
     """
-    parts: list[Any] = []
     try:
-        _describe(fn, parts, {})
+        return _LibraryKeys().of(fn)
     except _UnknownError:
         return None
-    return tuple(parts)
 
 
-def _describe(value: Any, parts: list[Any], seen: dict[int, int]) -> None:
-    kind = type(value)
-    if kind in _PLAIN:
-        parts.extend((kind, repr(value)))  # since 0.0 == -0.0
-        return
-    if id(value) in seen:
-        parts.extend(("the same as", seen[id(value)]))
-        return
-    seen[id(value)] = len(seen)
-    inside: list[Any]
-    if kind is types.FunctionType:
-        if _root(value.__globals__.get("__name__")) not in _LIBRARIES:
+class _LibraryKeys(Keys):
+    """Raises :class:`_UnknownError` where it meets anything that is not a library's."""
+
+    def of(self, value: Any) -> Any:
+        if is_record(value) and _root(type(value).__module__) not in _CLASSES:
             raise _UnknownError
-        parts.append(value.__code__)
-        try:
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        except ValueError:  # not assigned yet
-            raise _UnknownError from None
-        inside = [*cells, value.__defaults__, value.__kwdefaults__]
-    elif kind is functools.partial:
-        inside = [value.func, value.args, value.keywords]
-    elif kind is types.MethodType:
-        inside = [value.__func__, value.__self__]
-    elif kind is list or (isinstance(value, tuple) and _root(kind.__module__) in _CLASSES):
-        inside = list(value)
-    elif kind is dict:
-        inside = [*value.keys(), *value.values()]
-    elif isinstance(value, (np.dtype, np.generic)):
-        inside = []
-        parts.append(value if isinstance(value, np.dtype) else value.tobytes())
-    elif isinstance(value, type) and _root(value.__module__) in _CLASSES:
-        inside = []
-        parts.append(value)
-    elif kind is _PjitFunction:
-        inside = [value.__wrapped__]
-    else:
+        return super().of(value)
+
+    def of_function(self, fn: Any) -> Any:
+        if isinstance(fn, types.FunctionType) and _root(fn.__globals__.get("__name__")) not in _LIBRARIES:
+            raise _UnknownError
+        return super().of_function(fn)
+
+    def of_other(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if isinstance(value, np.dtype):
+            return value
+        if isinstance(value, np.generic):
+            return kind, value.tobytes()
+        if isinstance(value, type) and _root(value.__module__) in _CLASSES:
+            return value
+        if isinstance(value, tuple) and _root(kind.__module__) in _CLASSES:
+            return kind, tuple(map(self.of, value))
+        if kind is _PjitFunction:
+            return kind, self.of(value.__wrapped__)
         raise _UnknownError
-    parts.extend((kind, len(inside)))
-    for item in inside:
-        _describe(item, parts, seen)
 
 
 def _root(module: str | None) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as _extend
 from jax.extend import source_info_util as _source_infos
 from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.internals import core as _core
-from replicax._jax.internals import literals as _literals
+from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 from replicax._jax.primitive_families import UNRELIABLE
@@ -157,68 +153,11 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, 
     """What ``fn``, which returns an array, does: a function that does it without its Python.
 
     Returns:
-      The function, the result's kind, and what makes a digest of the function (see :func:`_digest`).
+      The function, the result's kind, and what makes its :func:`~replicax._jax.jaxprs.keys.program_digest`.
     """
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
     program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
-    return lambda: program()[0], shape, lambda: _digest(closed)
-
-
-def _digest(closed: ClosedJaxpr) -> bytes:
-    """The same in all processes for the same operations on the same numbers.
-
-    Equal programs may have different ones all the same, as some parameters are known by their text only. Different
-    programs don't have equal ones.
-    """
-    found = hashlib.blake2b(digest_size=16)
-
-    def note(*texts: Any) -> None:
-        found.update(repr(texts).encode())
-
-    def note_value(value: Any) -> None:
-        if isinstance(value, ClosedJaxpr):
-            note_program(value.jaxpr, value.consts)
-        elif isinstance(value, Jaxpr):
-            note_program(value, ())
-        elif isinstance(value, tuple | list):
-            note("of", len(value))
-            for item in value:
-                note_value(item)
-        elif isinstance(value, jax.Array | np.ndarray | np.generic | _literals.TypedNdArray):
-            is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-            numbers = np.asarray(jax.random.key_data(jnp.asarray(value)) if is_key else value)
-            note(str(value.dtype), numbers.shape, numbers.tobytes())
-        elif isinstance(value, bool | int | float | complex):
-            note(type(value).__name__, value)
-        else:
-            note(re.sub(r"0x[0-9a-f]+", "", str(value)))  # where an object is in memory
-
-    def note_program(jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
-        numbers: dict[Any, int] = {}
-        note("inputs", *(numbers.setdefault(v, len(numbers)) for v in (*jaxpr.constvars, *jaxpr.invars)))
-        note_value(list(constants))
-
-        def note_operand(atom: Any) -> None:
-            if isinstance(atom, Literal):
-                note_value([str(atom.aval), atom.val])
-            else:
-                note(numbers[atom], str(atom.aval))
-
-        for equation in jaxpr.eqns:
-            note(equation.primitive.name)
-            for operand in equation.invars:
-                note_operand(operand)
-            for name, value in sorted(equation.params.items()):
-                note(name)
-                note_value(value)
-            for result in equation.outvars:
-                numbers[result] = len(numbers)
-        note("outputs")
-        for atom in jaxpr.outvars:
-            note_operand(atom)
-
-    note_program(closed.jaxpr, closed.consts)
-    return found.digest()
+    return lambda: program()[0], shape, lambda: program_digest(closed)
 
 
 def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:

@@ -15,7 +15,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_integers, own_copy
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.tracing.function_key import ById, ByKey
+from replicax.execution.tracing.function_key import ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey, is_mutable
 from replicax.locality import Locality, M, T
@@ -372,11 +372,11 @@ def _describe(value: Any) -> str:
 
 def _static_key(leaf: Any) -> Any:
     if is_leaf(leaf):
-        return leaf.key if isinstance(leaf, ByKey) else ById(leaf)
+        return leaf.key if isinstance(leaf, ByKey) else _jax.ById(leaf)
     if type(leaf) is set:
         return frozenset(leaf)
     try:
         hash(leaf)
     except TypeError:
-        return ById(leaf)
+        return _jax.ById(leaf)
     return leaf

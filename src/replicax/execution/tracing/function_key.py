@@ -9,7 +9,6 @@ see :mod:`replicax.execution.tracing.object_attributes`.)
 
 from __future__ import annotations
 
-import dataclasses
 import dis
 import functools
 import types
@@ -18,46 +17,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
-from replicax.pytrees import CONTAINERS, Contents, Opaque, are_unchanged
+from replicax.pytrees import Contents, Opaque, are_unchanged
 from replicax.user_functions import function_name
-
-BY_VALUE = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
-
-
-class ById:
-    """Equal to another only if both are of the same living object; holds the object weakly if it can."""
-
-    __slots__ = ("_hash", "_ref", "_strong")
-
-    def __init__(self, value: Any) -> None:
-        self._hash = id(value)
-        self._strong: Any = None
-        self._ref: Any = None
-        try:
-            self._ref = weakref.ref(value)
-        except TypeError:
-            self._strong = value
-
-    @property
-    def value(self) -> Any:
-        """The object; ``None`` if it is gone."""
-        return self._strong if self._ref is None else self._ref()
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the object is gone, so that nothing can equal this any more."""
-        return self._ref is not None and self._ref() is None
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, ById) and self._hash == other._hash and self.value is other.value is not None
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 class ByKey(Opaque):
@@ -185,7 +146,7 @@ class _Captured:
         self._function = weakref.ref(function)  # a function may capture itself
         self._index = index
         now = self.now
-        self._value = ById(now)
+        self._value = _jax.ById(now)
         self.contents = Contents.of_all_in(now)
 
     @property
@@ -226,10 +187,11 @@ def _are_current(captured: list[_Captured]) -> bool:
     return True
 
 
-class _Collector:
+class _Collector(_jax.Keys):
     """Goes through everything that a function captures."""
 
     def __init__(self, fn: Any) -> None:
+        super().__init__()
         self.sources: list[_Captured] = []
         self.frozen: list[tuple[str, Any]] = []
         self.places: dict[tuple[types.CodeType, str], Any] = {}
@@ -243,16 +205,16 @@ class _Collector:
         """Add what ``fn`` captures to ``frozen``; return what stands for its code."""
         self._visited[id(fn)] = len(self._visited)
         if isinstance(fn, functools.partial):
-            frozen += [(f"args[{i}]", self._freeze(value)) for i, value in enumerate(fn.args)]
-            frozen += [(name, self._freeze(value)) for name, value in fn.keywords.items()]
+            frozen += [(f"args[{i}]", self.of(value)) for i, value in enumerate(fn.args)]
+            frozen += [(name, self.of(value)) for name, value in fn.keywords.items()]
             return self._function(fn.func, frozen)
         if isinstance(fn, types.MethodType):
-            frozen.append(("self", ById(fn.__self__)))
+            frozen.append(("self", _jax.ById(fn.__self__)))
             return self._function(fn.__func__, frozen)
         if not isinstance(fn, types.FunctionType):
             call: Any = type(fn).__call__
             self.names |= names_in(call.__code__) if isinstance(call, types.FunctionType) else set()
-            return ById(fn)
+            return _jax.ById(fn)
         self.names |= names_in(fn.__code__)
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
@@ -264,43 +226,21 @@ class _Collector:
             place = fn.__code__, source.name
             value = source.now
             if place not in _changed_by_tracing:
-                self.places[place] = self._freeze(value)
+                self.places[place] = self.of(value)
                 frozen.append((source.name, self.places[place]))
-            elif type(value) not in BY_VALUE:
-                frozen.append((source.name, ById(value)))
-        frozen += [(name, self._freeze(value)) for name, value in _defaults(fn)]
+            elif type(value) not in _jax.BY_VALUE:
+                frozen.append((source.name, _jax.ById(value)))
+        frozen += [(name, self.of(value)) for name, value in _defaults(fn)]
         return fn.__code__
 
-    def _freeze(self, value: Any) -> Any:
-        if type(value) in BY_VALUE:
-            # repr, because 0.0 == -0.0
-            return type(value), repr(value) if type(value) in (float, complex) else value
-        if isinstance(value, ByKey):
-            return value.key
-        if is_record(value):
-            return type(value), tuple(self._freeze(getattr(value, f.name)) for f in dataclasses.fields(value))
-        is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
-        if not is_function and type(value) not in CONTAINERS:
-            return ById(value)
-        if id(value) in self._visited:
-            return "the same as", self._visited[id(value)]
-        if is_function:
-            nested: list[tuple[str, Any]] = []
-            return self._function(value, nested), tuple(nested)
-        self._visited[id(value)] = len(self._visited)
-        if isinstance(value, set | frozenset):
-            return type(value), frozenset(map(self._freeze, value))
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return type(value), tuple((self._freeze(k), self._freeze(v)) for k, v in items)
+    def of_other(self, value: Any) -> Any:
+        return value.key if isinstance(value, ByKey) else _jax.ById(value)
 
-
-def is_record(value: Any) -> bool:
-    """Whether ``value`` is of a frozen dataclass, and nothing but its fields."""
-    params = getattr(type(value), "__dataclass_params__", None)
-    if params is None or not params.frozen or not params.eq:
-        return False
-    attributes = getattr(value, "__dict__", None)  # there is none where fields are slots
-    return attributes is None or attributes.keys() == {f.name for f in dataclasses.fields(value)}
+    def of_function(self, fn: Any) -> Any:
+        if id(fn) in self._visited:
+            return "the same as", self._visited[id(fn)]
+        nested: list[tuple[str, Any]] = []
+        return self._function(fn, nested), tuple(nested)
 
 
 def _innermost(fn: Any) -> Any:
@@ -331,6 +271,6 @@ def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def _any_dead(value: Any) -> bool:
-    if isinstance(value, ById):
+    if isinstance(value, _jax.ById):
         return value.is_dead
     return isinstance(value, tuple) and any(map(_any_dead, value))

@@ -12,8 +12,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.execution.tracing.function_key import BY_VALUE, ById, names_in
-from replicax.pytrees import CONTAINERS
+from replicax._jax import BY_VALUE, CONTAINERS, ById
+from replicax.execution.tracing.function_key import names_in
 
 _DEPTH = 3
 """How deep to look: the object, what it has, and what that has."""
@@ -81,6 +81,7 @@ def _attributes(value: Any, names: frozenset[str], depth: int) -> dict[str, Any]
 
 
 def _frozen(value: Any, names: frozenset[str], depth: int) -> Any:
+    # A short form of `_jax.Keys`, which would take twice as long: this is part of each call.
     kind: Any = type(value)
     if kind in BY_VALUE:
         return kind, repr(value) if kind in (float, complex) else value  # repr, because 0.0 == -0.0
