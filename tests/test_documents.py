@@ -20,6 +20,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages on a package that `make docs` and `make keras` install; without it only their links are looked at.
 FOREIGN = {"keras.md", "from_keras.md"}
 EXECUTED = [path for path in DOCUMENTS if path.name not in FOREIGN or importlib.util.find_spec("keras")]
+APART = {"recipes.md"}  # each block is a program by itself
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +37,11 @@ def test_examples(path: pathlib.Path) -> None:
 def run_examples(path: pathlib.Path) -> None:
     namespace: dict[str, object] = {"__name__": path.stem}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for block in BLOCK.findall(path.read_text()):
+        text = path.read_text()
+        for match in BLOCK.finditer(text):
+            block, line = match[1], text.count("\n", 0, match.start(1))
+            if path.name in APART:
+                namespace = {"__name__": path.stem}
             if ">>>" in block:
                 test = doctest.DocTestParser().get_doctest(block, namespace, path.name, str(path), 0)
                 runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -44,7 +49,7 @@ def run_examples(path: pathlib.Path) -> None:
                 assert runner.failures == 0, block
                 namespace = test.globs
             else:
-                exec(compile(block, str(path), "exec"), namespace)
+                exec(compile("\n" * line + block, str(path), "exec"), namespace)  # lines are those of the page
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
