@@ -82,17 +82,6 @@ def test_logical_devices_within_a_host() -> None:
         assert len({d.process_index for d in replica}) == 1
 
 
-def test_seven_gpus_in_groups_of_two() -> None:
-    with pytest.raises(ValueError, match=r"group_size 2 does not divide the number of replicas, 7: choose one of 1, 7"):
-        replicax.MirroredStrategy(devices("h100:7"), variable_partitioner=replicax.variables.GroupPartitioner(2))
-
-
-def test_what_needs_the_devices_says_so() -> None:
-    strategy = replicax.MirroredStrategy(devices())
-    with pytest.raises(replicax.errors.AbsentDeviceError, match="replicax.plan"):
-        strategy.run(lambda: 1.0)
-
-
 # --- what a compiler for absent devices can't do by itself ----------------------------------------------
 
 

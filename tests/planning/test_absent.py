@@ -81,6 +81,7 @@ def on_read(strategy, aggregation: str) -> replicax.Variable:
         ("strategy.distribute_dataset", lambda s, v: s.distribute_dataset([np.zeros(16)])),
         ("distribute_datasets_from_function", lambda s, v: s.distribute_datasets_from_function(lambda c: [])),
         ("distribute_values_from_function", lambda s, v: s.distribute_values_from_function(lambda c: 1)),
+        ("Checkpoint.save", lambda s, v: replicax.Checkpoint(v=v).save("never")),
         ("extended.broadcast_to", lambda s, v: s.extended.broadcast_to(1.0)),
     ],
 )

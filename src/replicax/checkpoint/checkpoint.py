@@ -118,6 +118,7 @@ class Checkpoint:
           CheckpointError: it could not be written, or the save before could not; says why. Nothing is left of it.
           ValueError: the place of an iterator can't be saved.
           VariableLostError: a variable has no value.
+          AbsentDeviceError: the variables are on devices that are only described, and have no values.
           ContextError: called in a step.
 
         With several workers, one exchange of messages before the copy, and more in the background.
@@ -187,6 +188,8 @@ class Checkpoint:
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()
+        for _, variable in leaves.variables():
+            context.check_present(variable.replicas, "Checkpoint.save")
         path, problem = os.path.abspath(path), None
         plain = plain_entries(leaves)
         try:

@@ -76,13 +76,16 @@ def resolve_devices(
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
-        worker, or the list is empty.
+        worker; the devices are of several platforms or topologies; or the list is empty.
       TypeError: an entry is neither a string nor a device.
     """
     if isinstance(devices, np.ndarray):
         devices = devices.ravel().tolist()
     if devices is not None and (isinstance(devices, str) or not isinstance(devices, Sequence)):
-        raise TypeError(f"devices must be a list of devices or None, got {devices!r}; for one device: [{devices!r}]")
+        cure = f"for one device: [{devices!r}]"
+        if hasattr(devices, "devices"):  # a cluster resolver
+            cure = "a cluster resolver has them as its attribute devices: pass resolver.devices"
+        raise TypeError(f"devices must be a list of devices or None, got {devices!r}; {cure}")
     if devices is not None and not devices:
         raise ValueError("devices is empty: name at least one, or pass None for all local devices")
     if reproducible is True and _will_be_cpus(devices):
@@ -96,6 +99,12 @@ def resolve_devices(
             raise ValueError(
                 f"devices names {_name(device)} twice (entries {first[device]} and {i}): each replica needs "
                 "a device of its own. replicax.use_cpu_devices(n) emulates more CPU devices."
+            )
+        if device.client is not found[0].client:
+            raise ValueError(
+                f"devices names {_name(found[0])} ({found[0].device_kind}) and {_name(device)} "
+                f"({device.device_kind}; entry {i}), and no program runs on both: name devices of one platform, and, "
+                "for a plan, of one topology"
             )
     return found
 

@@ -154,8 +154,12 @@ def _count(resolver: ClusterResolver | None, job: str, name: str, given: int | N
     cluster = resolver.cluster_spec()
     tasks = cluster.num_tasks(job) if job in cluster.jobs else 0
     if not tasks:
+        cure = ""
+        if getattr(resolver, "kind", "") == "absent":
+            cure = ". Its devices are described for plans, which are of steps that are one program: those of "
+            cure += "MirroredStrategy(resolver.devices), say"
         raise ValueError(
-            f"ParameterServerStrategy: the cluster of {resolver!r} has no job {job!r}; it has {cluster.jobs}"
+            f"ParameterServerStrategy: the cluster of {resolver!r} has no job {job!r}; it has {cluster.jobs}{cure}"
         )
     if given is not None and given != tasks:
         raise ValueError(

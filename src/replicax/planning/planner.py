@@ -272,7 +272,7 @@ def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip |
     chip = given or chip_of(devices.flat[0].device_kind)
     if chip is None:
         return None, None
-    first = devices[: len(devices) // slices_of(devices)]
-    places = {getattr(d, "coords", None) and tuple(d.coords) for d in first.flat}
+    first = devices.ravel()[: devices.size // slices_of(devices)]
+    places = {getattr(d, "coords", None) and tuple(d.coords) for d in first}
     several = first.size // len(places) if None not in places else 1
     return chip, chip.share(max(1, several)) if given is None or None not in places else chip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax import _jax
 from replicax.devices.selection import resolve_device, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
@@ -30,7 +31,8 @@ class CentralStorageStrategy(Strategy):
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of compute devices; or ``replicas_at_once`` comes with ``reproducible``.
+        no multiple of the number of compute devices; or ``replicas_at_once`` comes with ``reproducible``; or only some
+        of the devices are there (others are described, for plans).
 
     >>> import replicax
     >>> strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
@@ -50,6 +52,14 @@ class CentralStorageStrategy(Strategy):
     ) -> None:
         devices = resolve_devices(compute_devices, reproducible, num_replicas)
         home = resolve_device("cpu:0" if parameter_device is None else parameter_device)
+        if _jax.is_absent(home) != _jax.is_absent(devices[0]):
+            raise ValueError(
+                f"CentralStorageStrategy copies variables between {home.platform}:{home.id} and "
+                f"{devices[0].platform}:{devices[0].id}, of which one is only described and has no values: to plan, "
+                "name a described parameter_device, too, as in CentralStorageStrategy(devices[1:], "
+                "parameter_device=devices[0]), or plan MirroredStrategy(devices), whose step is the same but for the "
+                "copies"
+            )
         super().__init__(
             StrategyExtended(
                 devices,

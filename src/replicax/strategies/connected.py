@@ -57,6 +57,8 @@ class ConnectedStrategy(Strategy):
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()
+        if devices is None and getattr(cluster_resolver, "kind", "attached") != "attached":
+            devices = cluster_resolver.devices  # type: ignore[union-attr]  # described or emulated ones
         mine = in_replicas(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
         lockstep, everyones = in_lockstep(

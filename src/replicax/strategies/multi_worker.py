@@ -29,7 +29,8 @@ class MultiWorkerMirroredStrategy(ConnectedStrategy):
     numbers of devices.
 
     Args:
-      devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has.
+      devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has, or those that
+        ``cluster_resolver`` describes or emulates.
       timeout_seconds: how many seconds to wait for missing workers where all must meet: to create a variable, to run a
         new step or a step on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
         ever. The collectives of compiled steps have timeouts of their own: see ``communication_options``.

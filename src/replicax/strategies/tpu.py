@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from replicax import context
+from replicax.errors import shortened
 from replicax.extended import StrategyExtended
 from replicax.strategies.connected import in_lockstep
 from replicax.strategy import Strategy
@@ -71,7 +72,7 @@ class TPUStrategy(Strategy):
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise TypeError(
-                f"TPUStrategy: expected a TPUClusterResolver, got {resolver!r}. For GPUs: "
+                f"TPUStrategy: expected a TPUClusterResolver, got {shortened(repr(resolver))}. For GPUs: "
                 "MirroredStrategy(resolver.devices) or ShardedStrategy(resolver.devices), with num_logical_devices= "
                 "for a device assignment"
             )

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from replicax.argument_checks import checked_integer
+from replicax.errors import shortened
 from replicax.tpu.topology import Topology, as_coordinates, as_text
 from replicax.tpu.torus import first_repetition, points, ring_order
+
+_FOR_GPUS = ". Assignments are of TPU cores; for GPUs: MirroredStrategy(resolver.devices, num_logical_devices=2), say"
 
 
 class DeviceAssignment:
@@ -41,7 +44,9 @@ class DeviceAssignment:
 
     def __init__(self, topology: Topology, core_assignment: ArrayLike) -> None:
         if not isinstance(topology, Topology):
-            raise TypeError(f"DeviceAssignment: topology must be a Topology, got {topology!r}")
+            raise TypeError(
+                f"DeviceAssignment: topology must be a Topology, got {shortened(repr(topology))}{_FOR_GPUS}"
+            )
         cores = as_coordinates(core_assignment, "DeviceAssignment: core_assignment")
         if cores.ndim != 3 or cores.size == 0:
             raise ValueError(
@@ -105,7 +110,9 @@ class DeviceAssignment:
         if isinstance(topology, bytes):
             topology = Topology(serialized=topology)
         if not isinstance(topology, Topology):
-            raise TypeError(f"DeviceAssignment.build: topology must be a Topology, got {topology!r}")
+            raise TypeError(
+                f"DeviceAssignment.build: topology must be a Topology, got {shortened(repr(topology))}{_FOR_GPUS}"
+            )
         if device_order_mode not in ("auto", "ring", "mesh"):
             raise ValueError(
                 f"DeviceAssignment.build: device_order_mode must be 'auto', 'ring' or 'mesh', got {device_order_mode!r}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from replicax.errors import shortened
 from replicax.system.json_files import parsed
 from replicax.tpu.generations import HOST, parse_slice, slice_name
 from replicax.tpu.torus import Torus, first_repetition, points
@@ -375,7 +376,7 @@ def _parsed(serialized: bytes) -> tuple[Any, Any, Any, Any]:
         return facts["mesh_shape"], facts["device_coordinates"], facts["wrap"], facts["name"]
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(
-            f"Topology: serialized must be what Topology.serialized() returned, got {serialized!r}"
+            f"Topology: serialized must be what Topology.serialized() returned, got {shortened(repr(serialized))}"
         ) from error
 
 
