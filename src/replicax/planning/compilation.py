@@ -17,6 +17,7 @@ from replicax.errors import CompilationError
 from replicax.gpu.cuda_compiler import compile_process
 from replicax.hlo.buffer_assignment import Allocation, allocations
 from replicax.hlo.instructions import Module, parse
+from replicax.hlo.live_ranges import LiveRanges, live_ranges
 
 _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -29,6 +30,7 @@ class Compilation:
     Attributes:
       module: the optimised program.
       allocations: of its memory.
+      live: what is in memory when it is fullest; ``None`` where the compiler does not tell.
       code: the size of the program itself, in bytes; 0 if it does not fit.
       seconds: how long compiling took.
       available: if it does not fit, the bytes that the compiler says there are; it rounds them.
@@ -37,6 +39,7 @@ class Compilation:
 
     module: Module
     allocations: list[Allocation]
+    live: LiveRanges | None
     code: int
     seconds: float
     available: int | None = None
@@ -76,7 +79,8 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
         seconds = time.perf_counter() - begin
         program = _read(folder, "after_optimizations.txt")
         layout = _read(folder, "after_optimizations-buffer-assignment.txt")
-    return Compilation(parse(program), list(allocations(layout)), code, seconds, available, words)
+        live = live_ranges(_largest(folder, "after_optimizations-live-range.txt"))
+    return Compilation(parse(program), list(allocations(layout)), live, code, seconds, available, words)
 
 
 def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device: jax.Device) -> int:
@@ -96,7 +100,11 @@ def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
 
 def _read(folder: str, ending: str) -> str:
     """The file of the largest module: a compiler may make small ones out of parts of a program."""
-    texts = [path.read_text() for path in Path(folder).glob(f"*{ending}")]
-    if not texts:
+    text = _largest(folder, ending)
+    if not text:
         raise CompilationError(f"the compiler has left no text *{ending}, which a plan is read from")
-    return max(texts, key=len)
+    return text
+
+
+def _largest(folder: str, ending: str) -> str:
+    return max((path.read_text() for path in Path(folder).glob(f"*{ending}")), key=len, default="")

@@ -28,6 +28,21 @@ def examples_of(element_spec: Any) -> int | None:
     return sizes.pop() if sizes else None
 
 
+def tokens_of(element_spec: Any) -> int | None:
+    """How many tokens each example has: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
+
+    Of several such arrays, as of a text and its translation, it is the largest.
+
+    >>> import jax
+    >>> from replicax.planning.global_batch import tokens_of
+    >>> tokens_of({"text": jax.ShapeDtypeStruct((4, 2048), "int32"), "weight": jax.ShapeDtypeStruct((4,), "float32")})
+    2048
+    """
+    texts = (leaf for leaf in jax.tree.leaves(element_spec) if _has_examples(leaf) and len(leaf.shape) == 2)
+    sizes = [leaf.shape[1] for leaf in texts if jax.numpy.issubdtype(leaf.dtype, jax.numpy.integer)]
+    return max(sizes, default=None)
+
+
 def with_examples(element_spec: Any, examples: int | Fraction) -> Any:
     """``element_spec`` with another number of examples in each described array.
 

@@ -53,6 +53,7 @@ class Memory:
       code: the program itself; 0 where that is not known.
       capacity: what programs may use of the device's memory; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
+      peak: the total by kind, when memory is fullest: see :mod:`replicax.planning.peak`. Empty for a pipeline.
     """
 
     arguments: int
@@ -62,6 +63,7 @@ class Memory:
     code: int
     capacity: int | None
     buffers: tuple[Buffer, ...] = ()
+    peak: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -93,8 +95,15 @@ def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buff
             sizes["aliased"] += allocation.size
         if allocation.is_temporary:
             sizes["temporaries"] += allocation.size
-    names = ("arguments", "outputs", "aliased", "temporaries")
-    return Memory(**{name: sizes[name] for name in names}, code=code, capacity=capacity, buffers=tuple(buffers))
+    return Memory(
+        arguments=sizes["arguments"],
+        outputs=sizes["outputs"],
+        aliased=sizes["aliased"],
+        temporaries=sizes["temporaries"],
+        code=code,
+        capacity=capacity,
+        buffers=tuple(buffers),
+    )
 
 
 # --- the largest buffers --------------------------------------------------------------------------------

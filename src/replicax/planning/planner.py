@@ -21,9 +21,10 @@ from replicax.planning.chip_specs import Chip, chip_of
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
-from replicax.planning.global_batch import examples_of
+from replicax.planning.global_batch import examples_of, tokens_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, read_variables, temporaries_of
 from replicax.planning.network import Network
+from replicax.planning.peak import peak_by_kind, temporaries_by_kind
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.planning.timeline.prediction import Timeline, timeline_of
@@ -93,7 +94,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         compilations = [compile_ahead(executable.lowered, executable.program.name, device)]
         shares = [_share(executable, names, compilations[0], _slices(strategy))]
     found = _report(strategy, executable, compilations, shares, traced, chip)
-    return dataclasses.replace(found, examples=_examples(element_spec, found.replicas))
+    return dataclasses.replace(found, examples=_examples(element_spec, found.replicas), tokens=tokens_of(element_spec))
 
 
 def variables_alone(
@@ -162,6 +163,9 @@ def _share(executable: Executable, names: Sequence[str], compilation: Compilatio
     module = compilation.module
     buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
     memory = memory_of(compilation.allocations, compilation.code, None, buffers)
+    variables = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
+    peak = peak_by_kind(memory, variables, temporaries_by_kind(module, compilation.live, memory.temporaries))
+    memory = dataclasses.replace(memory, peak=peak)
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     placement = ProgramDevices(axes, slices, programs_for(executable.mesh.devices))
     return Share(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])

@@ -113,6 +113,7 @@ class Plan:
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
       timeline: see :class:`replicax.planning.timeline.prediction.Timeline`; ``None`` without a chip.
       examples: of a step, on all replicas together; ``None`` if the arrays that it takes don't agree in dim 0.
+      tokens: of an example: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
       scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
       stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
@@ -150,6 +151,7 @@ class Plan:
     estimate: Estimate | None = None
     timeline: Timeline | None = None
     examples: int | None = None
+    tokens: int | None = None
     scaling: tuple[ScalingPoint, ...] = ()
     stages: tuple[Stage, ...] = ()
 
@@ -176,9 +178,16 @@ class Plan:
             return None
         return self.examples / self.timeline.seconds
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Predicted, of all replicas together; ``None`` if ``examples_per_second`` or ``tokens`` is."""
+        each = self.examples_per_second
+        return None if each is None or self.tokens is None else each * self.tokens
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as dicts, lists, strings and numbers."""
-        found = {"version": VERSION, **dataclasses.asdict(self), "examples_per_second": self.examples_per_second}
+        found = {"version": VERSION, **dataclasses.asdict(self)}
+        found |= {"examples_per_second": self.examples_per_second, "tokens_per_second": self.tokens_per_second}
         parts: list[tuple[Plan | Stage, dict[str, Any]]] = [(self, found)]
         for part, data in (*parts, *zip(self.stages, found["stages"], strict=True)):
             data["memory"]["total"] = part.memory.total

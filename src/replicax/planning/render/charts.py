@@ -14,13 +14,24 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from replicax.devices.quantities import BYTES, SECONDS, bytes_in_words, seconds_in_words, unit_of
+from replicax.planning.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, OUTPUTS, PROGRAM, VARIABLES
 from replicax.tpu.core_owners import COLOURS, INK, LINE, MUTED, PAPER, SHARED
 
 if TYPE_CHECKING:
     from replicax.planning.report import Plan
 
 _BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, *_OTHERS = COLOURS
-_PARTS = {"arguments": _BLUE, "outputs": _GREEN, "temporaries": _YELLOW, "program": _PURPLE}
+_PARTS = {
+    "arguments": _BLUE,
+    "temporaries": _YELLOW,
+    VARIABLES: _BLUE,
+    INPUTS: _CYAN,
+    COPIES: _RED,
+    ACTIVATIONS: _GREEN,
+    OTHERS: _YELLOW,
+    OUTPUTS: _PURPLE,
+    PROGRAM: INK,
+}
 _TIMES = {
     "compute": _BLUE,
     "memory": _YELLOW,
@@ -35,7 +46,7 @@ def memory_picture(plan: Plan) -> Figure:
     """A bar of what the memory holds, and how much there is."""
     memory = plan.memory
     figure, axes = _figure(1.9)
-    parts = {
+    parts = memory.peak or {
         "arguments": memory.arguments,
         "outputs": memory.outputs - memory.aliased,
         "temporaries": memory.temporaries,
@@ -56,7 +67,7 @@ def memory_picture(plan: Plan) -> Figure:
     axes.set_ylim(-0.4, 0.62)
     axes.set_yticks([])
     axes.set_xlabel(f"{unit} on each device", color=INK)
-    figure.legend(frameon=False, labelcolor=INK, ncols=4, loc="outside lower center", fontsize=9)
+    figure.legend(frameon=False, labelcolor=INK, ncols=3, loc="outside lower center", fontsize=9)
     return figure
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.hlo.collective_instructions import SLICE_AXIS
 from replicax.planning.chip_specs import MEMORY_FRACTION
+from replicax.planning.peak import ACTIVATIONS, COPIES, OTHERS, VARIABLES
 from replicax.planning.report import Plan
 from replicax.planning.timeline.prediction import Timeline
 
@@ -32,12 +33,20 @@ class Section:
       columns: the headings; those that begin with ``>`` are of numbers.
       rows: a text for each column.
       note: below it.
+      spare: columns that narrow terminals do without, the first one first.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    spare: tuple[str, ...] = ()
+
+    def without(self, column: str) -> Section:
+        """The table without a column."""
+        kept = [i for i, name in enumerate(self.columns) if name != column]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return dataclasses.replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
 
 
 def sections(plan: Plan) -> Iterator[Section]:
@@ -52,6 +61,8 @@ def sections(plan: Plan) -> Iterator[Section]:
     if plan.stages:
         yield _stages(plan)
     yield _memory(plan)
+    if plan.memory.peak:
+        yield _peak(plan)
     if plan.memory.buffers:
         yield _buffers(plan)
     yield _work(plan)
@@ -101,6 +112,23 @@ def _memory(plan: Plan) -> Section:
             share += f"; JAX takes {part:.0%} of {whole}, or as {MEMORY_FRACTION} says"
         rows.append(("there is", bytes_in_words(memory.capacity), share))
     return Section("Memory of one device", ("", ">bytes", ""), tuple(rows))
+
+
+def _peak(plan: Plan) -> Section:
+    total = plan.memory.total or 1
+    rows = [
+        (kind, bytes_in_words(size), f"{size / total:.1%}", _MEANINGS.get(kind, ""))
+        for kind, size in plan.memory.peak.items()
+    ]
+    return Section("When the memory is fullest", ("", ">bytes", ">", ""), tuple(rows))
+
+
+_MEANINGS = {
+    VARIABLES: "with an optimizer's slots",
+    COPIES: "pieces of other devices, or another dtype",
+    ACTIVATIONS: "kept for the backward pass",
+    OTHERS: "gradients, what kernels work on, and gaps",
+}
 
 
 def _buffers(plan: Plan) -> Section:
@@ -160,6 +188,10 @@ def _step(plan: Plan, timeline: Timeline) -> Section:
     rows = [("a step", seconds_in_words(timeline.seconds), "by its compiled schedule")]
     if plan.examples_per_second is not None:
         rows.append(("examples a second", count_in_words(plan.examples_per_second), "of all replicas together"))
+    if plan.tokens_per_second is not None:
+        each = count_in_words(plan.tokens_per_second / plan.devices)
+        where = f"{each} on each device, at {plan.tokens:,} in an example"
+        rows.append(("tokens a second", count_in_words(plan.tokens_per_second), where))
     if timeline.model_flops:
         rows.append(("model FLOPs utilization (MFU)", f"{timeline.utilization:.1%}", "of the chip's peak"))
         again = "with what the backward pass computes a second time"
@@ -193,7 +225,7 @@ def _dearest(timeline: Timeline) -> Section:
         "name": lambda k: _shortened(k.name),
         "line": lambda k: k.where,
     }
-    return _section("The dearest kernels", timeline.dearest, cells, "")
+    return dataclasses.replace(_section("The dearest kernels", timeline.dearest, cells, ""), spare=("name", "type"))
 
 
 def _waits(timeline: Timeline) -> Section:
@@ -206,7 +238,8 @@ def _waits(timeline: Timeline) -> Section:
         "why": lambda w: w.why,
         "line": lambda w: w.where,
     }
-    return _section("Collectives that are not hidden", timeline.waits[:_WAITS], cells, "")
+    found = _section("Collectives that are not hidden", timeline.waits[:_WAITS], cells, "")
+    return dataclasses.replace(found, spare=(">bytes of one", ">count"))
 
 
 def _collectives(plan: Plan) -> Section:
@@ -221,7 +254,7 @@ def _collectives(plan: Plan) -> Section:
         "where": lambda c: _shortened(c.where),
     }
     note = "" if plan.estimate is None else "Times by formula; see replicax.planning.network."
-    return _section("Collectives of one step", plan.collectives, cells, note)
+    return dataclasses.replace(_section("Collectives of one step", plan.collectives, cells, note), spare=("where",))
 
 
 def _scaling(plan: Plan) -> Section:
@@ -280,6 +313,9 @@ def _table(section: Section, room: int) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
+    spare = list(section.spare)
+    while spare and sum(_sizes(section)[2]) > room - 2 * len(section.columns):
+        section = section.without(spare.pop(0))
     for column, width in zip(section.columns, _widths(section, room - 2 * len(section.columns)), strict=True):
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         table.add_column(column.lstrip(">"), justify=justify, width=width, overflow="fold")
@@ -288,25 +324,35 @@ def _table(section: Section, room: int) -> Table:
     return table
 
 
-_FOLDED = ("name", "where", "why", "what", "type", "")
-_LEAST = 8
+_CUT, _FOLDED = ("name", "where", "type"), ("why", "what", "over", "bound by", "")
+_LEAST, _WORD = 10, 16
 
 
 def _widths(section: Section, room: int) -> list[int]:
     """How wide each column is, so that all together have ``room``.
 
-    Where there is too little room, headings are folded between words, and then long names, the widest first. Numbers
-    and lines of the source stay whole on 80 columns; on fewer, Rich folds them as well.
+    Where there is too little room, headings are folded between words, and then texts, and long names anywhere, the
+    widest first. Numbers and lines of the source stay whole on 80 columns; on fewer, Rich folds them as well.
     """
-    cells = [max(map(cell_len, map(printable, texts)), default=0) for texts in zip(*section.rows, strict=True)]
-    headings = [column.lstrip(">") for column in section.columns]
-    widths = [max(cell, cell_len(heading)) for cell, heading in zip(cells, headings, strict=True)]
-    folded = [max(cell, *map(cell_len, heading.split() or [""])) for cell, heading in zip(cells, headings, strict=True)]
-    shortest = [min(w, _LEAST) if h in _FOLDED else w for w, h in zip(folded, headings, strict=True)]
+    widths, folded, shortest = _sizes(section)
     for least in (folded, shortest):
         while sum(widths) > room and (able := [i for i, width in enumerate(widths) if width > least[i]]):
             widths[max(able, key=widths.__getitem__)] -= 1
     return widths
+
+
+def _sizes(section: Section) -> tuple[list[int], list[int], list[int]]:
+    """How wide each column is in one line, with its heading folded between words, and with all folded."""
+    cells = [max(map(cell_len, map(printable, texts)), default=0) for texts in zip(*section.rows, strict=True)]
+    headings = [column.lstrip(">") for column in section.columns]
+    widths = [max(cell, cell_len(heading)) for cell, heading in zip(cells, headings, strict=True)]
+    folded = [max(cell, *map(cell_len, heading.split() or [""])) for cell, heading in zip(cells, headings, strict=True)]
+    shortest = []
+    for width, heading, texts in zip(folded, headings, zip(*section.rows, strict=True), strict=True):
+        word = max((cell_len(printable(w)) for text in texts for w in text.split()), default=0)
+        least = {**dict.fromkeys(_CUT, _LEAST), **dict.fromkeys(_FOLDED, max(_LEAST, min(word, _WORD)))}
+        shortest.append(min(width, least.get(heading, width)))
+    return widths, folded, shortest
 
 
 def _text(text: str, style: str = "") -> Text:
