@@ -146,7 +146,7 @@ $(GPU_READY): $(READY) tests/gpu/constraints.txt
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	    > $$($(GPU)/python -c 'import site; print(site.getsitepackages()[0])')/development.pth
 	PIP_CONSTRAINT="constraints.txt tests/gpu/constraints.txt" \
-	    $(GPU)/python -m pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt
+	    $(GPU)/python -m pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt keras h5py namex optree
 	touch $@
 
 $(DOCS_READY): pyproject.toml $(MIGRATE)/pyproject.toml constraints.txt docs/site/constraints.txt

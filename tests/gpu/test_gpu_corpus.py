@@ -1,14 +1,8 @@
-"""Every program of the corpus compiles for H100s, with the collectives of a golden table; ``make gpu`` runs this.
-
-``REPLICAX_WRITE_GOLDEN=1`` writes the table anew: look at what has changed before you keep it.
-"""
+"""Every program of the corpus compiles for H100s, with the collectives of a golden table; ``make gpu`` runs this."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import pathlib
 from typing import Any
 
 import jax
@@ -18,14 +12,12 @@ import optax
 import pytest
 
 import replicax
+from tests.gpu import golden
 from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import build
 from tests.programs.programs import PROGRAMS, Program, bundles, third_party
 
 pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")]
-
-GOLDEN = pathlib.Path(__file__).with_name("collectives.json")
-TABLE: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
 
 for _name in ("collectives", "derivatives", "libraries", "loops", "models", "nnx", "numerics", "optax", "random",
               "variables"):  # fmt: skip
@@ -43,13 +35,9 @@ def strategy_on(name: str = "h100:8", **arguments: Any) -> replicax.MirroredStra
 
 
 def check(name: str, plan: replicax.planning.Plan) -> None:
-    """The plan's collectives are those of the table: kind, bytes, participants, and how often."""
+    """The plan's collectives are those of the table."""
     assert plan.platform == "gpu"
-    found = sorted(f"{c.count} x {c.kind} of {c.bytes} among {c.participants}" for c in plan.collectives)
-    if os.environ.get("REPLICAX_WRITE_GOLDEN"):
-        TABLE.update({**(json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}), name: found})
-        GOLDEN.write_text(json.dumps(TABLE, indent=1, sort_keys=True) + "\n")
-    assert found == TABLE.get(name), f"{name}: the golden table has {TABLE.get(name)}"
+    golden.check(name, plan.collectives)
 
 
 def described(value: Any) -> Any:

@@ -11,7 +11,7 @@ import replicax
 from examples import language_model
 from replicax import _jax
 from replicax.planning.render.tables import sections
-from tests.gpu.described import needs_compiler
+from tests.gpu.described import devices, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -93,3 +93,21 @@ def test_gathers_are_started_a_layer_ahead(plan, monkeypatch) -> None:
     assert left.cost.matrix_flops == plan.cost.matrix_flops
     assert plan.timeline.hidden_bytes / plan.timeline.sent > left.timeline.hidden_bytes / left.timeline.sent + 0.1
     assert sum(c.count for c in plan.collectives) < sum(c.count for c in left.collectives)
+
+
+@pytest.mark.soak
+def test_of_a_model_of_7_billion_parameters_nine_tenths_of_the_bytes_are_hidden() -> None:
+    """Llama 2 7B on 8 x 8 H100s, fully sharded, 2 texts of 4,096 words for each; ``benchmarks/gpu_options.py``."""
+    strategy = replicax.ShardedStrategy(list(devices("h100:8x8").flat))
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        found = replicax.plan(strategy, *language_model.plan(strategy, "7b", 2, 4096))
+    assert found.fits
+    assert {c.kind for c in found.collectives} == {"all-gather", "reduce-scatter", "all-reduce"}
+    summed = sum(c.count * c.bytes for c in found.collectives if c.kind == "all-reduce")
+    assert summed < 1e-4 * found.timeline.sent  # so what is hidden is gathered and scattered
+    assert found.timeline.hidden_bytes >= 0.9 * found.timeline.sent
+    assert (found.tokens, found.examples) == (4097, 128)
+    memory = found.memory
+    assert sum(memory.peak.values()) == memory.total
+    layers_inputs = 32 * 2 * 4096 * 4096 * 2  # what goes into each layer, in bfloat16
+    assert layers_inputs <= memory.peak["activations"] <= 1.5 * layers_inputs
