@@ -30,7 +30,7 @@ from tests.gpu.described import devices, needs_compiler
 from tests.gpu.golden import check
 from tests.programs.programs import third_party
 
-pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.LocalityWarning")]
+pytestmark = [needs_compiler, pytest.mark.soak, pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")]
 
 
 GALLERY = ("nnx.cnn", "nnx.gpt", "nnx.diffusion", "equinox.cnn", "linen.resnet", "pytrees.two_tower")
@@ -154,7 +154,7 @@ def training(strategy: replicax.Strategy) -> Any:
 
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "mirrored": {},
-    "split": {"variable_partitioner": replicax.FixedShardsPartitioner(8)},
+    "split": {"variable_partitioner": replicax.variables.FixedShardsPartitioner(8)},
     "several replicas": {"num_replicas": 16},
     "reproducible": {"reproducible": True},
 }

@@ -60,7 +60,9 @@ def resolver(name: str = "h100:2x4") -> replicax.GPUClusterResolver:
             r"of which one is only described",
         ),
         (
-            lambda: replicax.MirroredStrategy(devices("h100:7"), variable_partitioner=replicax.GroupPartitioner(2)),
+            lambda: replicax.MirroredStrategy(
+                devices("h100:7"), variable_partitioner=replicax.variables.GroupPartitioner(2)
+            ),
             ValueError,
             r"group_size 2 does not divide the number of replicas, 7: choose one of 1, 7",
         ),
@@ -79,7 +81,7 @@ def test_a_strategy_that_can_not_be(make, error: type[Exception], message: str) 
 
 
 def test_what_needs_the_devices() -> None:
-    with pytest.raises(replicax.AbsentDeviceError, match=r"strategy\.run needs .* are absent.*replicax\.plan"):
+    with pytest.raises(replicax.errors.AbsentDeviceError, match=r"strategy\.run needs .* are absent.*replicax\.plan"):
         replicax.MirroredStrategy(devices()).run(lambda: 1.0)
 
 

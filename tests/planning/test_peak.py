@@ -18,7 +18,7 @@ WIDTH, BATCH, LAYERS = 64, 4096, 6
 ONE = 4 * BATCH * WIDTH  # bytes of a layer's result
 
 
-def plan_of(loop: bool, remat: bool = False) -> replicax.Plan:
+def plan_of(loop: bool, remat: bool = False) -> replicax.planning.Plan:
     """A step whose backward pass needs the result of each layer, and its sine's derivative."""
     strategy = strategy_of(2)
     with strategy.scope():
@@ -119,7 +119,7 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
 
 def test_tokens() -> None:
     strategy = strategy_of(2)
-    chip = replicax.Chip("card", flops=1e15, memory=1e9, bandwidth=3e12)
+    chip = replicax.planning.Chip("card", flops=1e15, memory=1e9, bandwidth=3e12)
     text = {"text": jax.ShapeDtypeStruct((4, 128), jnp.int32), "weight": jax.ShapeDtypeStruct((4,), jnp.float32)}
     found = replicax.plan(strategy, lambda e: jnp.sin(e["text"].astype(jnp.float32)), text, chip=chip)
     assert (found.examples, found.tokens) == (8, 128)
