@@ -2,8 +2,9 @@
 
 No kernel reaches a chip's peaks. ``SHARES`` has what each kind reaches of them on accelerators, beside what the shape
 of a product costs (:mod:`replicax.planning.timeline.products`) and what the chip sustains (``Chip.sustained``). They
-were fitted on a few published runs and tested on others; see ``benchmarks/published_runs.py``. Of a processor that was
-measured (``Chip.is_serial``) the figures are what its kernels reach.
+are what such kernels are known to reach. None was fitted on the published runs that predictions are held against
+(``benchmarks/published_runs.py``). Of a processor that was measured (``Chip.is_serial``) the figures are what its
+kernels reach.
 """
 
 from __future__ import annotations
