@@ -10,6 +10,8 @@ import pytest
 
 from replicax import _jax
 from replicax._jax import primitive_table
+from replicax.execution.loss_scale import operation_rules
+from replicax.execution.padding import example_rules
 from tests._jax.tiny_programs import PROGRAMS
 
 
@@ -56,3 +58,15 @@ def test_versions_differ_in_what_is_declared_for_them():
     assert "log2" not in before
     assert "log2" in primitive_table.parameters((0, 11, 0))
     assert before["while"] == after["while"]
+
+
+def test_an_analysis_has_a_rule_for_each_word_of_its_column():
+    examples, terms = (set(primitive_table.column(name).values()) for name in ("examples", "terms"))
+    assert examples == {*example_rules._RULES, "each", "together", "reference"}
+    assert terms == set(operation_rules._RULES)
+    assert set(primitive_table.column("replicas").values()) == {"own", "position", "same", "kept"}
+
+
+def test_a_word_that_no_primitive_has_is_refused():
+    with pytest.raises(ValueError, match="no primitive has 'elementwide' in the column 'examples'"):
+        primitive_table.primitives_with("examples", "elementwide")

@@ -1,7 +1,7 @@
 """Families of JAX's primitives: those that are alike in what a pass asks about.
 
-The names are those of :mod:`replicax._jax.primitive_table`, so each is compared with the JAX that is installed.
-Replicax's own primitives are added where they are defined.
+They are made of the columns of :mod:`replicax._jax.primitive_table`, where a new primitive is added, and of its names,
+so each is compared with the JAX that is installed. Replicax's own primitives are added where they are defined.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from replicax._jax.primitive_table import primitives_named
+from replicax._jax.primitive_table import primitives_named, primitives_with
 
 Rule = TypeVar("Rule")
 
@@ -28,16 +28,7 @@ def by_primitive(rules: Mapping[frozenset[str], Rule]) -> dict[str, Rule]:
 
 # --- what elements are computed from --------------------------------------------------------------------
 
-ELEMENTWISE = primitives_named(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-    convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi
-    ne neg nextafter not one_minus_square or polygamma population_count pow real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-    sinh sqrt square stop_gradient sub tan tanh xor zeta
-    """
-)
+ELEMENTWISE = primitives_with("examples", "elementwise")
 """Each element of the result is computed from those in its place, wherever it is."""
 
 ADDITIONS = primitives_named("add")
@@ -45,55 +36,42 @@ DIFFERENCES = primitives_named("sub")
 PRODUCTS = primitives_named("mul")
 QUOTIENTS = primitives_named("div")
 NEGATIONS = primitives_named("neg")
-BOUNDS = primitives_named("clamp max min")
+BOUNDS = primitives_with("also", "bound")
 LESS_THAN = primitives_named("lt")
 SELECTIONS = primitives_named("select_n")
 
-CASTS = primitives_named("convert_element_type copy")
+CASTS = primitives_with("also", "cast")
 """Elements keep their values, as far as the dtype has them."""
 
 BITCASTS = primitives_named("bitcast_convert_type")
 """Elements keep their bits."""
 
-RANDOM = primitives_named(
-    """
-    random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap threefry2x32
-    """
-)
-"""Each result is computed from the key in its place, and may have dims of its own after those of the keys."""
-
-DRAWS = primitives_named("random_bits random_gamma")
+DRAWS = primitives_with("also", "draw")
 """Their results are random numbers, and no keys."""
 
-HANDED_ON = primitives_named("optimization_barrier")
+HANDED_ON = primitives_with("replicas", "kept")
 """Their results are their operands, each in its place."""
 
-IDENTITIES = HANDED_ON | primitives_named("device_put name pvary sharding_constraint")
+IDENTITIES = primitives_with("examples", "each")
 """Their results have the values of their operands, each in its place, if not on the same devices."""
 
 # --- dims -----------------------------------------------------------------------------------------------
 
-MOVING = primitives_named("broadcast_in_dim concatenate dynamic_slice gather pad reshape rev slice squeeze transpose")
+MOVING = primitives_with("also", "moving")
 """They only move elements about."""
 
-FIRST_MOVED = primitives_named("dynamic_slice gather rev slice split")
-"""Their results are elements of the first operand."""
-
-MOVED_TOGETHER = primitives_named("dynamic_update_slice pad")
-"""Their results are elements of all operands, but for those that say where."""
-
-CUTTING = primitives_named("dynamic_slice gather slice split squeeze unstack")
+CUTTING = primitives_with("also", "cutting")
 """Of their operand's elements they may give some only."""
 
 SUMS = primitives_named("reduce_sum")
 
-IDEMPOTENT_REDUCTIONS = primitives_named("reduce_max reduce_min reduce_and reduce_or")
+IDEMPOTENT_REDUCTIONS = primitives_with("also", "idempotent")
 """It does not matter to the result that an element comes twice."""
 
-REDUCTIONS = SUMS | IDEMPOTENT_REDUCTIONS | primitives_named("argmax argmin reduce reduce_prod reduce_xor")
+REDUCTIONS = primitives_with("examples", "reduced")
 """They reduce dims away."""
 
-ALONG_DIMS = primitives_named("concatenate cumlogsumexp cummax cummin cumprod cumsum fft rev sort split top_k")
+ALONG_DIMS = primitives_with("examples", "along")
 """They compute along some dims, with each place of the others by itself."""
 
 CONCATENATIONS = primitives_named("concatenate")
@@ -102,7 +80,7 @@ BROADCASTS = primitives_named("broadcast_in_dim")
 
 TRANSPOSITIONS = primitives_named("transpose")
 
-DIM_MOVES = BROADCASTS | TRANSPOSITIONS
+DIM_MOVES = primitives_with("examples", "moved")
 """Each dim of the operand becomes one of the result."""
 
 RESHAPES = primitives_named("reshape")
@@ -113,14 +91,7 @@ STACKS = primitives_named("stack")
 
 UNSTACKS = primitives_named("unstack")
 
-PARTS = primitives_named("bitcast_convert_type dynamic_slice dynamic_update_slice slice tile")
-"""Along a dim whose size they keep they leave each place by itself, and where it is."""
-
-WINDOWED = primitives_named(
-    """
-    pad reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add
-    """
-)
+WINDOWED = primitives_with("examples", "windowed")
 """They put something between, before or after the elements, or go over windows of them."""
 
 POOLING_GRADIENTS = primitives_named("select_and_scatter_add")
@@ -131,21 +102,18 @@ IOTAS = primitives_named("iota")
 
 LOOKUPS = primitives_named("gather")
 
-SCATTERS = primitives_named("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub")
+SCATTERS = primitives_with("examples", "scattered")
 
 MATRIX_PRODUCTS = primitives_named("dot_general")
 
 CONVOLUTIONS = primitives_named("conv_general_dilated")
 
-OF_MATRICES = primitives_named("cholesky eigh householder_product lu qr svd triangular_solve")
-"""The last two dims of their operands are those of matrices; those before are a batch."""
-
-EXPENSIVE = MATRIX_PRODUCTS | CONVOLUTIONS | primitives_named("ragged_dot_general sort cholesky fft")
+EXPENSIVE = primitives_with("also", "expensive")
 """What one does once rather than twice."""
 
 # --- programs inside, and the world outside -------------------------------------------------------------
 
-CALLS = primitives_named("jit custom_jvp_call custom_vjp_call")
+CALLS = primitives_with("also", "call")
 """They apply a program to their operands."""
 
 CHECKPOINTS = primitives_named("remat2")
@@ -172,16 +140,16 @@ SHARD_MAPS = primitives_named("shard_map")
 SPLITS = primitives_named("sharding_constraint")
 """They say how a value is split over devices."""
 
-PLACING = primitives_named("device_put jit shard_map sharding_constraint")
+PLACING = primitives_with("also", "placing")
 """They may name a mesh, over which they map or lay values."""
 
 PURE_HOST_CALLS = primitives_named("pure_callback")
 """They call a Python function on the host that does nothing but compute."""
 
-HOST_CALLS = PURE_HOST_CALLS | primitives_named("debug_callback debug_print io_callback")
+HOST_CALLS = primitives_with("also", "host")
 """They call Python on the host."""
 
-UNRELIABLE = primitives_named("io_callback rng_uniform empty create_token")
+UNRELIABLE = primitives_with("replicas", "own")
 """Their results are no functions of their operands.
 
 Each device asks the host, its own generator or memory that nobody has written, and gets what it gets. (What is called
@@ -194,10 +162,10 @@ GENERATORS = primitives_named("rng_bit_generator")
 FOREIGN_CALLS = primitives_named("ffi_call")
 """They call functions that are compiled elsewhere."""
 
-WRITES = primitives_named("swap addupdate")
+WRITES = primitives_with("also", "write")
 """They write into a mutable array."""
 
-REFERENCES = WRITES | primitives_named("get empty_ref new_ref freeze")
+REFERENCES = primitives_with("examples", "reference")
 """They have to do with mutable arrays."""
 
 AXIS_SUMS = primitives_named("psum psum_invariant")
@@ -218,7 +186,7 @@ AXIS_ARITHMETIC = AXIS_REDUCTIONS | AXIS_SCATTERS
 AXIS_GATHERS = primitives_named("all_gather all_gather_invariant")
 """They put all devices' operands together."""
 
-ALIKE_ALONG_AXIS = AXIS_REDUCTIONS | AXIS_GATHERS | primitives_named("pbroadcast")
+ALIKE_ALONG_AXIS = primitives_with("replicas", "same")
 """Collectives that hand the same to every device along the axis."""
 
 AXIS_EXCHANGES = primitives_named("all_to_all")
@@ -230,7 +198,7 @@ AXIS_PERMUTATIONS = primitives_named("ppermute")
 AXIS_CASTS = primitives_named("pvary shard_map")
 """They name an axis and change nothing but what JAX's own types say."""
 
-AXIS_POSITION = primitives_named("axis_index")
+AXIS_POSITION = primitives_with("replicas", "position")
 """Where a device lies along an axis of the mesh."""
 
 COTANGENT_SUMS = primitives_named("add_any")

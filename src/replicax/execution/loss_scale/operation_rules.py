@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replicax._jax import primitive_families as families
 from replicax._jax.operation_params import dims_along, dot_dimensions
+from replicax._jax.primitive_table import column
 from replicax.execution.loss_scale.terms import (
     ANY,
     NOTHING_KNOWN,
@@ -79,8 +80,8 @@ def own_result(o: ScaledOperation, place: Place) -> ScaleFact:
       o: the operation.
       place: where the examples are in the result.
     """
-    name = o.shapes.name
-    made = _RULES[name](o) if name in _RULES else _of_function(o)
+    kind = _KINDS.get(o.shapes.name)
+    made = _of_function(o) if kind is None else _RULES[kind](o)
     made = dataclasses.replace(
         made, locality=T, place=place, trained=any(m.trained for m in o.facts), outside=False, number=None
     )
@@ -107,7 +108,7 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
         factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.facts, scales, strict=True)))
         pairs = zip(o.facts, scales[::-1], strict=True)
         terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
-    elif name in _LINEAR:
+    elif _KINDS.get(name) in _LINEAR:
         factors = of_all([m.factors for m in o.facts])
     trained, outside = any(m.trained for m in o.facts), any(m.outside for m in o.facts)
     return limited(ScaleFact(locality, place, terms, False, factors, trained, outside, number))
@@ -301,13 +302,10 @@ def _read(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:
     return {reading(t, o.replicas) for t in m.terms}
 
 
+_KINDS = column("terms")
+ADDED = frozenset(name for name, kind in _KINDS.items() if kind == "added")
 _KEEPING = families.IDENTITIES | families.CASTS | families.BROADCASTS | families.RESHAPES
 """What is a number stays that number."""
-_MOVED = (
-    _KEEPING | families.NEGATIONS | families.DIM_MOVES | families.SQUEEZES | families.UNSTACKS | families.FIRST_MOVED
-)
-_TOGETHER = (families.CONCATENATIONS | families.STACKS | families.MOVED_TOGETHER) - families.FIRST_MOVED
-ADDED = families.ADDITIONS | families.DIFFERENCES | families.COTANGENT_SUMS
 _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
     {
         _KEEPING: lambda x: x,
@@ -320,17 +318,16 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
 )
 """Numbers that are known."""
 
-_LINEAR = _MOVED | _TOGETHER | ADDED | families.SUMS | families.MATRIX_PRODUCTS
+_RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
+    "times": _product,
+    "divided": _quotient,
+    "product": _matrix_product,
+    "sum": _sum,
+    "added": _added,
+    "first": _first,
+    "together": _put_together,
+    "selected": _selected,
+}
+"""By the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""
 
-_RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = families.by_primitive(
-    {
-        families.PRODUCTS: _product,
-        families.QUOTIENTS: _quotient,
-        families.MATRIX_PRODUCTS: _matrix_product,
-        families.SUMS: _sum,
-        ADDED: _added,
-        _MOVED: _first,
-        _TOGETHER: _put_together,
-        families.SELECTIONS: _selected,
-    }
-)
+_LINEAR = _RULES.keys() - {"selected"}

@@ -1,6 +1,7 @@
-"""One rule for each operation, which says where the examples are in its result.
+"""The rules that say where the examples are in the results of operations.
 
-Both executors use them: :mod:`replicax.execution.padding.examples` for a program, and the exact one as it goes along.
+Which rule is an operation's says the column ``examples`` of :mod:`replicax._jax.primitive_table`. Both executors use
+them: :mod:`replicax.execution.padding.examples` for a program, and the exact one as it goes along.
 What has no rule here gives ``UNKNOWN``.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 from replicax._jax import primitive_families as families
 from replicax._jax.contractions import convolution_dimensions
 from replicax._jax.operation_params import dims_along, dot_dimensions, moved_dims, untouched_dims
+from replicax._jax.primitive_table import column
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_back_p, share_p
 from replicax.execution.padding.example_places import (
     PART,
@@ -31,13 +33,14 @@ from replicax.execution.program.marks import asks_p, assign_p, mark_p
 
 def result_places(operation: OperationShapes) -> list[Place]:
     """Where the examples are in each result of an operation without programs inside."""
-    if operation.name in families.REFERENCES:
+    kind = _KINDS.get(operation.name)
+    if kind == "reference":
         found: Sequence[Place] = [UNKNOWN] * len(operation.results)
-    elif operation.name == asks_p.name or (operation.name in _PUT_TOGETHER and over_replicas(operation.params)):
-        found = [None] * len(operation.results)
+    elif kind == "asks" or (kind == "together" and over_replicas(operation.params)):
+        found = [None] * len(operation.results)  # what replicas have put together is no replica's own examples
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
         found = [number]
-    elif operation.name in _EACH:
+    elif kind == "each":
         found = [p if isinstance(p, Rows | Untraceable) else None for p in operation.places]
     elif PART in operation.places:
         found = [PART] * len(operation.results)
@@ -45,8 +48,8 @@ def result_places(operation: OperationShapes) -> list[Place]:
         found = [UNKNOWN] * len(operation.results)
     elif not any(isinstance(p, Rows | Columns) for p in operation.places):
         found = [None] * len(operation.results)
-    elif operation.name in _RULES:
-        place = _RULES[operation.name](operation)
+    elif kind in _RULES:
+        place = _RULES[kind](operation)
         found = place if isinstance(place, list) else [place] * len(operation.results)
     else:
         found = [UNKNOWN] * len(operation.results)
@@ -144,25 +147,29 @@ def _convolution(o: OperationShapes) -> Place:
     return left.moved(dims.result_examples)
 
 
-# What replicas have put together is no replica's own examples.
-_PUT_TOGETHER = families.AXIS_REDUCTIONS | families.AXIS_GATHERS | {all_reduce_p.name}
-_EACH = families.IDENTITIES | {p.name for p in (mark_p, share_p, share_back_p, alone_p, gathered_p, assign_p)}
+_KINDS = {
+    **column("examples"),
+    **dict.fromkeys((p.name for p in (mark_p, share_p, share_back_p, alone_p, gathered_p, assign_p)), "each"),
+    all_reduce_p.name: "together",
+    asks_p.name: "asks",
+}
+"""Of JAX's primitives and of Replicax's own."""
 
-_RULES: Mapping[str, Callable[[OperationShapes], Any]] = families.by_primitive(
-    {
-        families.ELEMENTWISE | families.RANDOM: _elementwise,
-        families.REDUCTIONS: _of_rows(_reduced),
-        families.ALONG_DIMS: _of_rows(_along_others),
-        families.DIM_MOVES: _of_rows(_moved),
-        families.RESHAPES: _of_rows(_reshape),
-        families.SQUEEZES | families.UNSTACKS: _of_rows(_taken_away),
-        families.STACKS: _of_rows(_added),
-        families.PARTS: _of_rows(_same_size),
-        families.WINDOWED: _of_rows(_windows),
-        families.MATRIX_PRODUCTS: _matrix_product,
-        families.CONVOLUTIONS: _convolution,
-        families.LOOKUPS: gather,
-        families.SCATTERS: scatter,
-        families.OF_MATRICES: _of_rows(_matrices),
-    }
-)
+_RULES: Mapping[str | None, Callable[[OperationShapes], Any]] = {
+    "elementwise": _elementwise,
+    "random": _elementwise,
+    "reduced": _of_rows(_reduced),
+    "along": _of_rows(_along_others),
+    "moved": _of_rows(_moved),
+    "reshaped": _of_rows(_reshape),
+    "taken": _of_rows(_taken_away),
+    "stacked": _of_rows(_added),
+    "part": _of_rows(_same_size),
+    "windowed": _of_rows(_windows),
+    "product": _matrix_product,
+    "convolution": _convolution,
+    "lookup": gather,
+    "scattered": scatter,
+    "matrices": _of_rows(_matrices),
+}
+"""By the word in the column. Others (``each``, ``together``, ``reference``) need no look at the operation's shapes."""
