@@ -19,8 +19,7 @@ from replicax.execution import cross_replica
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.execution.run import COMPILED, NEW, RunOptions, check_call, default_options, run, run_known
-from replicax.execution.tracing.arguments import NotOneProgramError
+from replicax.execution.run import COMPILED, RunOptions, check_call, default_options, known, run
 from replicax.execution.tracing.held_state import LIBRARIES, held
 from replicax.extended import StrategyExtended
 from replicax.old_names import NameHints
@@ -203,9 +202,9 @@ class Strategy(Input, LogicalDevices, NameHints):
                 if call is not None:
                     fn, args, kwargs = call  # its objects are leaves now
             if options is None and default_options() is COMPILED:
-                returned = run_known(self.extended.programs, fn, args, kwargs)
-                if returned is not NEW:
-                    return returned
+                dispatch = known(self.extended.programs, fn, args, kwargs)
+                if dispatch is not None:
+                    return dispatch.launch()
             return self._run(fn, args, kwargs, options)
         except Exception as error:
             _jax.hide_frames(error)  # as hiding_frames does, without a function around
@@ -219,25 +218,10 @@ class Strategy(Input, LogicalDevices, NameHints):
         kwargs: Mapping[str, Any] | None,
         options: RunOptions | None,
     ) -> Any:
-        chosen = options
-        options = default_options() if options is None else options
-        programs = self.extended.programs
-        context.check_present(programs.replicas, "strategy.run")
-        if not isinstance(options, RunOptions):
+        context.check_present(self._replicas, "strategy.run")
+        if options is not None and not isinstance(options, RunOptions):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
-        if options.executor == "per_replica":
-            from replicax.execution.exact.executor import run_per_replica
-
-            check_call(programs.replicas, fn, args, kwargs)
-            return run_per_replica(programs, fn, args, kwargs)
-        try:
-            return run(programs, fn, args, kwargs)
-        except NotOneProgramError as why:
-            if chosen is not None:
-                raise
-            from replicax.execution.exact.fallback import fall_back
-
-            return fall_back(programs, fn, args, kwargs, why)
+        return run(self.extended.programs, fn, args, kwargs, options)
 
     @_jax.outside_meshes
     def run_steps(

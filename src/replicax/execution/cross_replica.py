@@ -26,7 +26,7 @@ from replicax.errors import ShareWarning, stack_level
 from replicax.execution.cache import ProgramCache
 from replicax.execution.padding.questions import cant_be_told
 from replicax.execution.replica_values import ARRAYS
-from replicax.execution.run import run
+from replicax.execution.run import prepared
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica, Stacked, Uneven
@@ -272,7 +272,7 @@ def _by_form(
             assert replica is not None
             return replica.merge_call(again, args=(values,))
 
-        merged: list[Any] = run(programs, step, (values,), None)
+        merged: list[Any] = prepared(programs, step, (values,), None).launch()
         return merged
     if Local in forms or context.in_step():
         raise ValueError(

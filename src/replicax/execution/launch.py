@@ -50,15 +50,6 @@ def launch(
       WorkerError: another worker has failed, has ended or has died.
       Exception: what has gone wrong on the host, in a program that calls it. Variables are as they were.
     """
-    if replicas.elsewhere is None:
-        return _launch(replicas, executable, placed, launched)
-    with replicas.elsewhere.around((*executable.donated, *executable.kept), executable.written):
-        return _launch(replicas, executable, placed, launched)
-
-
-def _launch(
-    replicas: Replicas, executable: Executable, placed: Sequence[Any], launched: list[Any] | None
-) -> Sequence[jax.Array]:
     returned: list[Any] = [] if launched is None else launched
     lockstep = replicas.lockstep
     several = lockstep.several

@@ -1,4 +1,4 @@
-"""Run: find or make the program of a step, and call it."""
+"""Run: a call of a step whose program is known is launched; any other is prepared, and then launched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replicax.execution.launch import launch
 from replicax.execution.pipeline.placed_program import is_placed, replicate_placed
 from replicax.execution.program.program import Program
 from replicax.execution.step_agreement import check_same_step
-from replicax.execution.tracing.arguments import Arguments, not_one_program
+from replicax.execution.tracing.arguments import Arguments, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 from replicax.execution.uneven.sizes import capture_uneven, check_arms
@@ -34,77 +34,134 @@ _no_trace = _jax.eval_trace()
 _no_arguments = Arguments((), {})
 
 
-NEW: Any = object()
-"""What :func:`run_known` returns for a call that it leaves to :func:`run`."""
+class Dispatch:
+    """One call of a step: its program, and what that takes besides variables.
 
+    Every call is one. ``Strategy.run`` launches a :func:`known` step, or else a :func:`prepared` one; ``run_steps`` the
+    same program several times at once; Keras' loop keeps that of its step.
 
-@dataclasses.dataclass(frozen=True)
-class KnownStep:
-    """A step that has run, for somebody who knows that the arguments of the next call have the same key.
-
-    Attributes:
-      executable: its program.
-      settings: JAX's, when it was traced.
+    Args:
+      programs: of the strategy whose replicas run it.
+      executable: the program.
+      inputs: the arguments' arrays, where the program takes them, or on the host.
+      mask: which rows are examples, if the arguments are padded.
+      settings: JAX's, for which the program was traced.
     """
 
-    executable: Executable
-    settings: Any
+    __slots__ = ("_executable", "_inputs", "_mask", "_programs", "_settings")
+
+    def __init__(
+        self,
+        programs: ProgramCache,
+        executable: Executable,
+        inputs: Sequence[Any],
+        mask: ExampleMask | None = None,
+        settings: Any = None,
+    ) -> None:
+        self._programs = programs
+        self._executable = executable
+        self._inputs = inputs
+        self._mask = mask
+        self._settings = settings
+
+    def launch(self, launched: list[Any] | None = None) -> Any:
+        """Run the program, and return what the step returns; see :func:`launch` for ``launched``."""
+        executable, replicas = self._executable, self._programs.replicas
+        if replicas.elsewhere is None:
+            computed = launch(replicas, executable, self._inputs, launched)
+        else:
+            with replicas.elsewhere.around((*executable.donated, *executable.kept), executable.written):
+                computed = launch(replicas, executable, self._inputs, launched)
+        program = executable.program
+        padded, scales = executable.padded, program.scales
+        leaves = []
+        for result in program.results:
+            index = result.index
+            if index is None:
+                value = result.value
+                leaves.append(value() if isinstance(value, weakref.ref) else value)
+                continue
+            array = computed[index]
+            if padded is not None and padded[index]:
+                leaves.append(PerReplica(Stacked(array), self._mask, executable.example_dims[index]))
+            elif result.shapes is not None:
+                leaves.append(PerReplica(Uneven(array, result.shapes)))
+            elif replicas.count > 1 and executable.localities[index] is T:
+                leaves.append(PerReplica(Stacked(array), scale=scales[index] if scales else None))
+            else:
+                leaves.append(array)
+        return jax.tree_util.tree_unflatten(program.result_tree, leaves)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it can be launched now, as it is."""
+        return _is_plain(self._programs.replicas) and self._settings == _jax.trace_settings()
+
+    def again(self, inputs: Sequence[Any]) -> Dispatch:
+        """The same call with other inputs, of the same kinds."""
+        return Dispatch(self._programs, self._executable, inputs, None, self._settings)
 
 
-def known_step(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments) -> KnownStep:
-    """The step ``fn`` for these arguments, with which it has run just now."""
-    return KnownStep(prepare(programs, fn, arguments), _jax.trace_settings())
-
-
-def run_known(
-    programs: ProgramCache,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    known: KnownStep | None = None,
-) -> Any:
-    """What :func:`run` does for almost every call: ``fn`` has a program, and nothing is the matter.
+def known(
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Dispatch | None:
+    """The call of a step that has a program, if nothing is the matter; ``None`` leaves it to :func:`prepared`.
 
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
     that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
-    makes it a :data:`NEW` call, with its checks and messages. (A mesh that is set is one of JAX's settings.)
+    is left to the other, with its checks and messages. (A mesh that is set is one of JAX's settings.)
 
     Args:
       programs: of the strategy whose replicas run it.
       fn: the step.
-      args: its arguments; of a known step the list of their arrays, where its program takes them, or on the host.
-      kwargs: its keyword arguments.
-      known: the step, if the caller knows it.
+      args: its arguments.
+      kwargs: the same, by name.
     """
-    replicas = programs.replicas
-    if (
-        replicas.is_absent
-        or replicas.lockstep.several
-        or _jax.current_trace() is not _no_trace
-        or not context.is_right_across(replicas)
-        or forks.is_stranded
-    ):
-        return NEW
-    if known is not None:
-        if known.settings != _jax.trace_settings():
-            return NEW
-        return results(known.executable, launch(replicas, known.executable, args), replicas.count, None)
-    if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
-        return NEW
+    if not _is_plain(programs.replicas) or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
+        return None
     arguments = _no_arguments
     if args or kwargs:
         try:
             arguments = Arguments(args, kwargs or {})
         except Exception:
-            return NEW
+            return None
     step = function_key(fn)
     if arguments.objects:
         arguments.look_into_objects(step.names)
-    executable = programs.find((step, arguments.key, _jax.trace_settings()))
+    settings = _jax.trace_settings()
+    executable = programs.find((step, arguments.key, settings))
     if executable is None:
-        return NEW
-    computed = launch(replicas, executable, executable.placed(arguments) if arguments.arrays else [])
-    return results(executable, computed, replicas.count, arguments.mask)
+        return None
+    inputs = executable.placed(arguments) if arguments.arrays else []
+    return Dispatch(programs, executable, inputs, arguments.mask, settings)
+
+
+def _is_plain(replicas: Replicas) -> bool:
+    """Whether a call from here needs no checks: that of one worker, outside of steps and traces."""
+    return not (
+        replicas.is_absent
+        or replicas.lockstep.several
+        or _jax.current_trace() is not _no_trace
+        or not context.is_right_across(replicas)
+        or forks.is_stranded
+    )
+
+
+def prepared(
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Dispatch:
+    """The call of any step, which is traced if it is new.
+
+    Raises:
+      Exception: whatever is wrong with the call; see :meth:`replicax.Strategy.run`.
+    """
+    replicas = programs.replicas
+    arguments = arguments_of(replicas, fn, args, kwargs)
+    executable = prepare(programs, fn, arguments, together=True)
+    # Count first: the number of a call must be the same on all workers, whatever else is true of it.
+    if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
+        check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
+    return Dispatch(programs, executable, executable.placed(arguments), arguments.mask)
 
 
 def run(
@@ -112,17 +169,23 @@ def run(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
+    options: RunOptions | None = None,
     launched: list[Any] | None = None,
 ) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
-    replicas = programs.replicas
-    arguments = arguments_of(replicas, fn, args, kwargs)
-    executable = prepare(programs, fn, arguments, together=True)
-    # Count first: the number of a call must be the same on all workers, whatever else is true of it.
-    if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
-        check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
-    computed = launch(replicas, executable, executable.placed(arguments), launched)
-    return results(executable, computed, replicas.count, arguments.mask)
+    if (options or default_options()).executor == "per_replica":
+        from replicax.execution.exact.executor import run_per_replica
+
+        check_call(programs.replicas, fn, args, kwargs)
+        return run_per_replica(programs, fn, args, kwargs)
+    try:
+        return prepared(programs, fn, args, kwargs).launch(launched)
+    except NotOneProgramError as why:
+        if options is not None:
+            raise
+        from replicax.execution.exact.fallback import fall_back
+
+        return fall_back(programs, fn, args, kwargs, why)
 
 
 def arguments_of(
@@ -240,29 +303,6 @@ _INSTEAD = {
     "program": "The step is compiled as it is: leave the transformation out, or use it inside the step.",
 }
 """What to do where a step was to be run inside of a transformation of JAX's, by its kind."""
-
-
-def results(executable: Executable, computed: Sequence[jax.Array], num_replicas: int, mask: ExampleMask | None) -> Any:
-    """What the step returned, from what its program has computed."""
-    leaves = []
-    padded, scales = executable.padded, executable.program.scales
-    for result in executable.program.results:
-        if result.index is None:
-            value = result.value
-            leaves.append(value() if isinstance(value, weakref.ref) else value)
-        else:
-            array = computed[result.index]
-            if padded is not None and padded[result.index]:
-                leaves.append(PerReplica(Stacked(array), mask, executable.example_dims[result.index]))
-                continue
-            if result.shapes is not None:
-                leaves.append(PerReplica(Uneven(array, result.shapes)))
-                continue
-            stacked = num_replicas > 1 and executable.localities[result.index] is T
-            leaves.append(
-                PerReplica(Stacked(array), scale=scales[result.index] if scales else None) if stacked else array
-            )
-    return jax.tree_util.tree_unflatten(executable.program.result_tree, leaves)
 
 
 # --- how ------------------------------------------------------------------------------------------------

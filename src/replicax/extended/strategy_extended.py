@@ -18,7 +18,7 @@ from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.run import arguments_of, check_call, prepare, run
+from replicax.execution.run import arguments_of, check_call, prepare, prepared
 from replicax.execution.tracing.held_state import held
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
@@ -162,7 +162,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
             self.replicas,
             self.partitioner,
             self.default_layout,
-            lambda step, args: run(self.programs, step, args, None),
+            lambda step, args: prepared(self.programs, step, args, None).launch(),
         )
         self.programs = ProgramCache(self.variables)
 

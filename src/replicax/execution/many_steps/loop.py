@@ -15,13 +15,11 @@ import jax
 from replicax.devices.host_values import is_key
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.launch import launch
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.program.program import Program
-from replicax.execution.run import default_options, prepare, results, run
+from replicax.execution.run import Dispatch, default_options, prepare, run
 from replicax.execution.step_agreement import check_same_step
-from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.held_state import held
 from replicax.pytrees import registered
@@ -93,7 +91,7 @@ def run_steps(
         groups, prepared = _one_by_one(groups, prepared)
         launches = [[] for _ in groups]
         for group, program, launched in zip(groups, prepared, launches, strict=True):
-            returned = _run_group(programs, step, group, program, exact, launched)
+            returned = _run_group(programs, step, group, program, launched)
             launched.append(True)  # on the exact executor nothing else says so
     except BaseException:
         source.give_back(groups[sum(map(bool, launches)) :])
@@ -126,21 +124,11 @@ def _run_group(
     step: Step,
     group: ElementGroup | Single,
     program: Executable | None,
-    exact: bool,
     launched: list[Any],
 ) -> Any:
     """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
     if isinstance(group, Single):
-        if exact:
-            from replicax.execution.exact.executor import run_per_replica
-
-            return run_per_replica(programs, step, (group.element,), None)
-        try:
-            return run(programs, step, (group.element,), None, launched)
-        except NotOneProgramError as why:
-            from replicax.execution.exact.fallback import fall_back
-
-            return fall_back(programs, step, (group.element,), None, why)
+        return run(programs, step, (group.element,), None, launched=launched)
     assert program is not None
     replicas = programs.replicas
     is_new = group.count not in program.repetitions
@@ -148,8 +136,7 @@ def _run_group(
     if replicas.lockstep.several and replicas.lockstep.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
         check_same_step(replicas.lockstep, step, (group.described,), None, how)
-    computed = launch(replicas, repeated, group.inputs, launched)
-    return results(repeated, computed, replicas.count, group.mask if repeated.padded else None)
+    return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
 
 
 # --- outputs --------------------------------------------------------------------------------------------

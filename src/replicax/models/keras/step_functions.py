@@ -12,8 +12,7 @@ from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
 from replicax.execution.many_steps.loop import Step, run_steps
-from replicax.execution.run import COMPILED, NEW, KnownStep, RunOptions, default_options, known_step, run_known
-from replicax.execution.tracing.arguments import Arguments
+from replicax.execution.run import COMPILED, Dispatch, RunOptions, default_options, known
 from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
 from replicax.models.keras.replaced_parts import replaced
@@ -58,7 +57,7 @@ class StepFunction:
         self._options = RunOptions("per_replica") if model.run_eagerly else None
         replicas = strategy.extended.replicas
         self._is_alone = replicas.count == 1 and self._options is None and not replicas.lockstep.several
-        self._known: dict[Any, KnownStep] = {}
+        self._known: dict[Any, Dispatch] = {}
 
         def step(batch: Batch) -> Any:
             return self._step(batch)
@@ -116,15 +115,13 @@ class StepFunction:
             return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
         kind, arrays = self._feed.kind(data)
         programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
-        known = self._known.get(kind)
-        if known is not None and is_compiled:
-            result = run_known(programs, self._fn, arrays, None, known)
-            if result is not NEW:
-                return result
+        last = self._known.get(kind)
+        if last is not None and is_compiled and last.is_current:
+            return last.again(arrays).launch()
         batch = self._feed.batch(data)
         result = self._strategy.run(self._fn, (batch,))
-        if kind is not None and is_compiled:
-            self._known[kind] = known_step(programs, self._fn, Arguments((batch,), {}))
+        if kind is not None and is_compiled and (dispatch := known(programs, self._fn, (batch,), None)) is not None:
+            self._known[kind] = dispatch.again(())
         return result
 
     def _common(self, log: Any) -> Any:
