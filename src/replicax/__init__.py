@@ -288,7 +288,21 @@ def _adapt_keras() -> None:
         install()
 
 
+def _load_step_check() -> Any:
+    from replicax.checks import check_step
+
+    return check_step
+
+
+def _load_placed_steps() -> Any:
+    from replicax.pipeline.placed_program import replicate_placed
+
+    return replicate_placed
+
+
 registry.default_strategy = _load_default_strategy
+registry.step_checks.append(_load_step_check)
+registry.placed_steps = _load_placed_steps
 registry.object_adapters["flax.nnx"] = _load_nnx_adapter
 registry.scoped_libraries["keras"] = _adapt_keras
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.execution.loss_scale.terms import (
+from replicax.checks.loss_scale.terms import (
     ANY,
     Factor,
     Kind,

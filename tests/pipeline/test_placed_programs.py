@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import replicax
-from replicax.execution.pipeline.regions import Region
-from replicax.execution.pipeline.schedule import schedule
+from replicax.pipeline.regions import Region
+from replicax.pipeline.schedule import schedule
 from replicax.variables.partitioners import over_all
 from tests import processes
 from tests.pipeline import workers_placed

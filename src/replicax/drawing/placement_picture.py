@@ -27,7 +27,7 @@ from replicax.drawing.holdings import (
     holding_of,
 )
 from replicax.drawing.svg import Drawing, cut_to, lines_of, width_of
-from replicax.execution.pipeline.dispatch import PlacedExecutable
+from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.variables.partitioners import GroupPartitioner, Partitioner
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ class LogicalDevices:
         These operations run there, and their memory is there, forward and backward: so each stage of a model gets its
         own device (pipeline parallelism). With a Python loop over microbatches in the step, the devices work on
         different microbatches at the same time. The rules are in
-        :mod:`replicax.execution.pipeline.placement`; in short:
+        :mod:`replicax.pipeline.placement`; in short:
 
         - An operation runs on the logical device of its operands, and so does its gradient. The value itself is
           computed where its operands are, and then sent: to run an operation on a device, assign its operands.

@@ -16,7 +16,6 @@ from replicax.errors import ContextError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.launch import launch
-from replicax.execution.pipeline.placed_program import is_placed, replicate_placed
 from replicax.execution.program.program import Program
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, NotOneProgramError, not_one_program
@@ -25,6 +24,7 @@ from replicax.execution.tracing.function_key import function_key, key_after_trac
 from replicax.execution.uneven.sizes import capture_uneven, check_arms
 from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.locality import T
+from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
 from replicax.values import ExampleMask, PerReplica, Stacked, Uneven
 from replicax.variables.store import Creations
@@ -229,8 +229,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         name = getattr(fn, "__name__", "the step")
         try:
             program = _captured(replicas, fn, arguments, creations)
-            if is_placed(program):
-                executable = replicate_placed(program, replicas.mesh)
+            if program.is_placed:
+                executable = registry.placed_steps()(program, replicas.mesh)
             else:
                 executable = replicate(program, replicas.mesh)
                 if arguments.is_uneven and replicas.num_logical_devices > 1:

@@ -10,9 +10,9 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, programs_for
-from replicax.execution.pipeline.dispatch import PlacedExecutable, Send
 from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, axes_of, collectives_of
 from replicax.hlo.instructions import Module
+from replicax.pipeline.dispatch import PlacedExecutable, Send
 from replicax.planning.compilation import Compilation, compile_ahead, refusal
 from replicax.planning.cost import Cost, cost_of
 from replicax.planning.memory import (

@@ -13,10 +13,10 @@ from replicax import _jax
 from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.pipeline.dispatch import PlacedExecutable
 from replicax.execution.run import arguments_of, prepare
 from replicax.execution.tracing.held_state import held
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
+from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_of
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of

@@ -1,7 +1,7 @@
 """What lower rooms use of upper ones: registered when Replicax is imported, loaded when it is needed.
 
 Imports point downward, but the context has to find the default strategy, a step the adapters of other libraries'
-objects, and a scope what makes Keras' models the strategy's. These live in upper rooms, which
+objects, a scope what makes Keras' models the strategy's, and a new step its checks. These live in upper rooms, which
 the package itself (``replicax/__init__.py``) registers here.
 """
 
@@ -13,6 +13,12 @@ from typing import Any
 
 default_strategy: Callable[[], tuple[Callable[[], Any], type]]
 """Loads what makes the strategy of code outside every scope, and the class of all strategies."""
+
+step_checks: list[Callable[[], Callable[..., Any]]] = []
+"""Each loads a check of the steps of several replicas, which may warn, and returns the program that it is given."""
+
+placed_steps: Callable[[], Callable[[Any, Any], Any]]
+"""Loads what makes an executable of a program that assigns values to logical devices, and a mesh."""
 
 object_adapters: dict[str, Callable[[], Any]] = {}
 """By library: loads the adapter of the objects whose arrays a step reads and writes in place."""

@@ -52,7 +52,7 @@ assign_p = _jax.two_way_primitive("replicax_assign")
 """``y = assign[device=k number=n back=False] x``: ``y`` is ``x``, on logical device ``k``.
 
 Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x`` was. In code that knows nothing of
-places it is nothing at all. Each has a number of its own; see :mod:`replicax.execution.pipeline.placement`.
+places it is nothing at all. Each has a number of its own; see :mod:`replicax.pipeline.placement`.
 """
 
 turn_p = _jax.identity_primitive("replicax_turn")

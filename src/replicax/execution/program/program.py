@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.execution.program.marks import Obligation
+from replicax.execution.program.marks import Obligation, assign_p
 from replicax.locality import Locality, M, T
 from replicax.values import Scale
 from replicax.variables.layout import Layout
@@ -112,6 +112,13 @@ class Program:
     def has_derivatives(self) -> bool:
         """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
         return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_way_back)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it assigns values to logical devices, or has variables that live on one."""
+        if any(use.layout.logical_device is not None for use in self.uses.values()):
+            return True
+        return _jax.contains(self.jaxpr, lambda e: e.primitive is assign_p)
 
     @property
     def returns_numbers(self) -> bool:

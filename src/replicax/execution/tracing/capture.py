@@ -22,8 +22,6 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
-from replicax.execution.locality_check.common_draws import warn_of_common_draws
-from replicax.execution.locality_check.replicated_work import warn_of_replicated_work
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
@@ -32,6 +30,7 @@ from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import as_written, check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.pytrees import check_no_traced_fields, is_leaf, registered
+from replicax.system import registry
 from replicax.user_functions import function_name
 from replicax.values import Local, PerReplica
 from replicax.variables.store import (
@@ -201,15 +200,10 @@ def capture(
     if store.communicator.sums_own:
         program = dataclasses.replace(program, jaxpr=with_all_reduces(program.jaxpr, program.input_localities))
     if program.replicas > 1:
-        warn_of_common_draws(program)
-        has_derivatives = program.has_derivatives
-        if has_derivatives and replicas.elsewhere is None:  # workers of servers get their parts otherwise
-            warn_of_replicated_work(program, [as_written(path, fn) for path in paths()])
-        if has_derivatives or program.returns_numbers or store.communicator.is_ragged:
-            from replicax.execution.loss_scale.mistakes import check_loss_scale  # not every program has a loss
-
-            scales = check_loss_scale(program, asked, store.communicator.is_ragged)
-            program = dataclasses.replace(program, scales=scales)
+        names = [as_written(path, fn) for path in paths()]
+        for load in registry.step_checks:
+            is_ragged, is_served = store.communicator.is_ragged, replicas.elsewhere is not None
+            program = load()(program, names, asked, is_ragged, is_served)
     return program
 
 

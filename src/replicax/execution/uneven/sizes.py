@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from replicax.collectives import check_other_dims, checked_axes
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.pipeline.placed_program import is_placed
 from replicax.execution.program.collective_operations import uneven_gather_p
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
@@ -89,7 +88,7 @@ def capture_uneven(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
             raise CantJoinError("the sizes that it gathers depend on each other")
         programs.append(program)
     questions.check_alike()
-    if any(map(is_placed, programs)):
+    if any(program.is_placed for program in programs):
         raise CantJoinError("it assigns values to logical devices")
     return joined(programs, size_of, replicas)
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from replicax.checks.loss_scale.scale_pass import LossScalePass
+from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, reading
 from replicax.errors import ShareWarning
-from replicax.execution.loss_scale.scale_pass import LossScalePass
-from replicax.execution.loss_scale.terms import Kind, Level, ScaleFact, reading
 from replicax.execution.program.program import Program
 from replicax.locality import T
 from replicax.values import Scale

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from replicax._jax import primitive_families as families
 from replicax._jax.operation_params import dims_along, dot_dimensions
 from replicax._jax.primitive_table import column
-from replicax.execution.loss_scale.terms import (
+from replicax.checks.loss_scale.terms import (
     ANY,
     NOTHING_KNOWN,
     Factor,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION
+from replicax.checks.locality.warning import warn_at
 from replicax.errors import few, users_place
-from replicax.execution.locality_check.warning import warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.program import Program
 from replicax.locality import T

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.pipeline.flat_program import Flat
-from replicax.execution.pipeline.operation_cost import cost_of
-from replicax.execution.pipeline.placement import Placement
 from replicax.execution.program.marks import assign_p
+from replicax.pipeline.flat_program import Flat
+from replicax.pipeline.operation_cost import cost_of
+from replicax.pipeline.placement import Placement
 
 
 @dataclasses.dataclass(eq=False)

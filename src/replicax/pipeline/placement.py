@@ -26,8 +26,8 @@ from typing import Any
 from replicax import _jax
 from replicax._jax.primitive_families import EXPENSIVE, UNRELIABLE
 from replicax.errors import PlacementError
-from replicax.execution.pipeline.flat_program import Flat, bytes_of
 from replicax.execution.program.marks import assign_p
+from replicax.pipeline.flat_program import Flat, bytes_of
 
 SMALL = 16
 """Values of at most this many bytes, such as numbers and random keys, are sent wherever they are needed."""

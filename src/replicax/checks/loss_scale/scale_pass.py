@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, QUOTIENTS, REFERENCES
-from replicax.collectives import all_reduce_p, share_back_p, share_p
-from replicax.execution.loss_scale.backward_rules import (
+from replicax.checks.loss_scale.backward_rules import (
     BEGINNING,
     backward,
     is_backward,
@@ -21,8 +20,8 @@ from replicax.execution.loss_scale.backward_rules import (
     through_share,
     without_constants,
 )
-from replicax.execution.loss_scale.operation_rules import ScaledOperation, common_result, own_result
-from replicax.execution.loss_scale.terms import (
+from replicax.checks.loss_scale.operation_rules import ScaledOperation, common_result, own_result
+from replicax.checks.loss_scale.terms import (
     NOTHING_KNOWN,
     Kind,
     Level,
@@ -34,6 +33,7 @@ from replicax.execution.loss_scale.terms import (
     reading,
     settled,
 )
+from replicax.collectives import all_reduce_p, share_back_p, share_p
 from replicax.execution.padding.example_places import OperationShapes, Place, Rows
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place

@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax.execution.pipeline.regions import Region
+from replicax.pipeline.regions import Region
 
 _SMALL_BESIDE = 1 / 8
 _AS_FAST = 1.02

@@ -27,21 +27,16 @@ from replicax.execution.compiled.replicate import (
     where_examples_are,
 )
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
-from replicax.execution.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
-from replicax.execution.pipeline.flat_program import assigns, bytes_of, flatten
-from replicax.execution.pipeline.placement import Placement, Variables, place
-from replicax.execution.pipeline.regions import Moves, Region, cut, needed, program_of
-from replicax.execution.pipeline.schedule import schedule
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program, Use
 from replicax.locality import Locality, M, T
+from replicax.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
+from replicax.pipeline.flat_program import bytes_of, flatten
+from replicax.pipeline.placement import Placement, Variables, place
+from replicax.pipeline.regions import Moves, Region, cut, needed, program_of
+from replicax.pipeline.schedule import schedule
 from replicax.variables.initial_layout import move
 from replicax.variables.layout import Layout, Split
-
-
-def is_placed(program: Program) -> bool:
-    """Whether a program assigns values to logical devices, or has variables that live on one."""
-    return any(use.layout.logical_device is not None for use in program.uses.values()) or assigns(program.jaxpr)
 
 
 def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
@@ -50,7 +45,7 @@ def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
     The variables that it uses are moved to where they live from now on.
 
     Raises:
-      PlacementError: something can't be placed; see :mod:`replicax.execution.pipeline.placement`.
+      PlacementError: something can't be placed; see :mod:`replicax.pipeline.placement`.
       LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
     """
     planner = _Planner(program, mesh)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable
 
 from replicax._jax import primitive_families as families
-from replicax.execution.loss_scale.operation_rules import ADDED, ScaledOperation, scale_of
-from replicax.execution.loss_scale.terms import (
+from replicax.checks.loss_scale.operation_rules import ADDED, ScaledOperation, scale_of
+from replicax.checks.loss_scale.terms import (
     ANY,
     Factor,
     Kind,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from replicax import _jax
 from replicax._jax import primitive_families as families
-from replicax.execution.locality_check.warning import warn_at
+from replicax.checks.locality.warning import warn_at
 from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place
