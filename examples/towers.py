@@ -20,9 +20,7 @@ import numpy as np
 import optax
 
 import replicax
-from replicax.compat import v1 as distribute
-from replicax.compat import v1 as tf
-from replicax.compat import v1 as training
+from replicax.compat import v1 as distribute, v1 as tf, v1 as training
 
 TOWERS = 4
 BATCH = 128  # of all towers together

@@ -19,12 +19,14 @@ from replicax.system import registry
 from replicax.system.exit_codes import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
-    from replicax import cluster as cluster
-    from replicax import data as data
-    from replicax import errors as errors
-    from replicax import parameter_server as parameter_server
-    from replicax import planning as planning
-    from replicax import variables as variables
+    from replicax import (
+        cluster as cluster,
+        data as data,
+        errors as errors,
+        parameter_server as parameter_server,
+        planning as planning,
+        variables as variables,
+    )
     from replicax.checkpoint import Checkpoint, CheckpointManager
     from replicax.cluster.initialization import initialize_workers
     from replicax.collectives import ReduceOp

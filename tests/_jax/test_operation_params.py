@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 from replicax import _jax
-from replicax._jax import primitive_families as families
-from replicax._jax import primitive_table
+from replicax._jax import primitive_families as families, primitive_table
 from replicax._jax.contractions import ConvolutionDimensions, convolution_dimensions
 from replicax._jax.operation_params import (
     DotDimensions,

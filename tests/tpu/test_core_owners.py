@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from replicax import DeviceAssignment, Topology
 from replicax.tpu.core_owners import SHARED, core_owners

@@ -4,8 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from replicax.tpu.torus import Torus, points, ring_order
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.workers import heartbeat, step_timer
-from replicax.workers import heartbeat_page as page
+from replicax.workers import heartbeat, heartbeat_page as page, step_timer
 from replicax.workers.heartbeat import Heartbeat
 from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord, claimed_page, new_page, path_of
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.interpreters import ad as _ad
-from jax.interpreters import batching as _batching
-from jax.interpreters import mlir as _mlir
-from jax.interpreters import partial_eval as _pe
+from jax.interpreters import ad as _ad, batching as _batching, mlir as _mlir, partial_eval as _pe
 
 from replicax._jax.jaxprs.types import Primitive, ShapedArray
 from replicax._jax.traces import outside_tracing

@@ -19,16 +19,18 @@ import jax.monitoring
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from replicax._jax.internals import callback as _callback
-from replicax._jax.internals import cloud_tpu_cluster as _clusters
-from replicax._jax.internals import clusters as _cluster_kinds
-from replicax._jax.internals import config as _config
-from replicax._jax.internals import core as _core
-from replicax._jax.internals import dispatch as _dispatch
-from replicax._jax.internals import distributed as _distributed
-from replicax._jax.internals import jaxlib as _jaxlib
-from replicax._jax.internals import pxla as _pxla
-from replicax._jax.internals import xla_bridge as _xla_bridge
+from replicax._jax.internals import (
+    callback as _callback,
+    cloud_tpu_cluster as _clusters,
+    clusters as _cluster_kinds,
+    config as _config,
+    core as _core,
+    dispatch as _dispatch,
+    distributed as _distributed,
+    jaxlib as _jaxlib,
+    pxla as _pxla,
+    xla_bridge as _xla_bridge,
+)
 from replicax._jax.tracebacks import hide_frames
 
 Args = ParamSpec("Args")

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 from jax.extend import source_info_util as _source_infos
 
-from replicax._jax.internals import ad_checkpoint as _ad_checkpoint
-from replicax._jax.internals import config as _config
-from replicax._jax.internals import core as _core
-from replicax._jax.internals import mesh as _mesh
-from replicax._jax.internals import partial_eval as _pe
+from replicax._jax.internals import (
+    ad_checkpoint as _ad_checkpoint,
+    config as _config,
+    core as _core,
+    mesh as _mesh,
+    partial_eval as _pe,
+)
 
 # The setting that holds the mesh of the program being traced; JAX 0.11 has moved it.
 _has_it: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config

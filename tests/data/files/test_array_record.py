@@ -6,8 +6,7 @@ import pickle
 import grain
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import replicax
 from replicax.data.files.array_record import ArrayRecords

@@ -11,8 +11,7 @@ import absl.flags
 import grain
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import replicax
 from tests.data.files.writing import KINDS, write_all

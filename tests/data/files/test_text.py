@@ -3,8 +3,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 import replicax
 

@@ -4,8 +4,7 @@ import gzip
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import replicax
 from replicax.data.files.tfrecord import masked_crc32c  # that of the tests is slow

@@ -14,9 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._jax.internals import config as _config
-from replicax._jax.internals import core as _core
-from replicax._jax.internals import jaxlib as _jaxlib
+from replicax._jax.internals import config as _config, core as _core, jaxlib as _jaxlib
 from replicax._jax.jaxprs.keys import Keys, is_record
 from replicax._jax.jaxprs.types import shape_of
 from replicax._jax.traces import of_no_generation

@@ -12,12 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad as _ad
-from jax.interpreters import batching as _batching
-from jax.interpreters import mlir as _mlir
+from jax.interpreters import ad as _ad, batching as _batching, mlir as _mlir
 
-from replicax._jax.internals import config as _config
-from replicax._jax.internals import core as _core
+from replicax._jax.internals import config as _config, core as _core
 from replicax._jax.jaxprs.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 from replicax._jax.traces import of_no_generation
 

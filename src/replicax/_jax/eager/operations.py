@@ -19,14 +19,16 @@ from jax.extend import core as _extend
 from jax.sharding import SingleDeviceSharding
 
 from replicax._jax.eager.operation_keys import operation_key, program_key
-from replicax._jax.internals import compilation_cache as _compilation_cache
-from replicax._jax.internals import compiler as _compiler
-from replicax._jax.internals import config as _config
-from replicax._jax.internals import core as _core
-from replicax._jax.internals import dispatch as _dispatch
-from replicax._jax.internals import jaxlib as _jaxlib
-from replicax._jax.internals import literals as _literals
-from replicax._jax.internals import pxla as _pxla
+from replicax._jax.internals import (
+    compilation_cache as _compilation_cache,
+    compiler as _compiler,
+    config as _config,
+    core as _core,
+    dispatch as _dispatch,
+    jaxlib as _jaxlib,
+    literals as _literals,
+    pxla as _pxla,
+)
 from replicax._jax.jaxprs.mutable_arrays import is_mutable
 from replicax._jax.jaxprs.programs import calls_back
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core as _extend
 
-from replicax._jax.internals import core as _core
-from replicax._jax.internals import literals as _literals
+from replicax._jax.internals import core as _core, literals as _literals
 from replicax._jax.jaxprs.programs import sub_jaxprs
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
 from replicax._jax.primitive_families import PLACING

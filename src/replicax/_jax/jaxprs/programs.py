@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as _extend
-from jax.extend import source_info_util as _source_infos
+from jax.extend import core as _extend, source_info_util as _source_infos
 from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.internals import core as _core
