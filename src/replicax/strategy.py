@@ -20,7 +20,7 @@ from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, RunOptions, check_call, default_options, known, run
-from replicax.execution.tracing.held_state import LIBRARIES, held
+from replicax.execution.tracing.stateful_arguments import LIBRARIES, stateful_call
 from replicax.extended import StrategyExtended
 from replicax.old_names import NameHints
 from replicax.user_functions import in_args_and_kwargs
@@ -198,7 +198,7 @@ class Strategy(Input, LogicalDevices, NameHints):
                 raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
             # Of each call: so no Python function is entered without need.
             if not LIBRARIES.isdisjoint(sys.modules.keys()):
-                call = held(self.extended.replicas, fn, args, kwargs)
+                call = stateful_call(self.extended.replicas, fn, args, kwargs)
                 if call is not None:
                     fn, args, kwargs = call  # its objects are leaves now
             if options is None and default_options() is COMPILED:

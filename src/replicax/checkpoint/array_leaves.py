@@ -40,7 +40,7 @@ from replicax.devices.host_values import is_key
 from replicax.variables import Aggregation, Variable
 from replicax.variables.layout import Split
 from replicax.variables.lost_arrays import LostArray
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.slots import escaped, exchanging
 
 
 class ArrayLeaf(Protocol):
@@ -361,7 +361,7 @@ def _as_keys(data: HostArray, kind: ArrayKind) -> Any:
 def _store(variable: Variable, stored: jax.Array) -> None:
     with exchanging():
         variable.slot.array = stored
-        lent.discard(variable.slot)
+        escaped.discard(variable.slot)
 
 
 def _let_go_of_large(variable: Variable, blocks: Sequence[Block]) -> None:
@@ -369,7 +369,7 @@ def _let_go_of_large(variable: Variable, blocks: Sequence[Block]) -> None:
     if any(is_large(block, variable.dtype) for block in blocks):
         with exchanging():
             variable.slot.array = LostArray("it was let go to be restored, and the restore was broken off")
-            lent.discard(variable.slot)
+            escaped.discard(variable.slot)
 
 
 def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:

@@ -20,7 +20,7 @@ from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
-from replicax.execution.tracing.held_state import updated
+from replicax.execution.tracing.stateful_arguments import updated
 from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.exchange import Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep

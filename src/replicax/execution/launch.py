@@ -25,7 +25,7 @@ from replicax.execution.deadline import call_watched
 from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
-from replicax.variables.slots import Slot, launching, lent, together
+from replicax.variables.slots import Slot, coalesced, escaped, launching
 from replicax.workers import heartbeat
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
@@ -54,15 +54,15 @@ def launch(
     lockstep = replicas.lockstep
     several = lockstep.several
     with launching:
-        if lent:
+        if escaped:
             _take_back(executable)
-        care = executable.care
-        group = together(executable.written)
+        policy = executable.policy
+        group = coalesced(executable.written)
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         kept = [slot.array for slot in executable.kept]
         constants, call = executable.program.constants, executable.call
-        at_once = care.known is not None and care.known == call._cache_size()
+        at_once = policy.known is not None and policy.known == call._cache_size()
         if several:
             _announce(lockstep, executable)
         if (beat := heartbeat.current) is not None:
@@ -88,20 +88,20 @@ def launch(
                 if returned:
                     group.arrays = returned[0][0]
                 if beat is not None:
-                    beat.launched(returned, ended=not care.donates)
+                    beat.launched(returned, ended=not policy.donates)
                 if several:
                     lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
-            if lent:
-                lent.difference_update(executable.written)
-            if not at_once and executable.travel is not None:
-                group.arrays = jax.device_put(group.arrays, executable.travel.homes)
+            if escaped:
+                escaped.difference_update(executable.written)
+            if not at_once and executable.home_transfer is not None:
+                group.arrays = jax.device_put(group.arrays, executable.home_transfer.homes)
         finally:
             if release is not None:
                 try:
                     group.show()
                 finally:
                     release()
-        if not at_once and care.waits and care.donates:
+        if not at_once and policy.waits and policy.donates:
             _wait(executable, returned)
     computed: Sequence[jax.Array] = returned[0][1]
     return computed
@@ -129,12 +129,12 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     Returns:
       What ends the waiting of signals, which has begun.
     """
-    call, care = executable.ready(), executable.care
+    call, policy = executable.ready(), executable.policy
     donated, kept, placed, constants = args
-    travel = executable.travel
-    if travel is not None:
-        donated, kept = jax.device_put((donated, kept), (travel.donated, travel.kept))
-    if not care.donates:
+    home_transfer = executable.home_transfer
+    if home_transfer is not None:
+        donated, kept = jax.device_put((donated, kept), (home_transfer.donated, home_transfer.kept))
+    if not policy.donates:
         timeout = executable.program.timeout
         if timeout is not None:
             call = functools.partial(call_watched, call, replicas, timeout)
@@ -152,8 +152,8 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
         release()
         raise
     # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
-    if travel is None and not care.waits and before and before == _kinds_of_calls(call):
-        care.known = before
+    if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
+        policy.known = before
     return release
 
 
@@ -171,15 +171,15 @@ def _take_back(executable: Executable) -> None:
     Raises:
       VariableLostError: whoever holds it has deleted it.
     """
-    uses = lent.intersection((*executable.donated, *executable.kept))
+    uses = escaped.intersection((*executable.donated, *executable.kept))
     for slot in uses:
         if isinstance(slot.array, jax.Array) and slot.array.is_deleted():
             slot.array = LostArray(DELETED)
     _check_not_lost(executable, uses)
-    if executable.care.donates:
+    if executable.policy.donates:
         for slot in uses.intersection(executable.donated):
             slot.array = copied(slot.array)
-            lent.discard(slot)
+            escaped.discard(slot)
 
 
 def _check_not_lost(executable: Executable, slots: Any) -> None:
@@ -197,9 +197,9 @@ def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
     _check_not_lost(executable, (*executable.donated, *executable.kept))
     lost = note_lost(executable.donated, executable.program.name, error)
     _add_note(executable, lost, error)
-    if executable.care.waits and isinstance(error, Exception):
+    if executable.policy.waits and isinstance(error, Exception):
         _jax.drop_failed_tokens()
-    if executable.written and not executable.care.donates:
+    if executable.written and not executable.policy.donates:
         error.add_note(f"The variables that {executable.program.name} writes have the values from before it.")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from replicax.errors import LocalityError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
-from replicax.execution.tracing.held_state import HeldPart
+from replicax.execution.tracing.stateful_arguments import StatefulArgument
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import function_name
 from replicax.values import PerReplica
@@ -77,7 +77,7 @@ def _describe(leaf: Any) -> str:
     """An argument in words that are the same on all workers."""
     if isinstance(leaf, Variable):
         return f"variable number {leaf.number}"
-    if isinstance(leaf, HeldPart):
+    if isinstance(leaf, StatefulArgument):
         return repr(leaf)
     if isinstance(leaf, PerReplica):
         return "a PerReplica value"  # in which workers may differ

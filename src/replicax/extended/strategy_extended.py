@@ -19,7 +19,7 @@ from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import arguments_of, check_call, prepare, prepared
-from replicax.execution.tracing.held_state import held
+from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
 from replicax.old_names import NameHints
@@ -273,7 +273,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
         check_call(self.replicas, fn, args, kwargs, "extended.trace")
-        call = held(self.replicas, fn, args, kwargs)
+        call = stateful_call(self.replicas, fn, args, kwargs)
         if call is not None:
             fn, args, kwargs = call
         args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)

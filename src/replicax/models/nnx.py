@@ -24,7 +24,7 @@ from replicax.models.nnx_step import NNXStep
 from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.slots import escaped, exchanging
 from replicax.variables.store import ConcreteStore, use_store
 from replicax.workers.replicas import Replicas
 
@@ -107,7 +107,7 @@ class Cell:
         del seen  # it would be counted
         if self._references is not None and _references(self.cell) > self._references:
             with exchanging():
-                lent.add(self.variable.slot)
+                escaped.add(self.variable.slot)
 
     def show(self) -> None:
         """See :class:`replicax.variables.slots.View`."""
@@ -247,7 +247,7 @@ class Key(_jax.Hashed):
 
 
 class NNXState:
-    """The state of some objects under one strategy; see :class:`replicax.execution.tracing.held_state.ObjectsState`."""
+    """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``."""
 
     def __init__(self, objects: tuple[Any, ...], replicas: Replicas) -> None:
         self.structure = Structure(objects)
@@ -285,7 +285,7 @@ def _value_of(leaf: Any) -> Any:
 
 
 class NNXAdapter:
-    """See :class:`replicax.execution.tracing.held_state.Adapter`."""
+    """See :class:`replicax.execution.tracing.stateful_arguments.Adapter`."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Replicas, dict[tuple[int, ...], NNXState]] = weakref.WeakKeyDictionary()

@@ -20,9 +20,9 @@ from replicax.execution.compiled.device_program import evaluated, evaluated_for_
 from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import (
-    care_for,
     logical_axes_of,
     over_replicas_of,
+    policy_for,
     rewriting_for,
     where_examples_are,
 )
@@ -202,11 +202,11 @@ class _Planner:
         order = program.order
         donated, kept, written = order.donated, order.kept, order.written
         slots_of_reads = [[self.slot(*variables[i]) for i in group] for group in (donated, kept)]
-        care = care_for(program)
+        policy = policy_for(program)
 
         last_use = {self.slot(v, region.device): step for step, region in enumerate(regions) for v in region.needs}
         immortal = {*slots_of_reads[1], *constants, *(slot for _, slot, _, _ in given)}
-        if not care.donates:
+        if not policy.donates:
             immortal.update(slots_of_reads[0])
         for slot in immortal & set(last_use):
             last_use[slot] = len(regions)
@@ -231,12 +231,12 @@ class _Planner:
             kept=tuple(program.reads[i].slot for i in kept),
             written=tuple(program.writes[i].slot for i in written),
             mesh=self.mesh,
-            travel=None,
+            home_transfer=None,
             plan=plan,
             homes=dict(homes),
             padded=self.padded,
             example_dims=self.example_dims,
-            care=care,
+            policy=policy,
         )
 
     def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:

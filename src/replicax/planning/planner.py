@@ -14,7 +14,7 @@ from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import arguments_of, prepare
-from replicax.execution.tracing.held_state import held
+from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_of
@@ -123,7 +123,7 @@ def variables_alone(
 
 def _traced(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
     """The program of a step, which is kept with the strategy's others, and the names of its traced arguments."""
-    call = held(strategy.extended.replicas, step, (), None)
+    call = stateful_call(strategy.extended.replicas, step, (), None)
     step = step if call is None else call.fn
     element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
     arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")

@@ -79,7 +79,7 @@ class Slot:
     def release(self) -> None:
         """Free the array; the variable is gone."""
         self._move(SlotGroup([None]), 0)
-        lent.discard(self)
+        escaped.discard(self)
         for cache in list(self.caches):
             cache.forget(self)
 
@@ -90,7 +90,7 @@ class Slot:
         old[0].arrays[old[1]] = None
 
 
-def together(slots: tuple[Slot, ...]) -> SlotGroup:
+def coalesced(slots: tuple[Slot, ...]) -> SlotGroup:
     """The group of exactly these slots, in this order; made now if there is none."""
     group = slots[0]._place[0] if slots else SlotGroup([])
     if group.slots is slots or group.slots == slots:
@@ -106,9 +106,9 @@ def together(slots: tuple[Slot, ...]) -> SlotGroup:
 def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
     """Give variables new arrays: all of them, or none if an interrupt comes in between."""
     with launching:
-        group = together(tuple(arrays))
+        group = coalesced(tuple(arrays))
         group.arrays = list(arrays.values())
-        lent.difference_update(arrays)
+        escaped.difference_update(arrays)
         group.show()
 
 
@@ -124,5 +124,5 @@ def exchanging() -> contextlib.AbstractContextManager[Any]:
 launching = threading.RLock()
 """Held while a program takes the arrays of its variables and stores new ones: two threads must not interleave."""
 
-lent: set[Slot] = set()
+escaped: set[Slot] = set()
 """Slots whose array the user's code has: it must not be donated to a compiled program."""

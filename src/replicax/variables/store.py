@@ -21,7 +21,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.collection import VariableCollection, check_agreed, meet_to_read
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.slots import escaped, exchanging
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class ConcreteStore:
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:
-                lent.add(variable.slot)
+                escaped.add(variable.slot)
             return value
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
@@ -100,7 +100,7 @@ class ConcreteStore:
         stored = variable.to_storage(value)
         with exchanging():
             variable.slot.array = stored
-            lent.discard(variable.slot)
+            escaped.discard(variable.slot)
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Stacked(self.read(variable)))

@@ -16,7 +16,7 @@ from replicax.pytrees import is_leaf, registered
 from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
 from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
-from replicax.variables.slots import exchanging, lent
+from replicax.variables.slots import escaped, exchanging
 from replicax.variables.store import ConcreteStore, current_store
 from replicax.variables.variable import Variable
 
@@ -166,7 +166,7 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     with exchanging():
         for variable, array in zip(together, stored, strict=True):
             variable.slot.array = array
-            lent.discard(variable.slot)
+            escaped.discard(variable.slot)
 
 
 def _checked(variable: Variable, value: Any) -> Any:

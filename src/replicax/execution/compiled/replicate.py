@@ -48,7 +48,7 @@ from replicax.workers.launch_log import Label
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Travel:
+class HomeTransfer:
     """Where the arrays of variables go before and after each call."""
 
     donated: list[NamedSharding]
@@ -58,7 +58,7 @@ class Travel:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Care:
+class LaunchPolicy:
     """What a program needs for its variables to outlive a call that fails.
 
     Attributes:
@@ -74,14 +74,14 @@ class Care:
     known: int | None = None
 
 
-def care_for(program: Program) -> Care:
+def policy_for(program: Program) -> LaunchPolicy:
     """How ``program`` is to be launched.
 
     A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
     wrong. But it is waited for, so that this is told.
     """
     may_fail = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans() or program.timeout is not None
-    return Care(donates=not may_fail, waits=may_fail or _jax.prints(program.jaxpr))
+    return LaunchPolicy(donates=not may_fail, waits=may_fail or _jax.prints(program.jaxpr))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class Executable:
     written: tuple[Slot, ...]
     """The donated ones first, in the same order."""
     mesh: Mesh
-    travel: Travel | None
+    home_transfer: HomeTransfer | None
     """If arrays of variables are somewhere else between calls than in the program."""
     padded: tuple[bool, ...] | None = None
     """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
@@ -119,7 +119,7 @@ class Executable:
     """What tells it from other programs on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """What :meth:`repeated` has made."""
-    care: Care = dataclasses.field(default_factory=lambda: Care(donates=True, waits=False))
+    policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(donates=True, waits=False))
     """How it is launched."""
 
     @property
@@ -201,7 +201,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     several (see :mod:`replicax.execution.compiled.local.local_replicas`). Variables that are split over the replicas
     stay in pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so
     that the next call finds what it expects. Variables that are read and written are donated: their old arrays are
-    reused, if the program can't fail while it runs (:class:`Care`).
+    reused, if the program can't fail while it runs (:class:`LaunchPolicy`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
     replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
@@ -285,17 +285,19 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         return _each(lambda v, layout: wrapped(v, layout, here), last, layouts_out)
 
     repeatedly = run if steps is None else run_in_a_loop
-    care = care_for(program)
+    policy = policy_for(program)
     in_a_loop = steps is not None or here > 1 or in_order
     target = Target(in_a_loop, bool(logical_axes_of(mesh)), split, in_order)
     settings = backend_of(mesh).options(target)
     rewriting = rewriting_for(program.jaxpr, mesh, target)
     at_the_end = None if localities is None else rewriting
-    call = over_replicas_of(mesh, repeatedly, layouts_in, layouts_out, program.name, care.donates, at_the_end, settings)
-    travel = None
+    call = over_replicas_of(
+        mesh, repeatedly, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
+    )
+    home_transfer = None
     if any(use.layout.home is not None for use in program.uses.values()):
         donated_at, kept_at = ([NamedSharding(mesh, layout.spec) for layout in group] for group in layouts_in[:2])
-        travel = Travel(donated_at, kept_at, [program.writes[i].layout.sharding(mesh) for i in written])
+        home_transfer = HomeTransfer(donated_at, kept_at, [program.writes[i].layout.sharding(mesh) for i in written])
     return Executable(
         program=program,
         localities=tuple(T if locality is T else M for locality in result_localities),
@@ -304,11 +306,11 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         kept=tuple(program.reads[i].slot for i in kept),
         written=tuple(program.writes[i].slot for i in written),
         mesh=mesh,
-        travel=travel,
+        home_transfer=home_transfer,
         padded=padded,
         example_dims=example_dims or (),
         steps=steps,
-        care=care,
+        policy=policy,
     )
 
 

@@ -21,7 +21,7 @@ from replicax.execution.program.program import Program
 from replicax.execution.run import Dispatch, default_options, prepare, run
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.held_state import held
+from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.pytrees import registered
 from replicax.user_functions import checked_result
 
@@ -74,7 +74,7 @@ def run_steps(
     programs: ProgramCache, fn: Callable[..., Any], source: StepSource, steps: int, initial_loop_values: Any
 ) -> MultiStepContext:
     """Run ``fn`` for the next elements of ``source``; see :meth:`replicax.Strategy.run_steps`."""
-    call = held(programs.replicas, fn, (), None)
+    call = stateful_call(programs.replicas, fn, (), None)
     if call is not None:
         fn = call.fn
     exact = default_options().executor == "per_replica"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.execution.tracing.held_state import opened
+from replicax.execution.tracing.stateful_arguments import opened
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_result, has_not_run
 from replicax.variables.variable import Variable

@@ -2,10 +2,10 @@
 
 Some libraries keep arrays in objects that steps change in place. Such an object among the arguments of a step is taken
 apart by its library's adapter: each of its arrays has a variable, so the program reads and writes variables as any
-other does. Below the strategy the object is one leaf, a :class:`HeldPart`, which knows the key of what is static in it.
-Where the step's Python is called, each replica gets a copy of the object with its own values, and when it has returned
-what it has changed is assigned to the variables. When a program has written these, the user's object shows the new
-arrays: it is a :class:`~replicax.variables.slots.View` of each.
+other does. Below the strategy the object is one leaf, a :class:`StatefulArgument`, which knows the key of what is
+static in it. Where the step's Python is called, each replica gets a copy of the object with its own values, and when it
+has returned what it has changed is assigned to the variables. When a program has written these, the user's object shows
+the new arrays: it is a :class:`~replicax.variables.slots.View` of each.
 
 An adapter is loaded when the user has loaded its library.
 """
@@ -65,7 +65,7 @@ class Adapter(Protocol):
         """Give an object the arrays of another of the same structure."""
 
 
-class HeldPart(ByKey):
+class StatefulArgument(ByKey):
     """One object that holds state, as an argument of a step.
 
     Args:
@@ -87,8 +87,8 @@ class HeldPart(ByKey):
         return f"a {type(self.value).__name__} with variables number {min(numbers, default=0)} and others"
 
 
-class Held(NamedTuple):
-    """A call of a step, with a :class:`HeldPart` for each object that holds state.
+class StatefulCall(NamedTuple):
+    """A call of a step, with a :class:`StatefulArgument` for each object that holds state.
 
     Attributes:
       fn: the step; such objects may also be arguments of a ``functools.partial``.
@@ -101,7 +101,7 @@ class Held(NamedTuple):
     kwargs: Any
 
 
-def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
+def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> StatefulCall | None:
     """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
 
     Returns:
@@ -119,7 +119,7 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
         return None
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=_stays_whole)
     if any(map(register, leaves)):
-        return held(replicas, fn, args, kwargs)  # again, now that its container is known
+        return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
     places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
     if not places:
         return None
@@ -139,9 +139,9 @@ def held(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Held | None:
         if mine:
             state = adapter.state_of(tuple(leaves[i] for i in mine), replicas)
             for index, i in enumerate(mine):
-                leaves[i] = HeldPart(leaves[i], state, index)
+                leaves[i] = StatefulArgument(leaves[i], state, index)
     args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
-    return Held(_with_bound(fn, bound), args, kwargs)
+    return StatefulCall(_with_bound(fn, bound), args, kwargs)
 
 
 @contextlib.contextmanager
@@ -152,12 +152,12 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     """
     bound = _bound(fn)
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=is_leaf)
-    states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, HeldPart)}
+    states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)}
     if not states:
         yield fn, args, kwargs
         return
     copies = {number: state.opened() for number, state in states.items()}
-    leaves = [copies[id(x.state)][0][x.index] if isinstance(x, HeldPart) else x for x in leaves]
+    leaves = [copies[id(x.state)][0][x.index] if isinstance(x, StatefulArgument) else x for x in leaves]
     args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
     yield _with_bound(fn, bound), args, kwargs
     for _, close in copies.values():
