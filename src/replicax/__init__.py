@@ -302,7 +302,22 @@ def _load_placed_steps() -> Any:
     return replicate_placed
 
 
+def _load_ragged_steps() -> Any:
+    from replicax.ragged.sizes import capture_uneven, check_arms
+
+    return capture_uneven, check_arms
+
+
+def _load_per_replica_executor() -> Any:
+    from replicax.per_replica.executor import run_per_replica
+    from replicax.per_replica.fallback import fall_back
+
+    return run_per_replica, fall_back
+
+
 registry.default_strategy = _load_default_strategy
+registry.ragged_steps = _load_ragged_steps
+registry.per_replica_executor = _load_per_replica_executor
 registry.step_checks.append(_load_step_check)
 registry.placed_steps = _load_placed_steps
 registry.object_adapters["flax.nnx"] = _load_nnx_adapter

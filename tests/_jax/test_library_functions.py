@@ -16,8 +16,8 @@ import pytest
 import replicax
 from replicax import _jax
 from replicax._jax.eager.library_functions import what_it_is
-from replicax.execution.exact.array_facts import Localities
 from replicax.locality import M, T
+from replicax.per_replica.array_facts import Localities
 from tests._jax.test_operations import on
 
 EXACT = replicax.RunOptions(executor="per_replica")

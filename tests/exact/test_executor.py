@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import replicax
-from replicax.execution.exact import executor
-from replicax.execution.exact.rendezvous import Rendezvous
+from replicax.per_replica import executor
+from replicax.per_replica.rendezvous import Rendezvous
 from tests.conftest import strategy_of
 
 EXACT = replicax.RunOptions(executor="per_replica")

@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax.errors import DeadlockError
-from replicax.execution.exact.rendezvous import Rendezvous
+from replicax.per_replica.rendezvous import Rendezvous
 from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers

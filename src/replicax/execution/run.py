@@ -18,11 +18,9 @@ from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.launch import launch
 from replicax.execution.program.program import Program
 from replicax.execution.step_agreement import check_same_step
-from replicax.execution.tracing.arguments import Arguments, NotOneProgramError, not_one_program
+from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
-from replicax.execution.uneven.sizes import capture_uneven, check_arms
-from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.locality import T
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
@@ -174,18 +172,14 @@ def run(
 ) -> Any:
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
     if (options or default_options()).executor == "per_replica":
-        from replicax.execution.exact.executor import run_per_replica
-
         check_call(programs.replicas, fn, args, kwargs)
-        return run_per_replica(programs, fn, args, kwargs)
+        return registry.per_replica_executor()[0](programs, fn, args, kwargs)
     try:
         return prepared(programs, fn, args, kwargs).launch(launched)
     except NotOneProgramError as why:
         if options is not None:
             raise
-        from replicax.execution.exact.fallback import fall_back
-
-        return fall_back(programs, fn, args, kwargs, why)
+        return registry.per_replica_executor()[1](programs, fn, args, kwargs, why)
 
 
 def arguments_of(
@@ -234,7 +228,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             else:
                 executable = replicate(program, replicas.mesh)
                 if arguments.is_uneven and replicas.num_logical_devices > 1:
-                    check_arms(executable.compiled_text())
+                    registry.ragged_steps()[1](executable.compiled_text())
         except CantJoinError as why:
             put_back()
             creations.undo()
@@ -256,7 +250,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_uneven:
-        return capture_uneven(replicas, fn, arguments, creations)
+        ragged: Program = registry.ragged_steps()[0](replicas, fn, arguments, creations)
+        return ragged
     traced = arguments.traced(replicas.count)
     dims = arguments.example_dims()
     return capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)

@@ -20,6 +20,12 @@ step_checks: list[Callable[[], Callable[..., Any]]] = []
 placed_steps: Callable[[], Callable[[Any, Any], Any]]
 """Loads what makes an executable of a program that assigns values to logical devices, and a mesh."""
 
+ragged_steps: Callable[[], tuple[Callable[..., Any], Callable[[str], None]]]
+"""Loads what captures a step whose arguments differ in size between replicas, and what checks its compiled text."""
+
+per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]
+"""Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""
+
 object_adapters: dict[str, Callable[[], Any]] = {}
 """By library: loads the adapter of the objects whose arrays a step reads and writes in place."""
 

@@ -13,9 +13,15 @@ from collections.abc import Iterable, Iterator
 from replicax import _jax
 from replicax._jax import primitive_families as families
 from replicax.checks.locality.warning import warn_at
-from replicax.execution.padding.example_places import UNKNOWN, OperationShapes, Place, Rows
+from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place
+from replicax.execution.padding.examples import (
+    operation_shapes,
+    place_of_examples,
+    shape_of,
+    sliced_place,
+    stacked_place,
+)
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import join, result_localities
@@ -146,14 +152,4 @@ class _DrawsPass(Dataflow[_Drawn]):
         return [_Drawn(loc, p if kept else None, draw) for loc, p in zip(localities, places, strict=True)], facts
 
     def _places(self, equation: _jax.Equation, places: list[Place]) -> list[Place]:
-        return result_places(
-            OperationShapes(
-                equation.primitive.name,
-                equation.params,
-                tuple(places),
-                tuple(map(shape_of, equation.invars)),
-                tuple(map(shape_of, equation.outvars)),
-                self.rows,
-                lambda i: number(equation.invars[i]),
-            )
-        )
+        return result_places(operation_shapes(equation, places, self.rows))

@@ -34,9 +34,16 @@ from replicax.checks.loss_scale.terms import (
     settled,
 )
 from replicax.collectives import all_reduce_p, share_back_p, share_p
-from replicax.execution.padding.example_places import OperationShapes, Place, Rows
+from replicax.execution.padding.example_places import Place, Rows
 from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import number, place_of_examples, shape_of, sliced_place, stacked_place
+from replicax.execution.padding.examples import (
+    number,
+    operation_shapes,
+    place_of_examples,
+    shape_of,
+    sliced_place,
+    stacked_place,
+)
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
@@ -244,17 +251,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         return ScaleFact(locality, place, trained=True) if operation.own else common_result(operation, place)
 
     def _operation(self, equation: _jax.Equation, facts: Sequence[ScaleFact]) -> ScaledOperation:
-        shapes = OperationShapes(
-            equation.primitive.name,
-            equation.params,
-            tuple(m.place for m in facts),
-            tuple(map(shape_of, equation.invars)),
-            tuple(map(shape_of, equation.outvars)),
-            self.rows,
-            lambda i: number(equation.invars[i]),
-        )
         return ScaledOperation(
-            shapes,
+            operation_shapes(equation, (m.place for m in facts), self.rows),
             tuple(facts),
             self._line(equation),
             any(jnp.issubdtype(getattr(v.aval, "dtype", jnp.bool_), jnp.inexact) for v in equation.outvars[:1]),

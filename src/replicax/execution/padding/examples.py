@@ -63,16 +63,20 @@ class _ExamplesPass(Dataflow[Place]):
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, facts)):
                 self.run(inner, [PART for _ in inner.invars], final=final)
-        operation = OperationShapes(
-            equation.primitive.name,
-            equation.params,
-            tuple(facts),
-            tuple(map(shape_of, equation.invars)),
-            tuple(map(shape_of, equation.outvars)),
-            self.rows,
-            lambda i: number(equation.invars[i]),
-        )
-        return result_places(operation), facts
+        return result_places(operation_shapes(equation, facts, self.rows)), facts
+
+
+def operation_shapes(equation: _jax.Equation, places: Iterable[Place], rows: int) -> OperationShapes:
+    """An operation as the rules look at it, given where the examples are in its operands."""
+    return OperationShapes(
+        equation.primitive.name,
+        equation.params,
+        tuple(places),
+        tuple(map(shape_of, equation.invars)),
+        tuple(map(shape_of, equation.outvars)),
+        rows,
+        lambda i: number(equation.invars[i]),
+    )
 
 
 def _is_something(place: Place) -> bool:

@@ -38,6 +38,10 @@ class NotOneProgramError(ValueError):
     """The components of a ``PerReplica`` argument differ so that the step can't be one compiled program."""
 
 
+class CantJoinError(ValueError):
+    """The programs that replicas of different sizes run can't be one; the text says why."""
+
+
 _AS_IT_IS = "RunOptions(executor='per_replica') runs it as plain Python."
 
 

@@ -3,7 +3,7 @@
 The step is captured once for each size, as if all that replicas may do differently were known: how large the others'
 arrays are. That comes out while they are captured; what the first one asks for before is guessed, and if the guess
 was wrong, it is captured again. What has been captured is then joined to one program
-(:mod:`replicax.execution.uneven.joint_program`).
+(:mod:`replicax.ragged.joint_program`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p
 from replicax.execution.program.program import Program
-from replicax.execution.tracing.arguments import Arguments
+from replicax.execution.tracing.arguments import Arguments, CantJoinError
 from replicax.execution.tracing.capture import capture, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.execution.uneven.joint_program import joined
-from replicax.execution.uneven.straight_line import CantJoinError
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
+from replicax.ragged.joint_program import joined
 from replicax.variables.store import Creations
 from replicax.workers.replicas import Replicas
 

@@ -1,6 +1,6 @@
 """What collectives of arrays that differ in size between replicas become when programs are joined.
 
-They are then collectives of arrays with room for the largest (:mod:`replicax.execution.uneven.joint_program`).
+They are then collectives of arrays with room for the largest (:mod:`replicax.ragged.joint_program`).
 """
 
 from __future__ import annotations

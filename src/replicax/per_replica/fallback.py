@@ -9,8 +9,8 @@ from typing import Any
 
 from replicax.errors import ExecutorWarning, stack_level
 from replicax.execution.cache import ProgramCache
-from replicax.execution.exact.executor import check_components, run_per_replica
 from replicax.execution.tracing.arguments import NotOneProgramError
+from replicax.per_replica.executor import check_components, run_per_replica
 
 _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 

@@ -23,12 +23,13 @@ from replicax.devices.arrays import put
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.program.program import Program, Result, Use
 from replicax.execution.replica_values import largest_of
+from replicax.execution.tracing.arguments import CantJoinError
 from replicax.execution.tracing.capture import traced_inside
-from replicax.execution.uneven.assembly import Assembly, Joint, Parts
-from replicax.execution.uneven.straight_line import CantJoinError, Straight
-from replicax.execution.uneven.value_numbering import ValueNumbering
 from replicax.locality import T
 from replicax.pytrees import are_equal
+from replicax.ragged.assembly import Assembly, Joint, Parts
+from replicax.ragged.straight_line import Straight
+from replicax.ragged.value_numbering import ValueNumbering
 from replicax.values import Components, PerReplica
 from replicax.workers.replicas import Replicas
 

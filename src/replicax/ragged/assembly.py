@@ -1,6 +1,6 @@
 """Assembly: the joint program of replicas of different sizes, while it is traced.
 
-See :mod:`replicax.execution.uneven.joint_program`, which says what is in it.
+See :mod:`replicax.ragged.joint_program`, which says what is in it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from replicax import _jax
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.replica_values import largest_of
-from replicax.execution.uneven.ragged_collectives import gathered, part_of_sum
-from replicax.execution.uneven.straight_line import CantJoinError, Straight, StraightOperation
-from replicax.execution.uneven.value_numbering import ValueNumbering
+from replicax.execution.tracing.arguments import CantJoinError
+from replicax.ragged.ragged_collectives import gathered, part_of_sum
+from replicax.ragged.straight_line import Straight, StraightOperation
+from replicax.ragged.value_numbering import ValueNumbering
 
 Joint = tuple[int, ...]
 """One value of the joint program: what it is in each of the programs."""

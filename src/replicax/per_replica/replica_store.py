@@ -12,10 +12,10 @@ from replicax import _jax
 from replicax.devices.arrays import here
 from replicax.devices.host_values import check_there
 from replicax.errors import LocalityError
-from replicax.execution.exact.array_facts import Localities, Places
-from replicax.execution.exact.exact_collectives import ExactCommunicator
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
+from replicax.per_replica.array_facts import Localities, Places
+from replicax.per_replica.collectives import ExactCommunicator
 from replicax.values import Local, PerReplica, components_in
 from replicax.variables.layout import Split
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read

@@ -18,11 +18,11 @@ import jax
 from replicax import _jax
 from replicax.devices.arrays import here, put_among
 from replicax.errors import LocalityError
-from replicax.execution.exact.replica_store import ExactStore, local_value
 from replicax.execution.padding.example_places import Place, joined
 from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
+from replicax.per_replica.replica_store import ExactStore, local_value
 from replicax.pytrees import are_equal, is_leaf, registered
 from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.collection import VariableCollection, meet_to_read

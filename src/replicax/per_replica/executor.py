@@ -2,7 +2,7 @@
 
 Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
 and ``if`` work, and replicas may have different shapes. Collectives meet through the
-:class:`~replicax.execution.exact.rendezvous.Rendezvous`. Which values replicas may differ in is followed from operation
+:class:`~replicax.per_replica.rendezvous.Rendezvous`. Which values replicas may differ in is followed from operation
 to operation, by the same rules as in :mod:`replicax.execution.program.infer`, so that results and errors are those of
 the compiled program.
 """
@@ -20,11 +20,6 @@ from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import as_array, check_integers
 from replicax.execution.cache import ProgramCache
-from replicax.execution.exact.array_facts import Localities, Places
-from replicax.execution.exact.exact_collectives import ExactCommunicator
-from replicax.execution.exact.rendezvous import Rendezvous
-from replicax.execution.exact.replica_store import ExactStore
-from replicax.execution.exact.results import check_expectations, merged, new_arrays, outcomes
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.signals import hold_signals
@@ -35,6 +30,11 @@ from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
+from replicax.per_replica.array_facts import Localities, Places
+from replicax.per_replica.collectives import ExactCommunicator
+from replicax.per_replica.rendezvous import Rendezvous
+from replicax.per_replica.replica_store import ExactStore
+from replicax.per_replica.results import check_expectations, merged, new_arrays, outcomes
 from replicax.pytrees import is_leaf, registered
 from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import store_all

@@ -17,12 +17,9 @@ from replicax.execution.program.infer import infer_equation
 from replicax.execution.program.inlining import Inlining, needed
 from replicax.execution.program.marks import Obligation
 from replicax.execution.program.program import Program
-from replicax.execution.uneven.value_numbering import ValueNumbering, acts
+from replicax.execution.tracing.arguments import CantJoinError
 from replicax.locality import Locality, M, T
-
-
-class CantJoinError(ValueError):
-    """The programs that replicas of different sizes run can't be one; the text says why."""
+from replicax.ragged.value_numbering import ValueNumbering, acts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

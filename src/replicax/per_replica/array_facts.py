@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from replicax import _jax
-from replicax.execution.exact.exact_collectives import sum_p, whole_p
 from replicax.execution.padding.example_places import OperationShapes, Place
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number
 from replicax.execution.program.infer import infer
 from replicax.execution.program.locality_rules import result_localities
 from replicax.locality import Locality, M, R
+from replicax.per_replica.collectives import sum_p, whole_p
 
 Fact = TypeVar("Fact")
 
