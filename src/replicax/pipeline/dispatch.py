@@ -19,11 +19,11 @@ from jax.sharding import NamedSharding
 
 from replicax.devices.arrays import put_among
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
-from replicax.execution.compiled.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.pipeline.flat_program import bytes_of
+from replicax.pipeline.placement_report import DeviceReport, PlacementReport, Transfer
 from replicax.variables.slots import Slot
 
 

@@ -32,7 +32,6 @@ from replicax.execution.compiled.local_values import (
     wrapped,
     zeros_like,
 )
-from replicax.execution.compiled.placement_report import PlacementReport
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.padding.examples import example_places, shape_of
@@ -137,8 +136,11 @@ class Executable:
             self.repetitions[steps] = replicate(self.program, self.mesh, steps)
         return self.repetitions[steps]
 
-    def placement(self) -> PlacementReport:
+    def placement(self) -> Any:
         """Where each operation and byte is, of a step that assigns values to logical devices.
+
+        Returns:
+          A ``PlacementReport`` (see :mod:`replicax.pipeline`).
 
         Raises:
           ValueError: this step assigns nothing to any: it is one program, in which all devices do the same.
