@@ -609,10 +609,10 @@ def test_a_pipeline_that_fails_midway_leaves_the_elements_to_come(monkeypatch) -
     def step(ctx, x):
         total.assign_add(strategy.assign_to_logical_device(x, 1).sum())
 
-    def fails(*args):
+    def fails(*args, **named):
         if float(total) == 1 + 2:
             raise RuntimeError("a device is gone")
-        return run(*args)
+        return run(*args, **named)
 
     run = loop.run
     iterator = iter(strategy.distribute_dataset([np.float32([n, 0]) for n in (1, 2, 3, 4)]))
