@@ -3,7 +3,7 @@
 The roofline: a device that computes at its peak needs ``matrix FLOPs / peak``, one whose memory is never idle
 ``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. No step is quicker than the slowest
 of these (:class:`Estimate`). How long it takes, the walk through its schedule predicts
-(:mod:`replicax.planning.timeline`).
+(``replicax.planning.timeline``).
 
 Scaling is weak: the batch of a replica stays as it is, so more replicas work on more examples. What a replica computes
 and moves then stays the same, and only the collectives change, by their formulas. They are taken from the program as it

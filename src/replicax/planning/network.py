@@ -19,7 +19,7 @@ its part by itself, and what it can send is its share of ``N``, the bytes that a
 ``V (s - 1) / s / N`` for an all-gather, a reduce-scatter and an all-to-all, twice that for an all-reduce, and
 ``V / N`` for a permute. The network's delays are not counted, so this is the least that it can take.
 
-Collectives of GPUs take what :mod:`replicax.planning.gpu_collectives` says.
+Collectives of GPUs take what ``replicax.planning.gpu_collectives`` says.
 
 A hop takes a microsecond, and there are as many as lie between the two chips furthest apart. Source: Austin et al.,
 "How to Scale Your Model", 2025, parts 2 and 3, https://jax-ml.github.io/scaling-book.

@@ -90,7 +90,7 @@ class Plan:
     Everything is for one device (a JAX device: a TPU core, or a chip whose cores act as one) and one step. Memory is
     what the compiler has laid out; FLOPs, bytes and collectives are counted in the compiled program, a loop as often as
     it runs; seconds are predictions, by formula, and no measurement: bounds by :mod:`replicax.planning.estimate`, and
-    a walk through the compiled schedule by :mod:`replicax.planning.timeline`. In a
+    a walk through the compiled schedule by ``replicax.planning.timeline``. In a
     pipeline devices differ: then the memory is that of the stage that needs most, the rest that of the stage that is
     busy longest, and ``stages`` has them all.
 
@@ -111,7 +111,7 @@ class Plan:
       cost: see :class:`replicax.planning.cost.Cost`.
       collectives: see :class:`CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
-      timeline: see :class:`replicax.planning.timeline.prediction.Timeline`; ``None`` without a chip.
+      timeline: see ``replicax.planning.timeline.prediction.Timeline``; ``None`` without a chip.
       examples: of a step, on all replicas together; ``None`` if the arrays that it takes don't agree in dim 0.
       tokens: of an example: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
       scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
