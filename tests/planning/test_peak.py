@@ -10,8 +10,8 @@ import pytest
 import replicax
 from replicax.hlo.instructions import parse
 from replicax.hlo.live_ranges import LiveRanges, LiveValue, live_ranges
-from replicax.planning.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES, temporaries_by_kind
 from replicax.planning.render.tables import sections
+from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES, temporaries_by_kind
 from tests.conftest import strategy_of
 
 WIDTH, BATCH, LAYERS = 64, 4096, 6

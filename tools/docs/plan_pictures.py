@@ -19,7 +19,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from replicax.devices.quantities import bytes_in_words, seconds_in_words
-from replicax.planning.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES
+from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES
 
 COLOURS = {
     "product": "#4269d0",

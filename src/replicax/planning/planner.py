@@ -24,9 +24,9 @@ from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.global_batch import examples_of, tokens_of
 from replicax.planning.memory import inputs_and_outputs, largest, memory_of, read_variables, temporaries_of
 from replicax.planning.network import Network
-from replicax.planning.peak import peak_by_kind, temporaries_by_kind
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
+from replicax.planning.timeline.peak import peak_by_kind, temporaries_by_kind
 from replicax.planning.timeline.prediction import Timeline, timeline_of
 from replicax.planning.timeline.user_lines import SourceLines
 from replicax.planning.timeline.walk import ScheduleWalk

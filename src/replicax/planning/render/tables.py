@@ -16,8 +16,8 @@ from rich.text import Text
 from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.hlo.collective_instructions import SLICE_AXIS
 from replicax.planning.chip_specs import MEMORY_FRACTION
-from replicax.planning.peak import ACTIVATIONS, COPIES, OTHERS, VARIABLES
 from replicax.planning.report import Plan
+from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, OTHERS, VARIABLES
 from replicax.planning.timeline.prediction import Timeline
 
 _Cells = dict[str, Callable[[Any], str]]

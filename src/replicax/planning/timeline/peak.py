@@ -32,7 +32,7 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
 
     >>> from replicax.hlo.instructions import parse
     >>> from replicax.hlo.live_ranges import LiveRanges, LiveValue
-    >>> from replicax.planning.peak import temporaries_by_kind
+    >>> from replicax.planning.timeline.peak import temporaries_by_kind
     >>> module = parse('''
     ... ENTRY %main (w: f32[16], x: f32[16]) -> f32[16] {
     ...   %w = f32[16] parameter(0), metadata={op_name="args[0][0]"}
@@ -78,7 +78,7 @@ def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) ->
       temporaries: see :func:`temporaries_by_kind`.
 
     >>> from replicax.planning.memory import Memory
-    >>> from replicax.planning.peak import peak_by_kind
+    >>> from replicax.planning.timeline.peak import peak_by_kind
     >>> memory = Memory(arguments=100, outputs=90, aliased=80, temporaries=30, code=0, capacity=None)
     >>> peak_by_kind(memory, 96, {"activations": 20, "other temporaries": 10})
     {'variables': 96, 'batch and other arguments': 4, 'activations': 20, 'other temporaries': 10, 'outputs': 10}
