@@ -152,7 +152,7 @@ HOST_CALLS = primitives_with("also", "host")
 UNRELIABLE = primitives_with("replicas", "own")
 """Their results are no functions of their operands.
 
-Each device asks the host, its own generator or memory that nobody has written, and gets what it gets. (What is called
+Each device asks the host, its own generator or uninitialised memory, and gets what it gets. (What is called
 "empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another has not.)
 """
 

@@ -134,7 +134,7 @@ def copy_on(device: jax.Device, array: Any) -> jax.Array:
 
 
 def copies(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
-    """Copies of arrays, or arrays of memory that nobody writes to, each with its sharding: one transfer.
+    """Copies of arrays, or arrays whose memory is never written to, each with its sharding: one transfer.
 
     Where each is on its one device already, this is a tenth of what ``jax.device_put`` takes.
     """
@@ -180,7 +180,7 @@ def backends_are_initialized() -> bool:
 
 
 def default_platform_is_cpu() -> bool:
-    """Whether JAX will choose CPUs if nobody names a device, as far as that can be told without making any.
+    """Whether JAX will choose CPUs if no device is named, as far as that can be told without making any.
 
     It can't where a package for other devices is installed, whether there are such devices or not: then it is false.
     """
@@ -197,7 +197,7 @@ def default_platform_is_cpu() -> bool:
 
 
 def coordination_client() -> Any:
-    """The client of the service that ``jax.distributed.initialize`` has started; ``None`` if nobody has."""
+    """The client of the service that ``jax.distributed.initialize`` has started; ``None`` if it was not called."""
     return _distributed.global_state.client
 
 

@@ -77,9 +77,9 @@ def transformation_of(trace: Any) -> tuple[str, str]:
 
 # JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
 # that such a function may read a variable, whose traced value is another one in the next step, after a write
-# and inside value_and_grad. A number that is part of JAX's cache keys makes it trace the function again: whoever
-# traces borrows one that nobody else has, so that what one keeps, another does not find, and takes another one when a
-# kept program may have gone stale. A number under which no such program has been kept is lent again: each new number
+# and inside value_and_grad. A number that is part of JAX's cache keys makes it trace the function again: each
+# trace borrows one that no other trace has, so that one does not find what another keeps, and takes another one when a
+# kept program may have gone stale. A number under which no such program has been kept is used again: each new number
 # means that whatever is compiled under it is compiled anew. So single operations are always computed under number 0.
 _generation = jax.make_user_context(0)
 
@@ -104,7 +104,7 @@ def _give_back(number: _Number) -> None:
 
 
 def _forget(stale: Sequence[_Number]) -> None:
-    """Drop what has been kept under these numbers, with the values that it holds: nobody will find it again."""
+    """Drop what has been kept under these numbers, with the values that it holds: it can't be found again."""
     kept = _pe.trace_to_jaxpr
     for function, settings, *_ in kept.cache_keys():
         fn = function()

@@ -65,7 +65,7 @@ def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax
     """Several values of this worker at once, as :func:`put` puts them where none may share memory.
 
     Args:
-      values: arrays, and arrays of NumPy that nobody else has.
+      values: arrays, and arrays of NumPy that no other code has.
       shardings: where each shall be.
     """
     own = list(values)

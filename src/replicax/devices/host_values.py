@@ -82,7 +82,7 @@ def _limits(source: Any, target: Any) -> tuple[int, int] | None:
 
 
 def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A copy, in memory that nobody writes to, for whatever gives it to JAX.
+    """A copy, in memory that is never written to, to be given to JAX.
 
     JAX takes an array of NumPy as it is then: on a CPU a device's array may be that very memory, whatever is asked of
     ``jax.device_put``, and elsewhere it is read in the background. So who fills the same array again, as many datasets

@@ -141,7 +141,7 @@ class ProgramCache:
             self._users.get(slot, set()).discard(key)
 
     def is_first_call(self, executable: Executable) -> bool:
-        """Whether nobody has asked this before."""
+        """Whether this is the first time that it is asked."""
         if id(executable) not in self._fresh:
             return False
         self._fresh.discard(id(executable))

@@ -66,7 +66,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *
             try:
                 problem = _of_all_workers(late, replicas, number, lambda: not thread.is_alive())
             except CalledOff:
-                continue  # whoever was missing has come while we asked
+                continue  # the missing worker has come while we asked
             except WorkerError:
                 _leave_behind(thread, replicas)
                 raise
@@ -82,7 +82,7 @@ def _of_all_workers(late: Late, replicas: Replicas, number: int, is_over: Callab
     """Who waits for whom."""
     if not replicas.lockstep.several:
         return str(late)
-    # Whoever came last has waited for less time than we have, but will ask, too, when its own is over.
+    # The last worker to come has waited for less time than we have; it will ask, too, when its own time is over.
     patience = late.timeout + 1.0
     try:
         everyone = replicas.lockstep.workers.exchange(f"late/{number}", dumps(late), patience, is_over)

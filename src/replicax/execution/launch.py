@@ -164,12 +164,12 @@ def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
 
 
 def _take_back(executable: Executable) -> None:
-    """See to variables of which somebody outside holds the present array.
+    """See to variables whose present array has escaped to code outside.
 
     Those about to be donated get one of their own.
 
     Raises:
-      VariableLostError: whoever holds it has deleted it.
+      VariableLostError: that code has deleted it.
     """
     uses = escaped.intersection((*executable.donated, *executable.kept))
     for slot in uses:

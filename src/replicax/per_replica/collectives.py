@@ -145,7 +145,7 @@ class ExactCommunicator:
 
 def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:
     offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
-    if offers.result is None:  # whoever goes on first adds up for all
+    if offers.result is None:  # the first replica to go on adds up for all
         offers.result = communicator.add(offers)
     totals: list[Any] = jax.device_put(offers.result, communicator.device)
     return totals

@@ -170,7 +170,7 @@ class Rendezvous:
             raise player.error
 
     def _patience(self) -> float | None:
-        """How long to wait for the replica whose turn it is, before somebody has waited for too long."""
+        """How long to wait for the replica whose turn it is, before another has waited for too long."""
         deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
         return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 

@@ -52,7 +52,7 @@ class _Leaf:
 class _Check:
     """A value that the rules of localities ask about."""
 
-    print: Digest | None  # None if its locality is refused by nobody
+    print: Digest | None  # None if no check refuses its locality
     locality: Locality
     refused: frozenset[Locality]
     otherwise: str

@@ -1,7 +1,7 @@
 """Flat programs: a captured program as one list of operations, so that each can be given a place of its own.
 
 What a jitted helper does is put in the place of its call; what goes operand by operand, such as one all-reduce of
-many gradients, becomes an operation for each. Marks are gone (they have been answered), and so is what nobody needs.
+many gradients, becomes an operation for each. Marks are gone (they have been answered), and so is what has no use.
 The list is rewritten for the mesh of one logical device, as the program was captured in that of all of them.
 """
 

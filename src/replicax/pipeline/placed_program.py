@@ -271,7 +271,7 @@ class _Planner:
         atoms = results + [outputs[i][0] for i in region.outputs]
         layouts = [self.layout(v) for v in results] + [outputs[i][2] for i in region.outputs]
 
-        # An operand that nobody needs any more gives its memory to a result that lies just as it does.
+        # An operand that no later region needs gives its memory to a result that lies just as it does.
         ends_here = {v for v in region.needs if last_use[self.slot(v, device)] == step}
         to_fill = collections.Counter(_kind(atom, layout) for atom, layout in zip(atoms, layouts, strict=True))
         dying: list[Any] = []

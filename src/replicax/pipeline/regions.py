@@ -3,7 +3,7 @@
 Two operations of a device belong to one region if they depend on the same values from other devices, and if the same
 values to other devices depend on them. So nothing waits for anything that it does not need: no value is sent later, and
 no region begins later, than if each operation were on its own. Of a loop over microbatches each device gets a region
-for each microbatch, forward and backward, one that adds up the gradients, and so on; nobody has to say so.
+for each microbatch, forward and backward, one that adds up the gradients, and so on; the user says nothing of them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ forward region while as many wait for their backward ones as suffice to keep it 
 backward pass does not grow with the number of microbatches (the order known as 1F1B). Where another rule would be
 faster, as the program is no such pipeline, that one is followed.
 
-A region that is small beside the one before it on its device, or from which nothing is sent that somebody could wait
+A region that is small beside the one before it on its device, or from which nothing is sent that a region could wait
 for, joins it, if it needs not wait for anything else: each program that is launched costs time, too.
 """
 

@@ -68,7 +68,7 @@ class Assembly:
         self.sizes = range(len(parts.lines))
         meetings = [line.collectives for line in parts.lines]
         self.meetings: list[tuple[StraightOperation, ...]] = list(zip(*meetings, strict=True))
-        self.stretches = [self._stretches(line) for line in parts.lines]
+        self.segments = [self._segments(line) for line in parts.lines]
         # What comes to each collective, and to the end.
         self.wanted: list[list[Joint]] = [
             list(zip(*(o.operands for o in operations), strict=True)) for operations in self.meetings
@@ -79,7 +79,7 @@ class Assembly:
         self.joint: dict[Joint, Any] = {}
         self.carried: dict[tuple[int, int], Any] = {}  # by size and number
 
-    def _stretches(self, line: Straight) -> list[list[StraightOperation]]:
+    def _segments(self, line: Straight) -> list[list[StraightOperation]]:
         """What is the size's own, before each collective and at the end."""
         found: list[list[StraightOperation]] = [[]]
         for operation in line.operations:
@@ -90,10 +90,10 @@ class Assembly:
         return found
 
     def _last_uses(self, k: int) -> dict[int, int]:
-        """Of each value of a size the last stretch that needs it."""
+        """Of each value of a size the last segment that needs it."""
         last: dict[int, int] = {}
-        for number, (stretch, wanted) in enumerate(zip(self.stretches[k], self.wanted, strict=True)):
-            last.update((v, number) for o in stretch for v in o.operands)
+        for number, (segment, wanted) in enumerate(zip(self.segments[k], self.wanted, strict=True)):
+            last.update((v, number) for o in segment for v in o.operands)
             last.update((joint[k], number) for joint in wanted)
         return last
 
@@ -106,7 +106,7 @@ class Assembly:
         for whole, joint in self.parts.uneven.items():
             self.carried.update(((k, own), inputs[whole]) for k, own in enumerate(joint))
         for number, meeting in enumerate(self.meetings):
-            self.stretch(number)
+            self.segment(number)
             operands = [self.value_of(joint) for joint in self.wanted[number]]
             results = self.meet(meeting[0].equation, operands)
             for k, operation in zip(self.sizes, meeting, strict=True):
@@ -114,7 +114,7 @@ class Assembly:
                     self.values.update(zip(operation.results, results, strict=True))
                 else:
                     self.carried.update(((k, v), x) for v, x in zip(operation.results, results, strict=True))
-        self.stretch(len(self.meetings))
+        self.segment(len(self.meetings))
         return [self.value_of(joint) for joint in self.outputs]
 
     def value_of(self, joint: Joint) -> Any:
@@ -148,9 +148,9 @@ class Assembly:
 
     # --- between collectives ----------------------------------------------------------------------------
 
-    def stretch(self, number: int) -> None:
+    def segment(self, number: int) -> None:
         """Let each replica do what its size does before a collective, or at the end."""
-        own = [self.stretches[k][number] for k in self.sizes]
+        own = [self.segments[k][number] for k in self.sizes]
         mixed = [j for j in dict.fromkeys(self.wanted[number]) if self.is_mixed(j) and j not in self.joint]
         if not mixed and not any(own):
             return
@@ -205,18 +205,18 @@ class Assembly:
         return len(set(joint)) > 1 or self.parts.is_own(joint[0])
 
     def needs(self, operations: Sequence[StraightOperation], outputs: Sequence[int | None]) -> list[int]:
-        """What a stretch takes from outside."""
+        """What a segment takes from outside."""
         made = {v for o in operations for v in o.results}
         used = dict.fromkeys([*(v for o in operations for v in o.operands), *(v for v in outputs if v is not None)])
         return [v for v in used if v not in made and v not in self.numbers.literals]
 
     def living(self, k: int, number: int) -> list[int]:
-        """What a size makes in a stretch, and needs in a later one."""
-        made = [v for o in self.stretches[k][number] for v in o.results]
+        """What a size makes in a segment, and needs in a later one."""
+        made = [v for o in self.segments[k][number] for v in o.results]
         return [v for v in made if self.last_use[k].get(v, -1) > number]
 
     def slots(self, living: Sequence[list[int]]) -> list[tuple[tuple[int | None, ...], jax.ShapeDtypeStruct]]:
-        """Places for what goes on to later stretches: what each size has there, and for how much there is room."""
+        """Places for what goes on to later segments: what each size has there, and for how much there is room."""
         avals = self.numbers.avals
         dtypes = dict.fromkeys(avals[v].dtype for values in living for v in values)
         found = []

@@ -170,7 +170,7 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
 
 
 def _checked(variable: Variable, value: Any) -> Any:
-    """An array of the variable's shape and dtype; of the host, if it is there, in memory that nobody writes to."""
+    """An array of the variable's shape and dtype; of the host, if it is there, in memory that is never written to."""
     if (
         isinstance(value, jax.Array)
         and not getattr(value, "weak_type", False)  # random keys have none

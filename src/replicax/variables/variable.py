@@ -525,5 +525,5 @@ def _in_words(value: Any) -> str:
 
 
 # To JAX a variable is a pytree whose only leaf is its value, so that any function that takes pytrees takes
-# variables; it returns arrays. To Replicax itself a variable is a leaf (see nests.is_leaf).
+# variables; it returns arrays. To Replicax itself a variable is a leaf (see pytrees.is_leaf).
 jax.tree_util.register_pytree_node(Variable, lambda v: ((v.read_value(),), None), lambda _, children: children[0])

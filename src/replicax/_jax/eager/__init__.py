@@ -1,1 +1,1 @@
-"""Operations computed at once, while somebody watches: what the exact executor stands on."""
+"""Operations that are computed one by one, for the per-replica executor."""

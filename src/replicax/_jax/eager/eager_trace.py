@@ -1,4 +1,4 @@
-"""The evaluation of a step operation by operation, while somebody watches."""
+"""The evaluation of a step operation by operation, each of which can be watched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Functions of libraries, computed at once where a step runs operation by operation.
 
 That a step runs operation by operation is for those who look into it: their ``print`` and ``breakpoint()`` see values.
-Nobody has written any into a library's function, and what it is made of can be told, so there one program does.
+A library's function has neither, and its parts are known, so there one program does.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class _UnknownError(Exception):
 def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
     """Equal for functions that compute the same; ``None`` if any of it is not a library's, or can't be compared.
 
-    A function is its code with everything that it has captured: numbers, containers and other functions. What somebody
-    has written himself, be it a schedule or a mask, may print or stop in a debugger. What a library's module holds is
+    A function is its code with everything that it has captured: numbers, containers and other functions. What the user
+    has written, such as a schedule or a mask, may print or stop in a debugger. What a library's module holds is
     the library's.
 
     >>> import jax, optax

@@ -149,7 +149,7 @@ class Operations:
 
     def _put(self, number: Any, aval: Any, again: bool) -> Any:
         """A constant on the device; kept if it may be wanted ``again``."""
-        number = np.array(number, aval.dtype)  # a copy: nobody may change it later
+        number = np.array(number, aval.dtype)  # a copy, which can't change later
         if number.ndim or not again:
             return _placed(number, aval, self._device)
         return _placed_number(number.tobytes(), aval, self._device)

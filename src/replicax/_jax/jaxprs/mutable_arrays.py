@@ -12,7 +12,7 @@ def check_freed_once(jaxpr: Jaxpr) -> None:
     """Raise if a program frees a mutable array and then uses it.
 
     Raises:
-      ValueError: it does. JAX has a bare ``KeyError`` for it, or nothing, if nobody asks for the result.
+      ValueError: it does. JAX has a bare ``KeyError`` for it, or no error, if the result is not used.
     """
     freed: set[Any] = set()
     for equation in jaxpr.eqns:

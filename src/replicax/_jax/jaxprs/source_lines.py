@@ -20,7 +20,7 @@ _LIBRARIES = (
     str(pathlib.Path(__file__).absolute().parents[2]) + os.sep,
     "<frozen",
 )
-"""Where files are that nobody has written for this program: Python's, what is installed beside JAX, and ours."""
+"""Where the files are that do not belong to the user's program: Python's, those installed beside JAX, and ours."""
 
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """What an operation makes of terms in the backward pass of a derivative: that of ``jax.grad``, of any library.
 
-Nobody marks the loss there. But its derivative begins with a 1, and the way back through the loss's own scale comes
+The loss is not marked there. But its derivative begins with a 1, and the way back through the loss's own scale comes
 before the examples: of a mean over 8 of them, 1 / 8 is what each example's derivative is multiplied by. So the numbers
 that this *weight* has been multiplied by say what the loss was. Where the weight meets the examples, it becomes the
 term of a *cotangent*, and whatever comes after is linear in that.

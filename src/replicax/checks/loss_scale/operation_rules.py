@@ -48,7 +48,7 @@ GRADIENTS = (
     Kind.COMMON,
     Kind.UNKNOWN,
 )
-"""Terms of a gradient that nobody has clipped."""
+"""Terms of a gradient that is not clipped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

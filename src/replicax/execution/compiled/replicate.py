@@ -267,7 +267,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
         state, kept_values, elements, constants = groups
-        # What is written without being read, and the results, start as zeros that nobody sees.
+        # What is written without being read, and the results, start as zeros, which are never seen.
         unread = [zeros_like(stored_here(program.writes[i], here)) for i in written[len(donated) :]]
         start = [array_of(v) for v in state] + unread
         nothing_yet = [

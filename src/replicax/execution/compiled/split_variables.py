@@ -129,7 +129,7 @@ class Partition:
         return own_piece(self.whole(value), split)
 
     def leaving(self, value: Any, split: Split) -> Any:
-        """The same for the outside, where the filling is zero: it must not look like a NaN that somebody computed."""
+        """The same for the outside, where the filling is zero: it must not look like a NaN that the step computed."""
         array = self.piece(value, split)
         if not split.filling or not isinstance(value, Piece):
             return array

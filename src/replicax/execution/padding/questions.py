@@ -1,6 +1,6 @@
 """Questions about padding, asked while a step's Python runs and answered when its program is known.
 
-Whether a dim that a ``merge_fn`` reduces along is that of the examples: nobody can know while it is traced.
+Whether a dim that a ``merge_fn`` reduces along is that of the examples is unknown while it is traced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Numbers of modules: which Python numbers among the arguments are part of a module's structure.
 
-A number that somebody passes to a step changes from call to call, so it is traced. A number in a module of Equinox is a
+A number that a user passes to a step changes from call to call, so it is traced. A number in a module of Equinox is a
 setting, such as the rate of a dropout, by which the module's Python decides: ``equinox.filter_jit`` takes it as it is.
 """
 

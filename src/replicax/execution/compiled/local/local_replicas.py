@@ -2,12 +2,12 @@
 
 The program is that of one replica. Values that are the same on all replicas (M) are computed once for each device. Of
 values that may differ (T) a device has one for each of its replicas: an array ``[k, *shape]``. What computes them
-between two collectives is a *stretch*: a loop runs it for one replica after the other. In a collective the replicas of
+between two collectives is a *segment*: a loop runs it for one replica after the other. In a collective the replicas of
 a device come together first, and then the devices. So a device needs memory for the temporaries of one replica at a
-time, and keeps for all of its replicas only what goes from one stretch to a later one. Sums over the replicas of which
+time, and keeps for all of its replicas only what goes from one segment to a later one. Sums over the replicas of which
 nothing else is needed are added up in the loop.
 
-Loops, branches and calls with collectives inside are entered; the others belong to a stretch as they are.
+Loops, branches and calls with collectives inside are entered; the others belong to a segment as they are.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ class LocalReplicas:
             for equation in stage.common:
                 operands = [self.one(read(v)) for v in equation.invars]
                 env.update(zip(equation.outvars, self.once.results(equation, operands), strict=True))
-            self.stretch(stage, env)
+            self.segment(stage, env)
             for equation in stage.meetings:
                 env.update(
                     zip(equation.outvars, self.meeting(equation, [read(v) for v in equation.invars]), strict=True)
                 )
         return [self.as_wanted(read(v), v, d) for v, d in zip(jaxpr.outvars, differ, strict=True)]
 
-    def stretch(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
+    def segment(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
         """What replicas do by themselves between two collectives, one replica after the other."""
         if not stage.alone:
             return

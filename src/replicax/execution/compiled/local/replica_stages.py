@@ -39,7 +39,7 @@ class ReplicaStage:
 def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[Any], bool]) -> list[ReplicaStage]:
     """The stages of a program: each operation is in the first one for which its operands are there.
 
-    What uses mutable arrays is in one stage, and so in one stretch, in its order.
+    What uses mutable arrays is in one stage, and so in one segment, in its order.
 
     Args:
       jaxpr: the program.
@@ -81,7 +81,7 @@ def _staged(
             number = max(number, of_mutable)
             if number + meets > latest:
                 latest, line = number + meets, _jax.source_line(equation)
-        # What a stretch has computed of values that all replicas have alike is anyone's when the stretch is over.
+        # What a segment has computed of values that all replicas have alike is anyone's when the segment is over.
         alone = not meets and (
             acts
             or mutates
@@ -98,7 +98,7 @@ def _staged(
 
 
 def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Callable[[Any], bool]) -> None:
-    """Find out what stretches have to keep."""
+    """Find out what segments have to keep."""
     sums: set[Any] = set()
     needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
     for stage in stages:
