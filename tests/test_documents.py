@@ -13,6 +13,7 @@ import tomllib
 import jax
 import pytest
 
+import replicax.errors
 from tests.public_names import PUBLIC
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -68,3 +69,13 @@ def test_the_page_on_installing_has_every_extra() -> None:
 def test_the_reference_lists_every_public_name() -> None:
     listed = set(re.findall(r"`([\w.]+)`", (ROOT / "docs" / "reference.md").read_text()))
     assert {name.removeprefix("replicax.") if name.count(".") == 1 else name for name in PUBLIC} <= listed
+
+
+def test_the_page_on_troubleshooting_has_every_error_and_warning() -> None:
+    named = {name for name, value in vars(replicax.errors).items() if isinstance(value, type)}
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert {name for name in named if name.endswith(("Error", "Warning"))} <= set(headings)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
