@@ -28,10 +28,13 @@ PEERS_READY := .venv-peers/.ready
 # XLA's compiler for GPUs,
 GPU := .venv-gpu/bin
 GPU_READY := .venv-gpu/.ready
-# and those whose datasets are taken.
+# those whose datasets are taken,
 INTEGRATIONS := .venv-integrations/bin
 INTEGRATIONS_READY := .venv-integrations/.ready
-# And what makes the site.
+# those that track runs,
+TRACKERS := .venv-trackers/bin
+TRACKERS_READY := .venv-trackers/.ready
+# and what makes the site.
 DOCS := .venv-docs/bin
 DOCS_READY := .venv-docs/.ready
 
@@ -50,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak lint primitives bench peers gpu oracle integrations keras matrix chaos docs dist clean
+.PHONY: help demo test soak lint primitives bench peers gpu oracle integrations keras trackers matrix chaos docs dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile
@@ -96,6 +99,9 @@ keras: $(INTEGRATIONS_READY)  ## test models of Keras with its three latest seri
 	        $(INTEGRATIONS)/python -m pytest tests/integration/keras_models $(ARGS) || exit 1; \
 	done
 
+trackers: $(TRACKERS_READY)  ## test the logs of runs with Weights & Biases and MLflow, offline
+	JAX_PLATFORMS=cpu $(TRACKERS)/python -m pytest tests/integration/test_trackers.py $(ARGS)
+
 matrix:  ## run the tests with each JAX on each Python, in environments of their own
 	$(PYTHON) tests/matrix/run.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(SHARED) $(ARGS)
 
@@ -110,7 +116,7 @@ dist:  ## build the wheel and the sdist in dist/, and try them in empty environm
 	$(PYTHON) tests/matrix/dist.py --pythons "$(PYTHONS)" $(if $(JAX),--jax "$(JAX)") $(ARGS)
 
 clean:  ## remove the environments, caches and outputs
-	rm -rf .venv .venv-oracle .venv-peers .venv-gpu .venv-integrations .venv-keras .venv-matrix .venv-docs .venv-dist
+	rm -rf .venv .venv-oracle .venv-peers .venv-gpu .venv-integrations .venv-trackers .venv-keras .venv-matrix .venv-docs .venv-dist
 	rm -rf build dist out
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -132,6 +138,12 @@ $(INTEGRATIONS_READY): pyproject.toml constraints.txt tests/integration/constrai
 	PIP_CONSTRAINT="constraints.txt tests/integration/constraints.txt" \
 	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,ray,torch]' \
 	    pytest tensorflow-cpu tensorboard keras
+	touch $@
+
+$(TRACKERS_READY): pyproject.toml constraints.txt tests/integration/constraints-trackers.txt
+	$(PYTHON) -m venv .venv-trackers
+	PIP_CONSTRAINT="constraints.txt tests/integration/constraints-trackers.txt" \
+	    $(TRACKERS)/python -m pip install --editable '.[wandb]' mlflow-skinny sqlalchemy alembic pytest
 	touch $@
 
 $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers/constraints.txt

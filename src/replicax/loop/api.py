@@ -6,22 +6,28 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
-from replicax.loop.callbacks import Callback
+from replicax.loop.callbacks import Callback, EarlyStopping, best_of
 from replicax.loop.step_metrics import Combination
+from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
+from replicax.loop.wrapped_steps.precision import KINDS, Precision
 from replicax.strategy import Strategy
+from replicax.user_functions import function_name
 
 if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
+
+SAVED_EVERY = 600.0
+"""Seconds between two checkpoints, where only their folder is given."""
 
 
 @_jax.hiding_frames
@@ -30,19 +36,22 @@ def train(
     dataset: Any,
     steps: int,
     *,
-    checkpoints: CheckpointManager | None = None,
+    checkpoints: CheckpointManager | str | os.PathLike[str] | None = None,
     evaluate: Callable[[], Any] | tuple[Callable[[Any], Any], Any] | None = None,
     evaluate_every: int | None = None,
     log_every: int = 100,
     logs: str | os.PathLike[str] | None = None,
     metrics: Sequence[Any] | Mapping[str, Any] = (),
     reduce: ReduceOp | str | Mapping[str, ReduceOp | str] = "sum",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     stop_at_nan: bool = False,
     stop_file: str | os.PathLike[str] | None = None,
     profile: tuple[int, int] | None = None,
     steps_per_call: int | None = None,
-    progress: bool = True,
+    precision: Literal["bf16", "fp16"] | Precision | None = None,
+    accumulate: int = 1,
+    tokens_per_example: int | None = None,
+    progress: bool | float = True,
     strategy: Strategy | None = None,
 ) -> TrainingRun:
     """Run ``step`` for ``steps`` elements of ``dataset``: the training loop.
@@ -60,8 +69,9 @@ def train(
         ``strategy.distribute_dataset`` takes. After its last element a new pass begins, until ``steps`` steps have
         been run. (For another order in each pass, let the dataset repeat and shuffle itself.)
       steps: how many steps there are to be in all, those before a resume included.
-      checkpoints: a manager; the objects of its checkpoint are restored first, and saved when the manager says, and at
-        the end. The loop adds its own under the name ``train``: the place in the input, metrics, callbacks.
+      checkpoints: a folder: all variables, optimizers, metrics and models that the step uses are restored first, and
+        saved every ten minutes and at the end. Or a manager, which says what is saved, and when. The loop adds its own
+        under the name ``train``: the place in the input, metrics, callbacks.
       evaluate: a function without arguments, which returns numbers (``strategy.reduce`` combines those of replicas); or
         ``(step, dataset)``, a step that returns numbers like those of ``step``: then each is averaged over all examples
         of one pass.
@@ -73,15 +83,20 @@ def train(
       metrics: a list or dict of :class:`Mean` and the like, which ``step`` updates: the result of each interval is
         logged, and then the metric is reset.
       reduce: how numbers in which replicas differ are combined: ``"sum"``, ``"mean"``, or a dict by name.
-      callbacks: :class:`Callback` objects, such as :class:`EarlyStopping`.
+      callbacks: a :class:`Callback`, such as :class:`EarlyStopping`, or a list of them.
       stop_at_nan: raise an error when a number of a step was NaN or infinite, and name the step: at the latest one
         logging interval later, and before anything is saved.
       stop_file: the run ends when there is such a file.
       profile: two steps: ``jax.profiler`` records what happens after the first, until the second, in ``logs``.
       steps_per_call: how many steps go to the devices at once; ``None`` to have it chosen by what is measured. It
         changes the time, and no number.
-      progress: whether the chief shows a bar (a line now and then where there is no terminal), and at the end where the
-        time went.
+      precision: ``"bf16"`` or ``"fp16"``: the step computes in bfloat16, or in float16 with a dynamic loss scale, and
+        parameters stay float32; or a :class:`replicax.loop.Precision`.
+      accumulate: into how many micro-batches each replica splits its batch. Their gradients are added up, and applied
+        once: the same update with the memory of a micro-batch. See :func:`replicax.loop.accumulated`.
+      tokens_per_example: the length of a sequence: then ``tokens_per_second`` is logged, too.
+      progress: whether the chief shows a bar, and at the end where the time went. In a notebook the bar is a line of
+        text; where there is no terminal, a line is printed every ten seconds. A number: after so many seconds instead.
       strategy: whose replicas run the step. By default it is the dataset's, or else the current one.
 
     Returns:
@@ -114,13 +129,18 @@ def train(
     wall = WallTime(began=time.perf_counter() - since_process_start())
     steps = checked_integer(steps, "replicax.train: steps", 0)
     checked_integer(log_every, "replicax.train: log_every")
-    _check_manager(checkpoints)
+    _check_checkpoints(checkpoints)
     if evaluate_every is not None:
         checked_integer(evaluate_every, "replicax.train: evaluate_every")
         if evaluate is None:
             raise ValueError("replicax.train(evaluate_every=…) needs to know how: pass evaluate, too")
     if profile is not None and logs is None:
         raise ValueError("replicax.train(profile=…) needs a folder to write to: pass logs, too")
+    if tokens_per_example is not None:
+        checked_integer(tokens_per_example, "replicax.train: tokens_per_example")
+    if not isinstance(progress, bool | int | float) or progress < 0:
+        raise ValueError(f"replicax.train(progress=…) takes a bool, or seconds between two lines, got {progress!r}")
+    callbacks = _checked_callbacks(callbacks)
     strategy = _strategy_of(dataset, strategy)
     check_call(strategy.extended.replicas, step, (), method="replicax.train")
     loop = TrainingLoop(
@@ -129,18 +149,22 @@ def train(
         dataset=dataset,
         steps=steps,
         wall=wall,
-        checkpoints=checkpoints,
+        checkpoints=_manager_of(checkpoints, step, best_of(callbacks)),
+        has_found_objects=isinstance(checkpoints, str | os.PathLike),
         folder=None if logs is None else pathlib.Path(logs),
         log_every=log_every,
         evaluate=evaluate,
         evaluate_every=evaluate_every,
         metrics=_named(metrics),
         combination=Combination(reduce),
-        callbacks=_checked_callbacks(callbacks),
+        callbacks=callbacks,
         stop_at_nan=stop_at_nan,
         stop_file=None if stop_file is None else pathlib.Path(stop_file),
         profile=_checked_profile(profile),
         steps_per_call=steps_per_call,
+        precision=_checked_precision(precision),
+        accumulate=checked_integer(accumulate, "replicax.train: accumulate"),
+        tokens_per_example=tokens_per_example,
         progress=progress,
     )
     return loop.run()
@@ -170,17 +194,54 @@ def _strategy_of(dataset: Any, given: Any) -> Strategy:
     return owner.strategy
 
 
-def _check_manager(checkpoints: Any) -> None:
-    """Raise a TypeError unless ``checkpoints`` is a manager or None."""
+def _check_checkpoints(checkpoints: Any) -> None:
+    """Raise a TypeError unless ``checkpoints`` is a folder, a manager or None."""
+    from replicax.checkpoint import CheckpointManager
+
+    if checkpoints is not None and not isinstance(checkpoints, CheckpointManager | str | os.PathLike):
+        raise TypeError(
+            "replicax.train(checkpoints=…) takes a folder, or a replicax.CheckpointManager, which knows what to save "
+            f"and when: replicax.CheckpointManager(checkpoint, 'FOLDER', every_steps=…), got {checkpoints!r}"
+        )
+
+
+def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping | None) -> CheckpointManager | None:
+    """The manager itself; or one for the objects of the step, if only the folder is given.
+
+    Args:
+      checkpoints: what the caller has given.
+      step: of the run.
+      best: what decides which checkpoint is to be restored at the end.
+
+    Raises:
+      ValueError: the step uses nothing that can be saved; or the manager does not keep what ``best`` restores.
+    """
+    wanted = None if best is None else (best.metric, best.mode)
+    if not isinstance(checkpoints, str | os.PathLike):
+        if best is not None and (checkpoints is None or checkpoints._best != wanted):
+            raise ValueError(
+                f"replicax.train: {best!r} restores the best checkpoint at the end, so there must be one: pass a "
+                f"folder as checkpoints, or a replicax.CheckpointManager(…, best={wanted!r})"
+            )
+        return checkpoints
     from replicax.checkpoint import Checkpoint, CheckpointManager
 
-    if checkpoints is None or isinstance(checkpoints, CheckpointManager):
-        return
-    what = "checkpoint" if isinstance(checkpoints, Checkpoint) else "replicax.Checkpoint(model=…, optimizer=…)"
-    folder = repr(os.fspath(checkpoints)) if isinstance(checkpoints, str | os.PathLike) else "'FOLDER'"
-    raise TypeError(
-        f"replicax.train(checkpoints=…) takes a replicax.CheckpointManager, which knows what to save: "
-        f"replicax.CheckpointManager({what}, {folder}), got {checkpoints!r}"
+    objects = objects_of(step)
+    if not objects:
+        raise ValueError(
+            f"replicax.train(checkpoints={os.fspath(checkpoints)!r}): the step {function_name(step)!r} uses no "
+            "variable, optimizer or model by a name, so it is not known what to save. Say it: checkpoints="
+            f"replicax.CheckpointManager(replicax.Checkpoint(model=…, optimizer=…), {os.fspath(checkpoints)!r})"
+        )
+    return CheckpointManager(Checkpoint(**objects), checkpoints, every_seconds=SAVED_EVERY, best=wanted)
+
+
+def _checked_precision(precision: Any) -> Any:
+    if precision is None or isinstance(precision, Precision) or (isinstance(precision, str) and precision in KINDS):
+        return precision
+    raise ValueError(
+        "replicax.train(precision=…) takes 'bf16', 'fp16' or a replicax.loop.Precision; None computes in the dtypes "
+        f"that the step has, got {precision!r}"
     )
 
 
@@ -211,10 +272,7 @@ def _named(metrics: Any) -> dict[str, Any]:
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:
-    if not isinstance(callbacks, Iterable):
-        name = type(callbacks).__name__
-        raise TypeError(f"replicax.train(callbacks=…) takes a list of callbacks, got a {name}; for one: callbacks=[…]")
-    callbacks = list(callbacks)
+    callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = ": pass an object, not the class" if isinstance(callback, type) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from replicax.argument_checks import checked_integer
@@ -65,6 +65,8 @@ class EarlyStopping(Callback):
       mode: ``"min"`` if less is better, ``"max"`` if more is.
       patience: how many evaluations in a row may be no better than the best.
       min_delta: by how much a value has to be better to count as better.
+      restore_best: at the end of the run, go back to the checkpoint of the best evaluation. It is saved when it is
+        found, so it needs ``checkpoints``: a folder, or a manager with ``best=(metric, mode)``.
 
     Attributes:
       best: the best value so far; ``None`` before the first evaluation.
@@ -90,7 +92,14 @@ class EarlyStopping(Callback):
     (40, 'loss was no better than 2 (step 20) in 2 evaluations')
     """
 
-    def __init__(self, metric: str, mode: Literal["min", "max"], patience: int = 1, min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        metric: str,
+        mode: Literal["min", "max"],
+        patience: int = 1,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+    ) -> None:
         if not isinstance(metric, str):
             raise TypeError(f"EarlyStopping: metric must be the name of a number, got {metric!r}")
         if mode not in ("min", "max"):
@@ -99,6 +108,7 @@ class EarlyStopping(Callback):
         if not min_delta >= 0:
             raise ValueError(f"EarlyStopping: min_delta must be 0 or more, got {min_delta!r}")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
+        self.restore_best = restore_best
         self.best: float | None = None
         self.best_step: int | None = None
         self._worse = 0
@@ -139,3 +149,15 @@ class EarlyStopping(Callback):
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.metric!r}, {self.mode!r}, patience={self.patience})"
+
+
+def best_of(callbacks: Sequence[Callback]) -> EarlyStopping | None:
+    """The callback whose best evaluation is to be restored at the end; ``None`` if none is.
+
+    Raises:
+      ValueError: there are two.
+    """
+    found = [c for c in callbacks if isinstance(c, EarlyStopping) and c.restore_best]
+    if len(found) > 1:
+        raise ValueError(f"replicax.train(callbacks=…): only one can restore the best checkpoint, got {found}")
+    return found[0] if found else None

@@ -30,6 +30,7 @@ class EndlessInput:
       examples: how many examples all replicas have had.
       passes: how many passes have been begun.
       bytes_per_step: how large the first element was, on all devices.
+      arguments: of a step that gets the first element; ``None`` as long as there was none that was the same everywhere.
 
     Raises:
       ValueError: another strategy's dataset; or the place in it can't be saved, and has to be.
@@ -48,6 +49,7 @@ class EndlessInput:
         self.examples = 0
         self.passes = 1
         self.bytes_per_step = 0
+        self.arguments: Any = None
 
     def restored(self) -> None:
         """The iterator has been set to another place, and so reads anew."""
@@ -72,6 +74,7 @@ class EndlessInput:
         self.examples += sum(map(examples_in, groups))
         if not self.bytes_per_step and isinstance(groups[0], ElementGroup):
             self.bytes_per_step = sum(array.nbytes for array in groups[0].arrays) // groups[0].count
+            self.arguments = groups[0].arguments
         return groups, error
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
+from replicax.loop.step_objects import variables_in
+from replicax.loop.wrapped_steps.precision import Precision
 from replicax.pytrees import is_leaf, registered
+from replicax.variables import Variable
 
 if TYPE_CHECKING:
     from replicax.checkpoint import Checkpoint, CheckpointManager
 
 NAME = "train"
 """What the loop's own objects are called in a checkpoint."""
+
+OWN = "replicax.train/"
+"""What the names of the loop's own variables begin with."""
 
 _extended: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
 
@@ -31,6 +37,8 @@ class SavedRuns:
       input: of the run.
       metrics: those of the run, which are saved unless they are among the user's objects.
       callbacks: that may have something to remember.
+      precision: of the run; its loss scale is saved unless it is among the user's objects.
+      watched: the variables of the strategy, if the loop has found out by itself what to save.
 
     Attributes:
       evaluated: the step of the last evaluation; ``None`` if there was none.
@@ -46,12 +54,16 @@ class SavedRuns:
         input: EndlessInput,
         metrics: Mapping[str, Any],
         callbacks: Sequence[Callback],
+        precision: Precision | None = None,
+        watched: Iterable[Variable] = (),
     ) -> None:
         self.evaluated: int | None = None
         self._manager = manager
         self._at: int | None = None  # the step that is restored or saved
         self._input = input
         self._callbacks = {f"{i} {type(c).__name__}": c for i, c in enumerate(callbacks)}
+        self._watched = watched
+        self._before: list[tuple[Variable, Any]] = []
         if manager is None:
             return
         objects = manager.checkpoint._objects
@@ -66,6 +78,8 @@ class SavedRuns:
         if id(input.iterator) not in there:
             own["input"] = input.iterator
         own["metrics"] = {name: metric for name, metric in metrics.items() if id(metric) not in there}
+        if precision is not None and precision.variables and id(precision) not in there:
+            own["precision"] = precision
         objects[NAME] = own
         _extended.add(manager.checkpoint)
 
@@ -104,6 +118,30 @@ class SavedRuns:
                 callback.set_state(state["callbacks"][name])
         return step
 
+    def watch(self) -> None:
+        """The first call of the step follows."""
+        if self._manager is not None:  # the arrays of models are the models'
+            self._before = [(v, v.slot.array) for v in self._watched if v.slot.view is None]
+
+    def check_all_saved(self) -> None:
+        """Raise if the first call of the step has changed a variable that is not saved.
+
+        Raises:
+          ValueError: names it.
+        """
+        if self._manager is None or not self._before:
+            return
+        saved = set(variables_in(self._manager.checkpoint._objects))
+        before, self._before = self._before, []
+        for variable, array in before:
+            if variable.slot.array is not array and variable not in saved and not variable.name.startswith(OWN):
+                raise ValueError(
+                    f"replicax.train(checkpoints={self.directory!r}) saves what the step uses by a name, and the "
+                    f"step has changed {variable.describe()}, which it reaches in another way. Say what to save: "
+                    "checkpoints=replicax.CheckpointManager(replicax.Checkpoint(model=…, optimizer=…), "
+                    f"{self.directory!r})"
+                )
+
     def is_due(self, step: int) -> bool:
         """Whether it is time to save."""
         return self._manager is not None and self._at != step and self._manager._is_time(step)
@@ -125,6 +163,15 @@ class SavedRuns:
             metrics.setdefault(manager._best[0], math.nan)  # not evaluated, so it is not the best
         self._at = step
         return manager.save(step, metrics, force=True)
+
+    def restore_best(self) -> int | None:
+        """Go back to the checkpoint with the best evaluation; its step, ``None`` if the newest one is it."""
+        assert self._manager is not None
+        best = self._manager.best_step
+        if best is None or best == self._at:
+            return None
+        self._manager.restore(best)
+        return best
 
     def wait(self) -> None:
         """Wait until all that was saved is written."""

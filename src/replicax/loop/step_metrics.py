@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +31,10 @@ NOT_FINITE = "\0not finite"
 """The name of the number of :meth:`FiniteWatch.note`."""
 
 
+step_outcome: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("step_outcome", default=None)
+"""While a step runs: a list, to which is added whether the step takes effect, where that is not certain."""
+
+
 class NumberedStep(Step):
     """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name.
 
@@ -49,12 +54,17 @@ class NumberedStep(Step):
 
     def __call__(self, element: Any) -> Any:
         self._traces[0] += 1
-        returned = self.fn(element)
+        outcome: list[Any] = []
+        token = step_outcome.set(outcome)
+        try:
+            returned = self.fn(element)
+        finally:
+            step_outcome.reset(token)
         checked_result(returned, self.fn, "replicax.train")
         numbers = named_numbers(returned, self.__name__)
         hidden = {DONE: jnp.int32(0)}
         if self.finite is not None:
-            hidden[NOT_FINITE] = self.finite.note(numbers)
+            hidden[NOT_FINITE] = self.finite.note(numbers, outcome)
         return {"last": {**numbers, **hidden}, "objects": {}}
 
 
@@ -119,6 +129,13 @@ class Combination:
         else:
             self._of_all = ReduceOp.parse(ops)
         self._looked_at: set[str] = set()
+
+    @property
+    def means(self) -> frozenset[str] | bool:
+        """The names of the numbers that are averaged; whether all are, if it is the same for all."""
+        if self._of_all is ReduceOp.MEAN:
+            return True
+        return frozenset(name for name, op in self._of.items() if op is ReduceOp.MEAN)
 
     def check(self, numbers: Mapping[str, Any]) -> None:
         """Raise if a name is none of those of the step.
@@ -213,8 +230,11 @@ class FiniteWatch:
         """The next step is the one after ``step``."""
         self._start = step
 
-    def note(self, numbers: Mapping[str, Any]) -> jax.Array:
-        """In a step that returns ``numbers``: the number of the first one that was not finite, from 1; or 0."""
+    def note(self, numbers: Mapping[str, Any], outcome: Sequence[Any]) -> jax.Array:
+        """In a step that returns ``numbers``: the number of the first one that was not finite, from 1; or 0.
+
+        A step that takes no effect, as ``outcome`` says, does not count.
+        """
         replica = context.get_replica_context()
         assert replica is not None
         bad = jnp.zeros((), jnp.bool_)
@@ -223,6 +243,8 @@ class FiniteWatch:
                 bad = bad | jnp.logical_not(jnp.isfinite(value))
         steps, first = self._steps.value + 1, self._first.value
         any_bad = replica.all_reduce("sum", bad.astype(jnp.int32)) > 0
+        for took_effect in outcome:
+            any_bad = any_bad & took_effect
         first = jnp.where((first == 0) & any_bad, steps, first)
         self._steps.assign(steps)
         self._first.assign(first)

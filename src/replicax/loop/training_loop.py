@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import pathlib
@@ -18,10 +17,13 @@ from replicax import _jax
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.loop.callbacks import Callback
+from replicax.execution.run import prepare
+from replicax.execution.tracing.held_state import held
+from replicax.loop.callbacks import Callback, best_of
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog, can_write_events
-from replicax.loop.logs.progress_bar import Progress
+from replicax.loop.logs.progress_bar import LINES, Progress
+from replicax.loop.logs.speed import Speed, flops_of
 from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
 from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
@@ -30,6 +32,8 @@ from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
+from replicax.loop.wrapped_steps.accumulation import accumulated
+from replicax.loop.wrapped_steps.precision import Precision
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
 from replicax.workers import heartbeat
@@ -38,8 +42,6 @@ if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
 
 
-RATED = 4
-"""Over how many logging intervals the examples per second are measured: one alone may have waited for another's."""
 NOTICEABLE = 1e-3
 """For how many seconds one has to wait for values to say that they were not there yet."""
 
@@ -56,6 +58,7 @@ class TrainingLoop:
         steps: int,
         wall: WallTime,
         checkpoints: CheckpointManager | None,
+        has_found_objects: bool,
         folder: pathlib.Path | None,
         log_every: int,
         evaluate: Any,
@@ -67,7 +70,10 @@ class TrainingLoop:
         stop_file: pathlib.Path | None,
         profile: tuple[int, int] | None,
         steps_per_call: int | None,
-        progress: bool,
+        precision: str | Precision | None,
+        accumulate: int,
+        tokens_per_example: int | None,
+        progress: bool | float,
     ) -> None:
         replicas = strategy.extended.replicas
         self._strategy, self._wall, self._folder = strategy, wall, folder
@@ -80,9 +86,15 @@ class TrainingLoop:
         if not isinstance(dataset, DistributedDataset | DistributedIterator):
             dataset = strategy.distribute_dataset(dataset)
         self._input = EndlessInput(dataset, replicas, wall, checkpoints is not None)
-        self._saves = SavedRuns(checkpoints, self._input, metrics, callbacks)
+        watched = strategy.extended.variables if has_found_objects else ()
+        with strategy.scope():
+            self._precision = Precision(precision) if isinstance(precision, str) else precision
+        self._saves = SavedRuns(checkpoints, self._input, metrics, callbacks, self._precision, watched)
         self._run = TrainingRun(strategy, steps, wall, self._requests.request)
-        self._show = Progress() if progress and self._run.is_chief else None
+        lines = LINES if isinstance(progress, bool) else float(progress)
+        self._show = Progress(lines=lines) if progress and self._run.is_chief else None
+        self._speed = Speed(strategy, tokens_per_example)
+        self._restores = best_of(callbacks)
         self._callbacks = callbacks
         self._files: list[Callback] = [] if self._show is None else [self._show]
         if folder is not None:
@@ -94,11 +106,11 @@ class TrainingLoop:
         )
         with strategy.scope():
             self._finite = FiniteWatch() if stop_at_nan else None
-        self._step = NumberedStep(fn, self._finite)
+        fn = accumulated(fn, accumulate, mean=combination.means)
+        self._step = NumberedStep(fn if self._precision is None else self._precision(fn), self._finite)
         self._lengths: set[int] = set()
         self._outputs: dict[str, Any] = {}
         self._pending: Pending | None = None
-        self._rates = collections.deque([(0, 0.0)], maxlen=RATED + 1)  # examples, and seconds of training
         self._evaluated: dict[str, float] | None = None  # what an evaluation of the present step gave
         self._logged_step = -1
         self._profiling = False
@@ -148,7 +160,7 @@ class TrainingLoop:
         self._call_back(lambda callback: callback.on_start(run), starting=True)
         if self._finite is not None:
             self._finite.start(run.step)
-        self._rates[-1] = 0, wall.training
+        self._speed.start(run.step, wall.training)
 
     def _steps(self) -> str | None:
         """The steps; why they ended before the last one."""
@@ -185,6 +197,9 @@ class TrainingLoop:
             self._saves.wait()
         late = self._requests.agree()
         run.stopped = why = late if late in SIGNALS else why  # one that came while the last step was saved
+        if self._restores is not None and why not in SIGNALS:
+            with self._wall.on("restoring"):
+                run.restored = self._saves.restore_best()
         return why
 
     def _end(self) -> None:
@@ -215,6 +230,8 @@ class TrainingLoop:
             self._start_profile()
         traces = self._step.traces
         wall.switch("steps")
+        if not self._outputs:
+            self._saves.watch()
         ctx = self._launched(count)
         if ctx.steps not in self._lengths or (self._step.traces > traces and not self._calls.is_exact):
             self._lengths.add(ctx.steps)
@@ -222,8 +239,11 @@ class TrainingLoop:
                 jax.block_until_ready(ctx.last_step_outputs[DONE])
             wall.count_as("compile")
         if not self._outputs:
+            self._saves.check_all_saved()
             self._combination.check(ctx.last_step_outputs)
             self._combination.check_scales(ctx.last_step_outputs)
+            if self._speed.peak is not None:
+                self._count_flops()
         self._outputs = ctx.last_step_outputs
         run.step += ctx.steps
         heartbeat.made(run.step)
@@ -231,6 +251,15 @@ class TrainingLoop:
         self._evaluated = None
         with self._fetching():
             self._calls.ran(self._outputs[DONE], self._input.bytes_per_step, run.steps - run.step)
+
+    def _count_flops(self) -> None:
+        """Count what a step computes: its program is there."""
+        programs = self._strategy.extended.programs
+        call = held(programs.replicas, self._step, (), None)
+        if self._input.arguments is not None and not self._calls.is_exact:
+            fn = self._step if call is None else call.fn
+            program = prepare(programs, fn, self._input.arguments, True).program
+            self._speed.flops = flops_of(program.jaxpr) * program.replicas
 
     def _fetching(self) -> AbstractContextManager[None]:
         """Around all that waits for what steps compute: only there it shows that another worker's end broke one off."""
@@ -266,6 +295,8 @@ class TrainingLoop:
             for name, metric in self._metrics.items():
                 numbers[name] = metric.result()
                 metric.reset()
+            if self._precision is not None and self._precision.variables:
+                numbers["loss_scale"] = self._precision.variables["scale"].read_value()
             pending = Pending(self._run.step, numbers, self._run.examples, self._wall.training)
         self._logged_step = self._run.step
         self._log_pending()
@@ -281,13 +312,11 @@ class TrainingLoop:
             values = pending.values()
         # Who had to wait knows when the step was done. Otherwise the devices keep up with the launches.
         came = wall.training
-        done = came if came - asked > NOTICEABLE else max(pending.launched, self._rates[-1][1])
+        done = came if came - asked > NOTICEABLE else max(pending.launched, self._speed.seconds)
         if self._finite is not None:
             self._finite.check(pending.numbers)
-        self._rates.append((pending.examples, done))
-        (examples, since), (until_now, now) = self._rates[0], self._rates[-1]
-        run.examples_per_second = (until_now - examples) / max(now - since, 1e-9)
-        values["examples_per_second"] = run.examples_per_second
+        values |= self._speed.after(pending.step, pending.examples, done)
+        run.examples_per_second = values["examples_per_second"]
         run.numbers = values
         self._call_back(lambda callback: callback.on_log(run, pending.step, values))
         with wall.on("logging"):
@@ -311,6 +340,8 @@ class TrainingLoop:
         run.evaluation = self._evaluated = values
         self._saves.evaluated = run.step
         self._call_back(lambda callback: callback.on_evaluation(run, run.step, values))
+        if self._restores is not None and self._restores.best_step == run.step:
+            self._save()
         return self._requests.agree()
 
     def _save(self) -> None:

@@ -22,6 +22,7 @@ class TrainingRun:
       numbers: what was logged last, by name: floats.
       evaluation: what the last evaluation gave, by name: floats; ``None`` if there was none yet.
       stopped: why the run ended before its last step, in words; ``None`` if it did not.
+      restored: the step whose checkpoint was restored at the end (``restore_best``); ``None`` if none was.
       examples: how many examples this process's steps have had, on all replicas.
       examples_per_second: over the last few logging intervals, without compilation, evaluation and saving.
       attempts: how many attempts there were, this one included, as far as is known.
@@ -42,6 +43,7 @@ class TrainingRun:
         self.numbers: dict[str, float] = {}
         self.evaluation: dict[str, float] | None = None
         self.stopped: str | None = None
+        self.restored: int | None = None
         self.examples = 0
         self.examples_per_second = 0.0
         self.attempts = 1

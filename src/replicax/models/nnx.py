@@ -307,6 +307,9 @@ class NNXAdapter:
     def update(self, value: Any, other: Any) -> None:
         nnx.update(value, nnx.state(other, graph=True))
 
+    def cells(self, value: Any) -> list[Any]:
+        return [leaf for _, leaf in nnx.graphlib.flatten(value, graph=True)[1] if _is_cell(leaf)]
+
 
 _cells = Cells()
 adapter = NNXAdapter()

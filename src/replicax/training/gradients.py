@@ -15,6 +15,7 @@ from replicax.devices.host_values import check_numbers
 from replicax.locality import M, R
 from replicax.pytrees import is_leaf, registered
 from replicax.training.pairs import differentiable
+from replicax.training.step_hooks import gradient_hook
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables import as_arrays
 from replicax.variables.store import DerivedStore, current_store, use_store
@@ -81,7 +82,7 @@ def value_and_grad(
 
     @_jax.outside_meshes
     def with_gradient(*args: Any, **kwargs: Any) -> Any:
-        outer = current_store()
+        outer, hook = current_store(), gradient_hook.get()
         written: dict[Variable, str | None] = {}
         aux_leaves: list[Any] = []
         aux_tree: Any = None
@@ -92,10 +93,12 @@ def value_and_grad(
             if unconnected_gradients == "none":
                 values = [_noting(value, functools.partial(connected.add, i)) for i, value in enumerate(values)]
             store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
-            with use_store(store):
+            with use_store(store if hook is None else hook.reading(store)):
                 given, named = _with_arrays(variables, args, kwargs)
                 returned = checked_result(fn(*given, **named), fn, "value_and_grad")
             loss, aux = _split(returned, has_aux)
+            if hook is not None:
+                loss = hook.before(loss)
             written.update(store.written)
             # Only arrays can leave a differentiated function; other objects of aux leave by a closure.
             aux_leaves, aux_tree = jax.tree_util.tree_flatten(registered(aux), is_leaf=is_leaf)
@@ -109,6 +112,8 @@ def value_and_grad(
         for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
             outer.write(variable, value, must_be_mirrored)
         loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS, is_loss=True)
+        if hook is not None:
+            loss, gradients = hook.after(loss, gradients)
         if unconnected_gradients == "none":
             gradients = [g if i in connected else None for i, g in enumerate(gradients)]
         by_variable = dict(zip(chosen, gradients, strict=True))

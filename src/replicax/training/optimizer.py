@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -19,6 +19,7 @@ from replicax.pytrees import is_leaf, registered
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
 from replicax.training.pairs import differentiable, pairs_of
+from replicax.training.step_hooks import update_hook
 from replicax.variables import Variable
 from replicax.variables.initial_layout import Stored
 from replicax.variables.slots import store_all
@@ -232,16 +233,32 @@ class Optimizer:
             variables, aggregate = None, variables
         check_accepted(self.tx, extra)
         pairs, chosen = _pairs(gradients, variables)
-        store = current_store()
         for gradient, v in pairs:
             if isinstance(v, Variable) and gradient.shape != v.shape:
                 raise ValueError(
                     f"apply_gradients: the gradient of {v.describe()} has shape {gradient.shape}; expected {v.shape}"
                 )
         self.build(chosen)
+        own, of = [g for g, _ in pairs], [v for _, v in pairs]
+        apply = functools.partial(self._apply, of, replica, aggregate, extra)
+        hook = update_hook.get()
+        if hook is None:
+            apply(own)
+        else:
+            hook.update(own, of, extra, apply)
+
+    def _apply(
+        self,
+        variables: Sequence[Variable],
+        replica: context.ReplicaContext,
+        aggregate: bool,
+        extra: Mapping[str, Any],
+        gradients: Sequence[Any],
+    ) -> None:
+        store = current_store()
         refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
         own: list[Any] = []
-        for g, v in pairs:
+        for g, v in zip(gradients, variables, strict=True):
             leaves, tree = jax.tree_util.tree_flatten(g)  # one, or those of IndexedSlices
             leaves = store.expect(leaves, refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
             own.append(jax.tree_util.tree_unflatten(tree, leaves))
@@ -257,7 +274,7 @@ class Optimizer:
             name: of_parameters(value, name, self._variables, self._tree, aggregate) if callable(value) else value
             for name, value in put_back(marked).items()
         }
-        self._change_by({v: g for g, (_, v) in zip(own, pairs, strict=True)}, further)
+        self._change_by(dict(zip(variables, own, strict=True)), further)
 
     def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
         """Change the variables by gradients that are the same on every replica."""

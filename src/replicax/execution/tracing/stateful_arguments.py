@@ -64,6 +64,19 @@ class Adapter(Protocol):
     def update(self, value: Any, other: Any) -> None:
         """Give an object the arrays of another of the same structure."""
 
+    def cells(self, value: Any) -> Sequence[HeldArray]:
+        """Where an object keeps its arrays, also while a step runs."""
+
+
+class HeldArray(Protocol):
+    """A place for one array in an object."""
+
+    def get_raw_value(self) -> Any:
+        """What is there."""
+
+    def set_raw_value(self, value: Any) -> None:
+        """Put something else there."""
+
 
 class StatefulArgument(ByKey):
     """One object that holds state, as an argument of a step.
@@ -162,6 +175,15 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     yield _with_bound(fn, bound), args, kwargs
     for _, close in copies.values():
         close()
+
+
+def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
+    """Where the objects keep their arrays that a step changes in place, while it runs."""
+    if not _loaded():
+        return []
+    leaves = jax.tree_util.tree_leaves((args, kwargs, _bound(fn)), is_leaf=_stays_whole)
+    pairs = [(leaf, _adapter_of(type(leaf))) for leaf in leaves]
+    return [cell for leaf, adapter in pairs if adapter is not None for cell in adapter.cells(leaf)]
 
 
 def updated(tree: Any, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, and a line now and then elsewhere."""
+"""Progress: a bar on a terminal, a line that is redrawn in a notebook, and a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ LINES = 10.0
 """Seconds between two lines, where there is no terminal."""
 REFRESH = 0.1
 """Seconds between two changes of the bar."""
+REDRAWN = 0.5
+"""Seconds between two changes of the line in a notebook."""
+WIDTH = 24
+"""Of the bar in that line, in characters."""
 
 
 class Progress(Callback):
@@ -24,27 +28,46 @@ class Progress(Callback):
     Args:
       console: where; ``None``: standard output.
       clock: gives the time in seconds.
+      lines: seconds between two lines, where there is no terminal.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        lines: float = LINES,
+    ) -> None:
         from rich.console import Console  # takes a while to import
 
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._clock = clock
         self._bar: Any = None
         self._task: Any = None
-        self._shown = -LINES
+        self._lines = lines
+        self._shown = -lines
         self._began = 0.0
         self._first = 0
         self._last: tuple[int, str] = (-1, "")
         self._printed = -1
+        self._run: TrainingRun | None = None  # whose line is redrawn
+        self._numbers = ""
+        self._drawn = 0  # how long that line is
 
     def say(self, line: str) -> None:
         """A line, above the bar if there is one."""
-        self._console.print(line, markup=False)
+        if self._run is None:
+            self._console.print(line, markup=False)
+            return
+        self._write("")
+        self._console.file.write(f"{line}\n")
+        self._redraw()
 
     def on_start(self, run: TrainingRun) -> None:
         self._began, self._first = self._clock(), run.step
+        if self._console.is_jupyter:
+            self._run = run
+            self._redraw()
+            return
         if not self._console.is_terminal:
             return
         from rich.columns import Columns
@@ -74,24 +97,26 @@ class Progress(Callback):
             if now - self._shown > REFRESH:
                 self._shown = now
                 self._bar.update(self._task, completed=step)
+        elif self._run is not None and self._clock() - self._shown > REDRAWN:
+            self._redraw()
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         shown = described(values)
         if self._bar is not None:
             self._bar.update(self._task, numbers=shown.split("   "))
             return
+        if self._run is not None:
+            self._numbers = shown
+            self._redraw()
+            return
         now = self._clock()
-        line = f"step {step:,} of {run.steps:,}   {shown}"
-        done = step - self._first
-        if done > 0 and step < run.steps:
-            line += f"   {_duration((now - self._began) / done * (run.steps - step))} left"
-        self._last = step, line
-        if now - self._shown >= LINES:
+        self._last = step, f"step {step:,} of {run.steps:,}   {shown}{self._left(step, run.steps)}"
+        if now - self._shown >= self._lines:
             self._shown = now
             self._print_last()
 
     def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        if self._bar is None:
+        if self._bar is None and self._run is None:
             self._print_last()
         self.say(f"step {step:,} of {run.steps:,}   evaluation: {described(values)}")
 
@@ -100,7 +125,36 @@ class Progress(Callback):
             self._bar.update(self._task, completed=run.step)
             self._bar.stop()
             self._bar = None
+        if self._run is not None:
+            self._redraw()
+            self._run, self._drawn = None, 0
+            self._console.file.write("\n")
         self._print_last()
+
+    def _left(self, step: int, steps: int) -> str:
+        """How long the steps after ``step`` take, if they go on like this."""
+        done = step - self._first
+        if done <= 0 or step >= steps:
+            return ""
+        return f"   {_duration((self._clock() - self._began) / done * (steps - step))} left"
+
+    def _redraw(self) -> None:
+        """Draw the line of a notebook anew."""
+        run = self._run
+        if run is None:
+            return
+        self._shown = self._clock()
+        full = WIDTH * run.step // max(run.steps, 1)
+        bar = "━" * full + "─" * (WIDTH - full)
+        numbers = f"   {self._numbers}" if self._numbers else ""
+        self._write(f"step {run.step:,} of {run.steps:,} {bar}{numbers}{self._left(run.step, run.steps)}")
+
+    def _write(self, line: str) -> None:
+        """Write over the line of a notebook."""
+        file = self._console.file
+        file.write(f"\r{line}{' ' * (self._drawn - len(line))}" + ("" if line else "\r"))
+        file.flush()
+        self._drawn = len(line)
 
     def _print_last(self) -> None:
         step, line = self._last
@@ -115,10 +169,12 @@ def described(values: Mapping[str, float]) -> str:
     >>> from replicax.loop.logs.progress_bar import described
     >>> described({"loss": 0.123456, "accuracy": 1.0, "examples_per_second": 12345.6})
     'loss 0.1235   accuracy 1   12,346 examples/s'
+    >>> described({"loss": 2.0, "tokens_per_second": 1e6, "mfu": 0.4321})
+    'loss 2   1,000,000 tokens/s   43.2% MFU'
     """
-    parts = [f"{name} {value:.4g}" for name, value in values.items() if name != "examples_per_second"]
-    if "examples_per_second" in values:
-        parts.append(f"{values['examples_per_second']:,.0f} examples/s")
+    speeds = {"examples_per_second": "{:,.0f} examples/s", "tokens_per_second": "{:,.0f} tokens/s", "mfu": "{:.1%} MFU"}
+    parts = [f"{name} {value:.4g}" for name, value in values.items() if name not in speeds]
+    parts += [text.format(values[name]) for name, text in speeds.items() if name in values]
     return "   ".join(parts)
 
 

@@ -1,0 +1,106 @@
+"""Speed: examples and tokens a second, and the share of the devices' peak that the steps reach (MFU)."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+from replicax import _jax
+from replicax.planning.chip_specs import chip_of
+from replicax.strategy import Strategy
+
+RATED = 4
+"""Over how many logging intervals speed is measured: one alone may have waited for another's."""
+
+
+class Speed:
+    """How fast the steps of a run are.
+
+    Args:
+      strategy: whose devices run them.
+      tokens_per_example: to know tokens a second; ``None``: they are not wanted.
+
+    Attributes:
+      flops: what a step computes on all replicas; 0: that is not known.
+      peak: see :func:`peak_of`.
+    """
+
+    def __init__(self, strategy: Strategy, tokens_per_example: int | None) -> None:
+        self.flops = 0
+        self.peak = peak_of(strategy)
+        self._tokens = tokens_per_example
+        # Steps, examples, and seconds of training.
+        self._rates = collections.deque([(0, 0, 0.0)], maxlen=RATED + 1)
+
+    @property
+    def seconds(self) -> float:
+        """When the last interval was over."""
+        return self._rates[-1][2]
+
+    def start(self, step: int, seconds: float) -> None:
+        """So many steps have been run before, and training has taken so long."""
+        self._rates[-1] = step, 0, seconds
+
+    def after(self, step: int, examples: int, seconds: float) -> dict[str, float]:
+        """The numbers to log after another interval."""
+        self._rates.append((step, examples, seconds))
+        first_step, first_examples, since = self._rates[0]
+        taken = max(seconds - since, 1e-9)
+        values = {"examples_per_second": (examples - first_examples) / taken}
+        if self._tokens is not None:
+            values["tokens_per_second"] = values["examples_per_second"] * self._tokens
+        if self.peak is not None and self.flops:
+            values["mfu"] = self.flops * (step - first_step) / taken / self.peak
+        return values
+
+
+def flops_of(jaxpr: Any) -> int:
+    """The floating-point operations of the matrix products and convolutions of a traced step, on one replica.
+
+    Two for each multiplication and its addition. A loop counts as often as it runs, a branch as the dearest one, and a
+    ``while`` loop once, as it is not known how often it runs.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from replicax.loop.logs.speed import flops_of
+    >>> flops_of(jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((4, 8)), jnp.ones((8, 3))).jaxpr)
+    192
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            numbers = equation.params["dimension_numbers"]
+            taps = math.prod(kernel[d] for d in numbers.rhs_spec[1:])  # the input's features, and the window
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * taps // equation.params["batch_group_count"]
+        else:
+            inside = [flops_of(inner) for inner in _jax.sub_jaxprs(equation)]
+            match _jax.control_flow_of(equation):
+                case _jax.Scan() as loop:
+                    total += loop.length * sum(inside)
+                case _jax.Branches():
+                    total += max(inside, default=0)
+                case _:
+                    total += sum(inside)
+    return total
+
+
+def peak_of(strategy: Strategy) -> float | None:
+    """What all devices of a strategy compute in a second at most, in FLOPs of bfloat16; ``None`` if it is not known.
+
+    >>> import replicax
+    >>> from replicax.loop.logs.speed import peak_of
+    >>> peak_of(replicax.MirroredStrategy(["cpu:0", "cpu:1"])) is None
+    True
+    """
+    devices = list(strategy.extended.mesh.devices.flat)
+    chip = chip_of(devices[0].device_kind)
+    if chip is None:
+        return None
+    places = {getattr(device, "coords", None) and tuple(device.coords) for device in devices}
+    per_chip = 1 if None in places else max(1, len(devices) // len(places))
+    return chip.flops / per_chip * len(devices)

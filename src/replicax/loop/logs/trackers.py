@@ -1,0 +1,199 @@
+"""Trackers: the numbers of a run in Weights & Biases and MLflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.loop.callbacks import Callback
+from replicax.loop.training_run import TrainingRun
+
+AHEAD = 100
+"""How many messages to MLflow may be on their way."""
+
+
+class WandbLog(Callback):
+    """Logs the numbers of a run with Weights & Biases, on the chief.
+
+    Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``, over the number of steps. A
+    run that goes on from a checkpoint goes on in the same W&B run.
+
+    Args:
+      project: of the run; ``None``: as W&B chooses.
+      **options: of ``wandb.init``, such as ``name=``, ``config=``, ``tags=``, ``dir=``, or ``mode="offline"``, which
+        writes files for ``wandb sync``.
+
+    Attributes:
+      run: the W&B run, while the training lasts, on the chief: for whatever else you log.
+
+    Raises:
+      ImportError: the package wandb is not installed.
+      TypeError: an option that this class sets itself.
+
+    >>> import contextlib, replicax
+    >>> with contextlib.suppress(ImportError):
+    ...     callbacks = replicax.loop.WandbLog("digits", mode="offline")
+    """
+
+    def __init__(self, project: str | None = None, **options: Any) -> None:
+        _check_installed("WandbLog", "wandb", "wandb")
+        for name in ("id", "resume"):
+            if name in options:
+                raise TypeError(
+                    f"WandbLog: {name!r} is set by the run, which goes on where its checkpoint says; leave it out"
+                )
+        self._options = {"project": project, **options}
+        self._id: str | None = None
+        self.run: Any = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        if run.resumed_at is None or self._id is None:
+            self._id = _agreed(run, secrets.token_hex(4))
+        if run.is_chief:
+            import wandb
+
+            self.run = wandb.init(**self._options, id=self._id, resume="allow")
+            self.run.define_metric("step", hidden=True)
+            for group in ("train", "evaluation"):
+                self.run.define_metric(f"{group}/*", step_metric="step")
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._log("train", step, values)
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._log("evaluation", step, values)
+
+    def on_end(self, run: TrainingRun) -> None:
+        if self.run is not None:
+            self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
+            self.run = None
+
+    def get_state(self) -> Any:
+        return {"id": self._id}
+
+    def set_state(self, state: Any) -> None:
+        self._id = state["id"]
+
+    def _log(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if self.run is not None:
+            self.run.log({"step": step, **{f"{group}/{name}": value for name, value in values.items()}})
+
+
+class MLflowLog(Callback):
+    """Logs the numbers of a run with MLflow, on the chief.
+
+    Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``. A run that goes on from a
+    checkpoint goes on in the same MLflow run. A thread of MLflow's sends them; if that fails, a warning is logged.
+
+    Args:
+      experiment: its name; it is made if it is not there. ``None``: the default one.
+      tracking_uri: a server, or a folder; ``None``: as ``MLFLOW_TRACKING_URI`` says.
+      name: of the run; ``None``: as MLflow chooses.
+      params: what is to be seen beside the numbers, such as the learning rate.
+
+    Attributes:
+      run_id: MLflow's id of the run, on all workers; ``None`` before it begins.
+
+    Raises:
+      ImportError: neither mlflow nor mlflow-skinny is installed.
+
+    >>> import contextlib, replicax
+    >>> with contextlib.suppress(ImportError):
+    ...     callbacks = replicax.loop.MLflowLog("digits", params={"learning_rate": 0.1})
+    """
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        *,
+        tracking_uri: str | None = None,
+        name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_installed("MLflowLog", "mlflow", "mlflow")
+        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+        self._params = dict(params or {})
+        self._client: Any = None
+        self._sent: list[Any] = []
+        self.run_id: str | None = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        if run.resumed_at is None:
+            self.run_id = None
+        if run.is_chief:
+            import mlflow
+
+            self._client = mlflow.MlflowClient(self._uri)
+            if self.run_id is None:
+                self.run_id = self._begun()
+            else:
+                self._client.update_run(self.run_id, status="RUNNING")
+        self.run_id = _agreed(run, self.run_id)
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._log("train", step, values)
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._log("evaluation", step, values)
+
+    def on_end(self, run: TrainingRun) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            status = "FAILED" if sys.exc_info()[0] is not None else "FINISHED"
+            for sent in self._sent:
+                self._wait_for(sent)
+            self._sent.clear()
+            client.set_terminated(self.run_id, status)
+
+    def get_state(self) -> Any:
+        return {"run_id": self.run_id}
+
+    def set_state(self, state: Any) -> None:
+        self.run_id = state["run_id"]
+
+    def _begun(self) -> str:
+        """The id of a new run."""
+        experiment = "0"
+        if self._experiment is not None:
+            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        run_id: str = self._client.create_run(experiment, run_name=self._name).info.run_id
+        for name, value in self._params.items():
+            self._client.log_param(run_id, name, value)
+        return run_id
+
+    def _log(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if self._client is not None:
+            from mlflow.entities import Metric
+
+            now = int(time.time() * 1000)
+            metrics = [Metric(f"{group}/{name}", value, now, step) for name, value in values.items()]
+            self._sent.append(self._client.log_batch(self.run_id, metrics=metrics, synchronous=False))
+            if len(self._sent) > AHEAD:
+                self._wait_for(self._sent.pop(0))
+
+    def _wait_for(self, sent: Any) -> None:
+        """Wait until numbers have arrived. A server that fails ends no training."""
+        try:
+            sent.wait()
+        except Exception as error:
+            logging.getLogger("replicax").warning("MLflowLog: numbers were lost: %s", error)
+
+
+def _check_installed(name: str, package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(
+            f"replicax.loop.{name} logs with {package}, which is not installed: pip install 'replicax[{extra}]'"
+        )
+
+
+def _agreed(run: TrainingRun, value: str | None) -> str | None:
+    """The chief's value, on all workers."""
+    lockstep = run.strategy.extended.replicas.lockstep
+    agreed: str | None = lockstep.share("begins to log a run", value)[0]
+    return agreed

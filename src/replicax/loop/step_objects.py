@@ -1,0 +1,154 @@
+"""The objects of a step: what ``train(checkpoints="folder")`` saves, by the names that the step's code gives them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from replicax.checkpoint import Checkpoint
+from replicax.execution.tracing.function_key import Wrapper
+from replicax.pytrees import is_leaf, register
+from replicax.system import registry
+from replicax.training import Optimizer
+from replicax.variables import Variable
+
+DEPTH = 4
+"""How far functions and objects of the user are followed from the step."""
+LIBRARIES = frozenset({"equinox", "flax", "haiku", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"})
+"""Packages whose functions are not followed: they have no variables of the user's."""
+
+
+def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
+    """The variables, optimizers, metrics, models and pytrees of variables that a step uses, by name.
+
+    Closures, globals, arguments of a ``functools.partial`` and attributes of objects are looked at, also those of the
+    functions that the step calls.
+
+    >>> import replicax
+    >>> from replicax.loop.step_objects import objects_of
+    >>> w = replicax.Variable(0.0, name="w")
+    >>> def loss():
+    ...     return w.value**2
+    >>> def step():
+    ...     w.assign(loss())
+    >>> list(objects_of(step))
+    ['w']
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    saved: set[int] = set()
+    todo = [("step", step, 0)]
+    while todo:
+        name, value, depth = todo.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if is_saved(value):
+            leaves = set(map(id, _leaves(value)))
+            if not leaves <= saved:
+                found[_free(name, found)] = value
+                saved |= leaves
+        elif depth < DEPTH:
+            todo += [(part, inner, depth + 1) for part, inner in _parts_of(value)]
+    return found
+
+
+def is_saved(value: Any) -> bool:
+    """Whether ``value`` holds state of a run: it is a variable, optimizer, metric or model, or a pytree of these."""
+    if isinstance(value, Variable | Optimizer) or _has_variables(value) or _is_model(value):
+        return True
+    if isinstance(value, types.ModuleType | type | types.FunctionType | str | Iterator) or value is None:
+        return False
+    return any(leaf is not value and is_saved(leaf) for leaf in _leaves(value))
+
+
+def variables_in(objects: Mapping[str, Any]) -> Iterator[Variable]:
+    """The variables of objects, as they are now: those of an optimizer only after its first update."""
+    for leaf in _leaves(dict(objects)):
+        if isinstance(leaf, Variable):
+            yield leaf
+        elif isinstance(leaf, Optimizer):
+            yield from leaf.variables
+        elif _has_variables(leaf):
+            yield from leaf.variables.values()
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function uses, or an object of the user's has, by name."""
+    if isinstance(value, functools.partial):
+        yield "step", value.func
+        yield from ((f"argument_{i}", argument) for i, argument in enumerate(value.args))
+        yield from value.keywords.items()
+    elif isinstance(value, Wrapper):
+        yield from vars(value).items()
+    elif isinstance(value, types.MethodType):
+        yield "step", value.__func__
+        yield "self", value.__self__
+    elif isinstance(value, types.FunctionType):
+        is_typed = value.__code__.co_filename.startswith("<")  # into a prompt or a document
+        if is_typed or (value.__module__ or "").split(".")[0] not in LIBRARIES:
+            yield from _used_by(value)
+    elif not isinstance(value, types.ModuleType | type):
+        if callable(value):
+            yield "step", type(value).__call__
+        fields = getattr(value, "__dict__", None)
+        if type(value).__module__.split(".")[0] not in LIBRARIES and isinstance(fields, dict):
+            yield from fields.items()
+
+
+def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing has been assigned to it yet
+            continue
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        yield "step", wrapped
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """``name``, changed if a checkpoint can't have an object of that name."""
+    name = name.strip("_") or "object"
+    if hasattr(Checkpoint, name) or name == "train":
+        name += "_"
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _has_variables(value: Any) -> bool:
+    if isinstance(value, Variable | type):
+        return False
+    variables = getattr(value, "variables", None)
+    return isinstance(variables, Mapping) and len(variables) > 0
+
+
+def _is_model(value: Any) -> bool:
+    """Whether ``value`` belongs to a library whose objects steps change in place."""
+    loaded = (load() for library, load in registry.object_adapters.items() if library in sys.modules)
+    return any(adapter.holds(type(value)) for adapter in loaded)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=is_whole):
+        if register(leaf):  # a container that JAX did not know
+            yield from _leaves(leaf)
+        else:
+            yield leaf
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is an object with variables of its own, or an iterator, and no container of leaves."""
+    return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_variables(value) or _is_model(value)

@@ -1,0 +1,313 @@
+"""Gradient accumulation: a step that takes its batch in parts, and updates once with the sum of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _jax, context
+from replicax.argument_checks import checked_integer
+from replicax.collectives import ReplicaExamples, share_p
+from replicax.errors import TraceError
+from replicax.execution.tracing.function_key import Wrapper
+from replicax.execution.tracing.held_state import cells_in
+from replicax.indexed_slices import is_slices
+from replicax.loop.step_objects import is_whole
+from replicax.pytrees import registered
+from replicax.training.step_hooks import update_hook, using
+from replicax.user_functions import checked_function, checked_result
+from replicax.variables import Variable
+from replicax.variables.store import DerivedStore, Store, current_store, use_store
+
+
+def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | bool = ()) -> Callable[..., Any]:
+    """``step``, which gets its batch in ``parts`` micro-batches, and updates once, with the sum of their gradients.
+
+    It computes what ``step`` computes of the whole batch, with the activations of one micro-batch in memory at a time.
+    ``replicax.train(accumulate=4)`` does it by itself; in a loop of your own,
+    ``strategy.run(accumulated(step, 4), args=(batch,))``.
+
+    The step runs once for each micro-batch, one after the other, and what it assigns to variables (metrics, batch
+    statistics, counters) goes on from one to the next. Only ``apply_gradients`` waits: gradients are added up, and
+    after the last micro-batch they are summed over the replicas and applied, in one all-reduce. A batch that is not
+    divisible by ``parts`` is padded; :func:`replicax.compute_average_loss` and metrics leave the padding out, and count
+    the examples of the whole batch, so the loss has to end in ``compute_average_loss`` (or :func:`replicax.as_share`).
+
+    Args:
+      step: returns numbers, or a pytree of numbers. One that depends on the examples is this micro-batch's share: the
+        shares are added up. Others are those of the last micro-batch.
+      parts: how many; the arrays of the batch are split along their first dim.
+      mean: the keys of numbers of which a mean over the examples is returned instead of the sum; ``True`` for all.
+
+    Raises:
+      ValueError: ``parts`` is not an int of at least 1. In the step: no array to split; arrays of different lengths;
+        what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments.
+      TraceError: in the step: a variable is used that ``apply_gradients`` is to change, after it was called.
+
+    >>> import replicax, optax, jax.numpy as jnp, numpy as np
+    >>> from replicax.loop import accumulated
+    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     w = replicax.Variable(np.ones(3, np.float32), name="w")
+    ...     optimizer = replicax.Optimizer(optax.sgd(0.1))
+    >>> def step(x):
+    ...     loss_of = lambda: replicax.compute_average_loss(jnp.square(x @ w))
+    ...     loss, gradients = replicax.value_and_grad(loss_of, [w])()
+    ...     optimizer.apply_gradients(zip(gradients, [w]))
+    ...     return loss
+    >>> for batch in strategy.distribute_dataset([np.ones((20, 3), np.float32)]):
+    ...     loss = strategy.run(accumulated(step, 4), args=(batch,))
+    >>> float(strategy.reduce("sum", loss)), [round(float(x), 4) for x in w.numpy()]
+    (9.0, [0.4, 0.4, 0.4])
+    """
+    parts = checked_integer(parts, "accumulated(step, parts): parts")
+    checked_function(step, "accumulated(step, parts)", "step")
+    return step if parts == 1 else AccumulatedStep(step, parts, mean if isinstance(mean, bool) else frozenset(mean))
+
+
+class AccumulatedStep(Wrapper):
+    """A step that takes its batch in parts; see :func:`accumulated`."""
+
+    def __init__(self, fn: Callable[..., Any], parts: int, mean: frozenset[str] | bool) -> None:
+        super().__init__(fn, parts, mean)
+        self._parts = parts
+        self._mean = mean
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        replica = context.get_replica_context()
+        assert replica is not None
+        communicator: Any = replica._communicator
+        if cells_in(self.fn, args, kwargs):
+            raise ValueError(
+                f"{self.__name__}: gradients are accumulated for replicax.Optimizer, and the step changes objects of "
+                "Flax NNX in place. Make variables of the parameters (graphdef, params = nnx.split(model); params = "
+                "replicax.as_variables(params)), or give nnx.Optimizer an optax.MultiSteps, which needs an all-reduce "
+                "for each micro-batch"
+            )
+        batch = _Batch((args, kwargs), self._parts, communicator, self.__name__)
+        outer, hook = current_store(), update_hook.get()
+        run = _Run(self, outer, batch, communicator)
+        examples = communicator.examples
+        try:
+            with _jax.kept_programs():
+                computed = run.found(*batch.first)
+                carried = [outer.read(v) for v in run.written]
+                sums = [jnp.zeros(shape.shape, shape.dtype) for shape in run.shapes]
+                (values, sums), numbers = lax.scan(run.body, (carried, sums), (batch.pieces, batch.masks))
+        finally:
+            communicator.examples = examples
+        _jax.renew_kept_programs()
+        for variable, value in zip(run.written, values, strict=True):
+            outer.write(variable, value, run.must_be_mirrored[variable])
+        summed = iter(sums)
+        for update in run.updates:
+            gradients = [next(summed) for _ in update.variables]
+            if hook is None:
+                update.apply(gradients)
+            else:
+                hook.update(gradients, update.variables, {}, update.apply)
+        return self._combined(run, computed, numbers, batch)
+
+    def _combined(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
+        """The numbers of the whole batch, of those of its micro-batches."""
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(run.tree.unflatten(range(len(numbers))))[0]]
+        result = []
+        for path, is_share, each in zip(paths, depends, numbers, strict=True):
+            name = "/".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
+            if not is_share:
+                result.append(each[-1])
+            elif self._mean is True or (self._mean is not False and name in self._mean):
+                weights = jnp.sum(batch.masks, axis=1).astype(each.dtype)
+                result.append(jnp.sum(each * weights) / jnp.maximum(jnp.sum(weights), jnp.ones((), each.dtype)))
+            else:
+                result.append(jnp.sum(each, dtype=each.dtype))
+        return run.tree.unflatten(result)
+
+
+class _Batch:
+    """The arguments of a step, and the pieces that a batch in them is split into.
+
+    Attributes:
+      pieces: of each array that is split, ``[parts, rows, …]``.
+      masks: which rows of the pieces are examples: bool ``[parts, rows]``.
+      total: how many examples all replicas have together.
+    """
+
+    def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
+        self._leaves, self._tree = jax.tree_util.tree_flatten(registered(arguments), is_leaf=is_whole)
+        self._split = [i for i, x in enumerate(self._leaves) if isinstance(x, jax.Array) and x.ndim]
+        lengths = {self._leaves[i].shape[0] for i in self._split}
+        if len(lengths) != 1:
+            found = f"of {len(lengths)} lengths, {sorted(lengths)}" if lengths else "none"
+            raise ValueError(
+                f"{name}: to accumulate gradients, the arrays of the batch are split along their first dim, so they "
+                f"must all have one length there; the step got {found}"
+            )
+        [length] = lengths
+        rows = -(-length // parts)
+        examples = communicator.examples
+        self.total = jnp.asarray(communicator.add_up(length) if examples is None else examples.count, jnp.int32)
+        mask = jnp.ones(length, jnp.bool_) if examples is None else examples.mask
+        padding = parts * rows - length
+        self.masks = jnp.pad(mask, (0, padding)).reshape(parts, rows)
+        # Padded with examples again, whose derivatives are finite.
+        self.pieces = []
+        for i in self._split:
+            array = self._leaves[i]
+            if padding:
+                array = jnp.take(array, jnp.arange(parts * rows, dtype=jnp.int32) % length, axis=0)
+            self.pieces.append(array.reshape(parts, rows, *array.shape[1:]))
+
+    @property
+    def first(self) -> tuple[list[Any], Any]:
+        return [piece[0] for piece in self.pieces], self.masks[0]
+
+    def arguments(self, pieces: Sequence[Any]) -> Any:
+        leaves = list(self._leaves)
+        for i, piece in zip(self._split, pieces, strict=True):
+            leaves[i] = piece
+        return jax.tree_util.tree_unflatten(self._tree, leaves)
+
+
+class _Update:
+    """A call of ``apply_gradients`` that waits for the gradients of all micro-batches."""
+
+    def __init__(self, variables: Sequence[Variable], apply: Callable[[list[Any]], None]) -> None:
+        self.variables = variables
+        self.apply = apply
+
+
+class _Run:
+    """The step on micro-batches, as the body of a scan.
+
+    Attributes:
+      written: the variables that it writes.
+      must_be_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
+      updates: those that wait.
+      shapes: of the gradients of all updates.
+      tree: of what the step returns.
+    """
+
+    def __init__(self, step: AccumulatedStep, outer: Store, batch: _Batch, communicator: Any) -> None:
+        self._step, self._outer, self._batch, self._communicator = step, outer, batch, communicator
+        self._created: list[Variable] = []
+        self.written: list[Variable] = []
+        self.must_be_mirrored: dict[Variable, str | None] = {}
+        self.updates: list[_Update] = []
+        self.shapes: list[Any] = []
+        self.tree: Any = None
+
+    def found(self, pieces: list[Any], mask: Any) -> list[bool]:
+        """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
+
+        def traced(pieces: list[Any], mask: Any) -> Any:
+            store, gradients, numbers = self._called([], pieces, mask)
+            self.written = list(store.written)
+            self.must_be_mirrored = dict(store.written)
+            return numbers, gradients
+
+        program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask)
+        self.shapes = shapes
+        if self.updates and not _jax.contains(program.jaxpr, lambda equation: equation.primitive is share_p):
+            raise ValueError(
+                f"{self._step.__name__}: the gradients of micro-batches are added up, so the loss must be each one's "
+                "share of the mean over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of "
+                "a micro-batch would count once for each of them.)"
+            )
+        depends = set(program.jaxpr.invars)
+        for equation in program.jaxpr.eqns:
+            if any(not hasattr(v, "val") and v in depends for v in equation.invars):
+                depends.update(equation.outvars)
+        outputs = program.jaxpr.outvars[: self.tree.num_leaves]
+        return [not hasattr(v, "val") and v in depends for v in outputs]
+
+    def body(self, carry: Any, piece: Any) -> Any:
+        """One micro-batch: values of variables and sums of gradients, to new ones, and the numbers."""
+        values, sums = carry
+        store, gradients, numbers = self._called(values, *piece)
+        return ([store.values[v] for v in self.written], [a + b for a, b in zip(sums, gradients, strict=True)]), numbers
+
+    def _called(self, values: Sequence[Any], pieces: list[Any], mask: Any) -> tuple[DerivedStore, list[Any], list[Any]]:
+        store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
+        gradients: list[Any] = []
+        self.updates = []
+        self._communicator.examples = ReplicaExamples(mask, self._batch.total)
+        args, kwargs = self._batch.arguments(pieces)
+        with use_store(store), using(update_hook, _Collector(self, store, gradients)):
+            returned = checked_result(self._step.fn(*args, **kwargs), self._step.fn, "accumulated(step, parts)")
+        leaves, self.tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_whole)
+        numbers = []
+        for leaf in leaves:
+            value = leaf.value if isinstance(leaf, Variable) else leaf
+            if not isinstance(value, jax.Array | int | float) or jnp.ndim(value):
+                raise ValueError(
+                    f"{self._step.__name__}: a step whose gradients are accumulated returns numbers, got {value!r}: "
+                    "reduce it first (replicax.compute_average_loss), or keep it in a variable"
+                )
+            array = jnp.asarray(value)
+            numbers.append(lax.convert_element_type(array, array.dtype))
+        return store, gradients, numbers
+
+
+class _Collector:
+    """Takes gradients, instead of the optimizer."""
+
+    def __init__(self, run: _Run, store: _PartStore, gradients: list[Any]) -> None:
+        self._run, self._store, self._gradients = run, store, gradients
+
+    def update(
+        self,
+        gradients: list[Any],
+        variables: Sequence[Variable],
+        extra: Mapping[str, Any],
+        apply: Callable[[list[Any]], None],
+    ) -> None:
+        if extra:
+            raise ValueError(
+                f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
+                "the gradients are accumulated over several: use a transformation that needs the gradients alone"
+            )
+        dense = [g.to_dense() if is_slices(g) else g for g in gradients]
+        self._gradients += [g.astype(v.dtype) for g, v in zip(dense, variables, strict=True)]
+        self._run.updates.append(_Update(variables, apply))
+        self._store.waiting.update(variables)
+
+
+class _PartStore(DerivedStore):
+    """The store of a step on one micro-batch.
+
+    Attributes:
+      waiting: the variables that are changed when all micro-batches are through.
+    """
+
+    def __init__(self, outer: Store, values: dict[Variable, Any], created: list[Variable]) -> None:
+        super().__init__(outer, values)
+        self.waiting: set[Variable] = set()
+        self._created = created
+        self._next = 0
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        if self._next == len(self._created):
+            self._created.append(self.outer.create(make))
+        self._next += 1
+        return self._created[self._next - 1]
+
+    def read(self, variable: Variable) -> Any:
+        self._check(variable, "read")
+        return super().read(variable)
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+        self._check(variable, "written")
+        super().write(variable, value, must_be_mirrored)
+
+    def _check(self, variable: Variable, what: str) -> None:
+        if variable in self.waiting:
+            raise TraceError(
+                f"{variable.describe()} is {what} after apply_gradients, which changes it only when the gradients of "
+                "all micro-batches have been added up. Use it before; what has to follow the update belongs into the "
+                "optimizer (optax.chain), or into a callback."
+            )

@@ -1,0 +1,67 @@
+"""Step hooks: what a wrapper of a step does around the gradients and the updates in it.
+
+Precision and gradient accumulation are such wrappers (:mod:`replicax.loop`). A step without one has no hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from replicax.variables import Variable
+from replicax.variables.store import Store
+
+
+class GradientHook(Protocol):
+    """What happens around the function that ``value_and_grad`` differentiates."""
+
+    def reading(self, store: Store) -> Store:
+        """The store through which the function reads variables, on top of ``store``."""
+
+    def before(self, loss: Any) -> Any:
+        """The scalar to differentiate, of the loss that the function has returned."""
+
+    def after(self, loss: Any, gradients: list[Any]) -> tuple[Any, list[Any]]:
+        """What the step gets, of the scalar that was differentiated and its gradients."""
+
+
+class UpdateHook(Protocol):
+    """What happens where a step calls ``Optimizer.apply_gradients``."""
+
+    def update(
+        self,
+        gradients: list[Any],
+        variables: Sequence[Variable],
+        extra: Mapping[str, Any],
+        apply: Callable[[list[Any]], None],
+    ) -> None:
+        """Call ``apply`` with the gradients of all of the step: now, or when they are known.
+
+        Args:
+          gradients: before they are summed over the replicas.
+          variables: whose gradients these are.
+          extra: further arguments of the transformation.
+          apply: sums gradients over the replicas, and changes the variables.
+        """
+
+
+gradient_hook: contextvars.ContextVar[GradientHook | None] = contextvars.ContextVar("gradient_hook", default=None)
+update_hook: contextvars.ContextVar[UpdateHook | None] = contextvars.ContextVar("update_hook", default=None)
+
+
+@contextlib.contextmanager
+def using(hook: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set one of the hooks while a step runs.
+
+    >>> from replicax.training.step_hooks import update_hook, using
+    >>> with using(update_hook, "hook"):
+    ...     print(update_hook.get())
+    hook
+    """
+    token = hook.set(value)
+    try:
+        yield
+    finally:
+        hook.reset(token)

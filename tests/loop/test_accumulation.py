@@ -1,0 +1,223 @@
+"""Gradient accumulation: the update of the large batch, in one all-reduce, with the memory of a small one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.loop import Precision, accumulated
+from tests.conftest import logical_strategy, shared_strategy, strategy_of
+from tests.loop import models
+
+STRATEGIES = {
+    "one": lambda: strategy_of(1),
+    "two": lambda: strategy_of(2),
+    "two on one device": lambda: shared_strategy(2, 1),
+    "sharded": lambda: replicax.ShardedStrategy(["cpu:0", "cpu:1"]),
+    "logical": lambda: logical_strategy(2, 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Line(models.Line):
+    """A line whose step reads the weight before it is to change."""
+
+    def step(self, batch: Any) -> Any:
+        def loss() -> Any:
+            losses = self.losses(batch)
+            self.mean.update(losses)
+            return replicax.compute_average_loss(losses)
+
+        share, [gradient] = replicax.value_and_grad(loss, [self.w])()
+        first = self.w.value[0, 0]
+        self.optimizer.apply_gradients([(gradient, self.w)])
+        return {"loss": share, "first weight": first}
+
+
+def states_of(strategy: replicax.Strategy, parts: int, sizes: tuple[int, ...], input: Any = None, **run: Any) -> Any:
+    """What a line is after a step on each batch, and the losses."""
+    line, losses = Line(strategy), []
+    for batch in line.dataset(sizes, input):
+        out = strategy.run(accumulated(line.step, parts), args=(batch,), **run)
+        several = isinstance(out["loss"], replicax.PerReplica)
+        losses.append(float(strategy.reduce("sum", out["loss"])) if several else float(out["loss"]))
+    return [*line.state()[:-1], line.mean.result(), np.float32(losses)]  # without the rows, which padding changes
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
+    sizes = (24, 24, 24, 14, 3)
+    wanted = states_of(strategy_of(1), 1, sizes)
+    found = states_of(STRATEGIES[name](), parts, sizes)
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("how", ["per replica", "padded"])
+def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str) -> None:
+    sizes = (16, 11, 1)
+    options = replicax.InputOptions(partial_batch="pad") if how == "padded" else None
+    run = {"options": replicax.RunOptions(executor="per_replica")} if how == "per replica" else {}
+    found = states_of(strategy_of(2), 3, sizes, options, **run)
+    for mine, theirs in zip(found, states_of(strategy_of(1), 1, sizes), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["two", "sharded"])
+def test_one_all_reduce_and_one_update(name: str) -> None:
+    found = []
+    for parts in (1, 4):
+        strategy = STRATEGIES[name]()
+        line = Line(strategy)
+        batch = next(iter(line.dataset((16,))))
+        kinds = strategy.extended.trace(accumulated(line.step, parts), args=(batch,)).collectives()
+        found.append(sorted((c.kind, c.bytes) for c in kinds))
+        strategy.run(accumulated(line.step, parts), args=(batch,))
+        assert [int(v.value) for v in line.optimizer.variables if v.dtype == jnp.int32] == [1]
+    assert found[0] == found[1]
+
+
+def test_the_activations_of_one_micro_batch_are_in_memory() -> None:
+    strategy = strategy_of(1)
+    with strategy.scope():
+        ws = replicax.as_variables([np.ones((64, 64), np.float32)] * 6)
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x: Any) -> Any:
+        def loss_of() -> Any:
+            h = x
+            for w in ws:
+                h = jnp.tanh(h @ w.value)
+            return replicax.compute_average_loss(h.sum(1))
+
+        loss, gradients = replicax.value_and_grad(loss_of, ws)()
+        optimizer.apply_gradients(gradients, ws)
+        return loss
+
+    x = np.ones((8192, 64), np.float32)
+    sizes = []
+    for parts in (1, 8):
+        compiled = strategy.extended.trace(accumulated(step, parts), args=(x,)).compiled()
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] < sizes[0] / 3
+
+
+def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        count = replicax.Variable(0, name="count", trainable=False)
+
+    def step(x: Any) -> Any:
+        count.assign(count.value + 1)
+        return {
+            "share": replicax.compute_average_loss(x),
+            "nested": {"mean": jnp.mean(x)},
+            "rate": 0.5,
+            "count": count.value,
+            "rows": jnp.float32(x.shape[0]),
+        }
+
+    dataset = strategy.distribute_dataset([np.arange(16.0, dtype=np.float32)])
+    run = replicax.train(
+        step, dataset, 1, accumulate=4, reduce={"nested/mean": "mean"}, progress=False, log_every=1
+    )  # fmt: skip
+    del run.numbers["examples_per_second"]
+    assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "count": 4.0, "rows": 2.0}
+
+
+@pytest.mark.parametrize("per_call", [1, 4])
+@pytest.mark.parametrize("kind", [None, "bf16", "fp16"])
+def test_train_accumulates_joined_or_not_in_any_precision(per_call: int, kind: Any) -> None:
+    found = []
+    for parts, calls in ((1, 1), (4, per_call)):
+        line = Line(strategy_of(2))
+        with line.strategy.scope():
+            precision = Precision("fp16", loss_scale=64.0) if kind == "fp16" else kind
+        run = replicax.train(
+            line.step, line.dataset((16, 16, 16, 6)), 8, log_every=4, accumulate=parts, steps_per_call=calls,
+            precision=precision, progress=False,
+        )  # fmt: skip
+        found.append([*line.state()[:-1], run.numbers["loss"]])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(
+            mine, theirs, rtol=2e-6 if kind is None else 2e-2, atol=2e-6 if kind is None else 2e-2
+        )
+
+
+def test_a_batch_that_overflows_in_one_micro_batch_is_skipped_as_a_whole() -> None:
+    line = Line(strategy_of(2))
+    with line.strategy.scope():
+        precision = Precision("fp16")
+    data = line.batches((16,))
+    data[0]["y"][3] = np.inf
+    for batch in line.strategy.distribute_dataset(data):
+        line.strategy.run(precision(accumulated(line.step, 4)), args=(batch,))
+    assert precision.loss_scale == 2.0**14
+    assert not line.w.numpy().any()
+    assert float(line.mean.result()) == 0.0
+
+
+@pytest.mark.parametrize("parts", [0, -1, 2.0, True, "4"])
+def test_the_number_of_parts_is_checked(parts: Any) -> None:
+    with pytest.raises(ValueError, match="parts must be an int of at least 1"):
+        accumulated(lambda x: x, parts)
+    with pytest.raises(ValueError, match="replicax.train: accumulate must be an int of at least 1"):
+        replicax.train(lambda x: x, [np.ones(4)], 1, accumulate=parts)
+
+
+def test_what_can_not_be_accumulated_is_told() -> None:
+    strategy = strategy_of(1)
+    with strategy.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+        searched = replicax.Optimizer(optax.polyak_sgd())
+
+    def mean(x: Any) -> Any:
+        _, gradients = replicax.value_and_grad(lambda: jnp.mean(x * w.value), [w])()
+        optimizer.apply_gradients(zip(gradients, [w], strict=True))
+
+    def share(x: Any) -> Any:
+        return replicax.value_and_grad(lambda: replicax.compute_average_loss(x * w.value), [w])()
+
+    def read_later(x: Any) -> Any:
+        _, gradients = share(x)
+        optimizer.apply_gradients(zip(gradients, [w], strict=True))
+        return w.value
+
+    def with_value(x: Any) -> Any:
+        loss, gradients = share(x)
+        searched.apply_gradients(gradients, [w], value=loss)
+
+    x = np.ones(8, np.float32)
+    for step, error, match in (
+        (mean, ValueError, "end it with replicax.compute_average_loss"),
+        (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients"),
+        (with_value, ValueError, "the argument 'value' of the transformation"),
+        (lambda x: x, ValueError, "returns numbers, got"),
+        (lambda x: {"name": "adam"}, ValueError, "returns numbers, got 'adam'"),
+    ):
+        with pytest.raises(error, match=match):
+            strategy.run(accumulated(step, 2), args=(x,))
+    with pytest.raises(ValueError, match=r"of 2 lengths, \[4, 8\]"):
+        strategy.run(accumulated(lambda x, y: None, 2), args=(x, x[:4]))
+    with pytest.raises(ValueError, match="must all have one length there; the step got none"):
+        strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
+
+
+def test_objects_of_nnx_are_told() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"objects of Flax NNX in place.*optax.MultiSteps"):
+        strategy_of(1).run(accumulated(lambda model, x: None, 2), args=(model, np.ones((4, 2), np.float32)))

@@ -1,0 +1,95 @@
+"""``checkpoints="folder"``: the loop finds out what the step uses, saves it, and goes on from it."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.loop.step_objects import objects_of
+from tests.conftest import strategy_of
+from tests.loop.models import Line, Recorder
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_run_goes_on_as_if_it_had_not_been_interrupted(replicas: int, tmp_path: pathlib.Path) -> None:
+    whole = Line(strategy_of(replicas))
+    replicax.train(whole.step, whole.dataset(), 17, progress=False)
+    states = []
+    for steps in (7, 17):
+        line = Line(strategy_of(replicas))
+        run = replicax.train(line.step, line.dataset(), steps, checkpoints=tmp_path, progress=False)
+        states.append((run.resumed_at, run.step))
+    assert states == [(None, 7), (7, 17)]
+    for mine, theirs in zip(line.state(), whole.state(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+weights = None
+
+
+def test_what_a_step_uses_is_found_by_name() -> None:
+    global weights
+    with strategy_of(2).scope():
+        v = replicax.Variable(0.0, name="v")
+        params = replicax.as_variables({"dense": [np.ones(2, np.float32)]})
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+        weights = replicax.Variable(1.0, name="other")
+        save = replicax.Mean("mean")
+
+    def loss_of(batch: Any) -> Any:
+        return weights.value * v.value  # type: ignore[attr-defined]
+
+    def step(more: Any, batch: Any) -> Any:
+        optimizer.apply_gradients([params, loss_of(batch)])
+        save.update(batch)
+
+    line = Line(strategy_of(1))
+    assert objects_of(functools.partial(step, {"also": v})).keys() == {
+        "argument_0", "optimizer", "params", "save_", "weights",
+    }  # fmt: skip
+    assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
+    assert objects_of(functools.partial(lambda x: x)) == {}
+
+
+def test_a_variable_that_is_not_found_is_an_error_before_anything_is_saved(tmp_path: pathlib.Path) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v, w = replicax.Variable(0.0, name="v"), replicax.Variable(0.0, name="w")
+    hidden = {"state": iter([w])}
+    kept: list[Any] = []
+
+    def step(x: Any) -> None:
+        kept.extend(hidden["state"])
+        v.assign(v + 1.0)
+        kept[0].assign(1.0)
+
+    dataset = strategy.distribute_dataset([np.ones(2, np.float32)])
+    with pytest.raises(ValueError, match="has changed <?.*'w'.*Say what to save"):
+        replicax.train(step, dataset, 3, checkpoints=tmp_path, progress=False)
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_step_without_variables_says_that_there_is_nothing_to_save(tmp_path: pathlib.Path) -> None:
+    dataset = strategy_of(1).distribute_dataset([np.ones(2, np.float32)])
+    with pytest.raises(ValueError, match="uses no variable, optimizer or model by a name"):
+        replicax.train(lambda x: x.sum(), dataset, 3, checkpoints=tmp_path, progress=False)
+
+
+def test_one_callback_needs_no_list() -> None:
+    recorder = Recorder()
+    dataset = strategy_of(1).distribute_dataset([np.ones(2, np.float32)])
+    replicax.train(lambda x: x.sum(), dataset, 3, callbacks=recorder, progress=False)
+    assert recorder.logged == [(3, {"loss": 2.0})]

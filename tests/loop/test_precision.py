@@ -1,0 +1,304 @@
+"""Precision: what a step computes in bfloat16 and float16, beside the same in plain JAX on one device."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax
+from replicax.loop import Precision
+from replicax.loop.wrapped_steps import precision as precision_module
+from tests.conftest import logical_strategy, strategy_of
+
+STRATEGIES = {
+    "one": lambda: strategy_of(1),
+    "two": lambda: strategy_of(2),
+    "sharded": lambda: replicax.ShardedStrategy(["cpu:0", "cpu:1"]),
+    "logical": lambda: logical_strategy(2, 2),
+}
+DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class MLP:
+    """A small model, its parameters a pytree of variables."""
+
+    def __init__(self, strategy: replicax.Strategy, tx: Any = None) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.params = replicax.as_variables(parameters())
+            self.optimizer = replicax.Optimizer(tx or optax.adam(0.01))
+            self.seen = replicax.Mean("seen")
+            self.norm = replicax.Variable(np.zeros(4, np.float32), name="norm", trainable=False, aggregation="mean")
+        self.dtypes: list[str] = []
+
+    def loss_of(self, params: Any, batch: Any) -> Any:
+        self.dtypes += [params["a"].dtype.name, batch["x"].dtype.name, self.norm.dtype.name]
+        self.norm.assign(0.9 * self.norm.value + 0.1 * jnp.mean(batch["x"].astype(jnp.float32), 0))
+        losses = losses_of(params, batch)
+        self.seen.update(losses)
+        return replicax.compute_average_loss(losses)
+
+    def step(self, batch: Any) -> Any:
+        loss, gradients = replicax.value_and_grad(self.loss_of, self.params)(self.params, batch)
+        self.optimizer.apply_gradients(gradients, self.params)
+        return {"loss": loss}
+
+
+def parameters() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"a": rng.normal(size=(4, 8)).astype(np.float32), "b": rng.normal(size=(8, 1)).astype(np.float32)}
+
+
+def losses_of(params: Any, batch: Any) -> Any:
+    out = jnp.tanh(batch["x"] @ params["a"]) @ params["b"]
+    return jnp.square(out[:, 0].astype(jnp.float32) - batch["y"].astype(jnp.float32))
+
+
+def batches(sizes: tuple[int, ...] = (8, 8, 8, 5)) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [
+        {"x": rng.normal(size=(n, 4)).astype(np.float32), "y": rng.normal(size=n).astype(np.float32)} for n in sizes
+    ]
+
+
+def by_plain_jax(data: Any, dtype: Any, scale: float | None) -> tuple[Any, list[float], list[float]]:
+    """The same on one device: parameters, losses and loss scales."""
+    params, tx, good = jax.tree.map(jnp.asarray, parameters()), optax.adam(0.01), 0
+    state = tx.init(params)
+    found, scales = [], []
+    for batch in data:
+        half = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), batch)
+
+        def scaled(params: Any, half: Any, scale: float) -> Any:
+            loss = jnp.mean(losses_of(jax.tree.map(lambda p: p.astype(dtype), params), half))
+            return loss * scale, loss
+
+        (_, loss), gradients = jax.jit(jax.value_and_grad(scaled, has_aux=True))(params, half, scale or 1.0)
+        found.append(float(loss))
+        if scale is not None:
+            gradients = jax.tree.map(functools.partial(jnp.multiply, 1 / scale), gradients)
+            if not all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(gradients)):
+                scale, good = max(scale / 2, 1.0), 0
+                scales.append(scale)
+                continue
+            good += 1
+            if good == precision_module.PERIOD:
+                scale, good = scale * 2, 0
+            scales.append(scale)
+        updates, state = tx.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, found, scales
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize("executor", ["compiled", "per replica"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_computes_what_plain_jax_does(kind: str, executor: str, name: str) -> None:
+    if executor == "per replica" and name != "two":
+        pytest.skip("one is enough")
+    model = MLP(STRATEGIES[name]())
+    with model.strategy.scope():
+        precision = Precision(kind, loss_scale=1024.0 if kind == "fp16" else None)
+    losses = []
+    options = replicax.RunOptions(executor="per_replica") if executor == "per replica" else None
+    for batch in model.strategy.distribute_dataset(batches()):
+        share = model.strategy.run(precision(model.step), args=(batch,), options=options)["loss"]
+        losses.append(float(model.strategy.reduce("sum", share)) if name != "one" else float(share))
+    wanted, plain, _ = by_plain_jax(batches(), DTYPES[kind], precision.loss_scale)
+    assert set(model.dtypes) == {DTYPES[kind].dtype.name, "float32"}
+    np.testing.assert_allclose(losses, plain, rtol=3e-3)
+    for key, value in wanted.items():
+        assert model.params[key].dtype == jnp.float32
+        # Sums in half precision depend on their order; a step of Adam is 0.01.
+        np.testing.assert_allclose(model.params[key].numpy(), value, atol=4e-3)
+
+
+def test_a_step_that_overflows_on_one_replica_is_skipped_on_all_and_changes_nothing(monkeypatch: Any) -> None:
+    monkeypatch.setattr(precision_module, "PERIOD", 2)
+    monkeypatch.setattr(precision_module, "FIRST", 2.0**9)
+    data = batches((8,) * 7)
+    data[2]["y"][7] = 6e4  # the last example, which the second replica has
+    model = MLP(strategy_of(2))
+    with model.strategy.scope():
+        precision = Precision("fp16")
+    scales, states = [], []
+    for batch in model.strategy.distribute_dataset(data):
+        model.strategy.run(precision(model.step), args=(batch,))
+        scales.append(precision.loss_scale)
+        variables = [*model.params.values(), *model.optimizer.variables, model.norm, *model.seen.variables.values()]
+        states.append([np.asarray(v.read_value()) for v in variables])
+    _, _, wanted = by_plain_jax(data, jnp.float16, 2.0**9)
+    assert scales == wanted
+    assert scales[2] == scales[1] / 2
+    for before, after in zip(states[1], states[2], strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert any((before != after).any() for before, after in zip(states[2], states[3], strict=True))
+    for state in states:
+        assert all(np.isfinite(value).all() for value in state)
+
+
+def test_loss_scaling_is_one_all_reduce_of_a_scalar() -> None:
+    for name in ("two", "sharded"):
+        kinds = {}
+        for kind in (None, "bf16", "fp16"):
+            model = MLP(STRATEGIES[name]())
+            with model.strategy.scope():
+                step = model.step if kind is None else Precision(kind)(model.step)
+            batch = next(iter(model.strategy.distribute_dataset(batches((8,)))))
+            found = model.strategy.extended.trace(step, args=(batch,)).collectives()
+            kinds[kind] = [c.kind for c in found]
+            small = [c for c in found if c.kind == "all-reduce" and c.bytes == 4]
+        assert kinds["bf16"] == kinds[None]
+        assert sorted(kinds["fp16"]) == sorted([*kinds[None], "all-reduce"])
+        assert small
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_train_computes_the_same_joined_or_not_and_over_an_interruption(kind: Any, tmp_path: pathlib.Path) -> None:
+    data = batches((8, 8, 8, 5))
+    found = []
+    for name, per_call in (("one by one", 1), ("joined", 4), ("interrupted", 1)):
+        model = MLP(strategy_of(2))
+        for steps in (5, 12) if name == "interrupted" else (12,):
+            if name == "interrupted":
+                model = MLP(strategy_of(2))
+            run = replicax.train(
+                model.step, model.strategy.distribute_dataset(data), steps, log_every=4, steps_per_call=per_call,
+                checkpoints=tmp_path if name == "interrupted" else None, precision=kind, progress=False,
+            )  # fmt: skip
+        found.append([v.numpy() for v in (*model.params.values(), *model.optimizer.variables, model.norm)])
+    assert run.resumed_at == 5
+    assert ("loss_scale" in run.numbers) == (kind == "fp16")
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_loss_scale_is_saved_and_restored(tmp_path: pathlib.Path) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        first, second = Precision("fp16", loss_scale=8.0), Precision("fp16")
+    replicax.Checkpoint(precision=first).save(tmp_path / "one")
+    replicax.Checkpoint(precision=second).restore(tmp_path / "one")
+    assert second.loss_scale == 8.0
+
+
+def test_a_number_of_a_step_that_was_skipped_does_not_stop_at_nan() -> None:
+    data = batches((8,) * 4)
+    data[1]["x"][7] = np.inf
+    model = MLP(strategy_of(2))
+    run = replicax.train(
+        model.step, model.strategy.distribute_dataset(data), 4, precision="fp16", stop_at_nan=True, log_every=1,
+        progress=False,
+    )  # fmt: skip
+    assert run.numbers["loss_scale"] == 2.0**14
+    with pytest.raises(FloatingPointError, match="step 2"):
+        replicax.train(
+            model.step, model.strategy.distribute_dataset(data), 4, precision="bf16", stop_at_nan=True, progress=False
+        )
+
+
+def test_keys_of_the_batch_stay_as_they_are() -> None:
+    found = {}
+
+    def step(batch: Any) -> Any:
+        found.update({key: batch[key].dtype.name for key in ("x", "y")}, nested=batch["more"]["y"].dtype.name)
+        return replicax.value_and_grad(lambda: (batch["x"] * v.value).sum().astype(jnp.float32), [v])()[0]
+
+    strategy = strategy_of(1)
+    with strategy.scope():
+        v = replicax.Variable(1.0)
+    x = np.ones(3, np.float32)
+    out = strategy.run(Precision("bf16", keep=["y"])(step), args=({"x": x, "y": x, "more": {"y": x}},))
+    assert found == {"x": "bfloat16", "y": "float32", "nested": "float32"}
+    assert out.dtype == jnp.float32
+
+
+def test_nnx_scales_and_unscales_by_itself() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(2)
+    with strategy.scope():
+        precision = Precision("fp16")
+        model = nnx.Linear(4, 1, dtype=jnp.float16, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        def loss_fn(model: Any) -> Any:
+            losses = jnp.square(model(batch["x"])[:, 0].astype(jnp.float32) - batch["y"].astype(jnp.float32))
+            return precision.scale(replicax.compute_average_loss(losses))
+
+        _, gradients = nnx.value_and_grad(loss_fn)(model)
+        optimizer.update(model, precision.unscale(gradients))
+
+    data = batches((8, 8, 8))
+    data[1]["x"][7] = np.inf
+    before = []
+    for batch in strategy.distribute_dataset(data):
+        strategy.run(precision(step), args=(model, optimizer, batch))
+        before.append(np.asarray(model.kernel[...]))
+    assert precision.loss_scale == 2.0**14
+    np.testing.assert_array_equal(before[0], before[1])
+    assert (before[1] != before[2]).any()
+    assert int(optimizer.step[...]) == 2
+    run = replicax.train(
+        functools.partial(step, model, optimizer), strategy.distribute_dataset(data), 2, precision=precision,
+        progress=False,
+    )  # fmt: skip
+    assert run.step == 2
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"kind": "fp8"}, ValueError, "kind must be 'bf16' or 'fp16', got 'fp8'"),
+        ({"kind": jnp.bfloat16}, ValueError, "kind must be 'bf16' or 'fp16'"),
+        ({"kind": "fp16", "loss_scale": 0}, ValueError, "a positive number, or None, got 0"),
+        ({"kind": "fp16", "loss_scale": "dynamic"}, ValueError, "loss_scale must be 'auto'"),
+        ({"kind": "bf16", "keep": "y"}, TypeError, r"for one: keep=\[key\]"),
+    ],
+)
+def test_arguments_are_checked(kwargs: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Precision(**kwargs)
+
+
+def test_float16_without_a_loss_scale_warns() -> None:
+    with pytest.warns(UserWarning, match="gradients below 6e-8 become 0 .* compute in 'bf16'"):
+        Precision("fp16", loss_scale=None)
+
+
+def test_a_step_that_would_not_compute_in_this_precision_is_told() -> None:
+    strategy = strategy_of(1)
+    with strategy.scope():
+        v = replicax.Variable(1.0)
+        precision = Precision("fp16")
+
+    def without_gradients(x: Any) -> Any:
+        return (x * v.value).sum()
+
+    def without_update(x: Any) -> Any:
+        return replicax.value_and_grad(lambda: (x * v.value).sum(), [v])()[0]
+
+    x = np.ones(3, np.float32)
+    with pytest.raises(ValueError, match="calls no replicax.value_and_grad"):
+        strategy.run(Precision("bf16")(without_gradients), args=(x,))
+    with pytest.raises(ValueError, match="an overflow would not be noticed"):
+        strategy.run(precision(without_update), args=(x,))
+    with pytest.raises(replicax.errors.ContextError, match="inside a step that is wrapped"):
+        precision.unscale([v])
+    dataset = strategy.distribute_dataset([x])
+    with pytest.raises(ValueError, match="takes 'bf16', 'fp16' or a replicax.loop.Precision"):
+        replicax.train(without_update, dataset, 1, precision="half")  # type: ignore[arg-type]

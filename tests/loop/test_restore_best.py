@@ -1,0 +1,77 @@
+"""``EarlyStopping(restore_best=True)``: at the end the model is the one of the best evaluation."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import strategy_of
+
+LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 5.0}
+
+
+class Counter:
+    """A model that is the number of its steps."""
+
+    def __init__(self) -> None:
+        self.strategy = strategy_of(2)
+        with self.strategy.scope():
+            self.count = replicax.Variable(0, name="count", trainable=False)
+
+    def step(self, x: Any) -> Any:
+        self.count.assign(self.count.value + 1)
+        return x.sum()
+
+    def train(self, stopping: Any, checkpoints: Any, steps: int = 20, losses: Any = LOSSES) -> replicax.TrainingRun:
+        return replicax.train(
+            self.step, self.strategy.distribute_dataset([np.ones(4, np.float32)]), steps, callbacks=stopping,
+            checkpoints=checkpoints, evaluate=lambda: {"loss": losses[int(self.count)]}, evaluate_every=2,
+            progress=False,
+        )  # fmt: skip
+
+
+def stopping(**kwargs: Any) -> replicax.EarlyStopping:
+    return replicax.EarlyStopping("loss", "min", restore_best=True, **kwargs)
+
+
+def test_the_model_of_the_best_evaluation_comes_back(tmp_path: pathlib.Path) -> None:
+    model = Counter()
+    run = model.train(stopping(patience=2), tmp_path)
+    assert (run.step, run.restored, int(model.count)) == (8, 4, 4)
+    assert "no better than 1 (step 4)" in (run.stopped or "")
+
+
+def test_so_it_does_after_a_resume_and_the_next_run_goes_on_from_the_last_step(tmp_path: pathlib.Path) -> None:
+    Counter().train(stopping(patience=3), tmp_path, steps=6)
+    model = Counter()
+    run = model.train(stopping(patience=3), tmp_path)
+    assert (run.resumed_at, run.step, run.restored, int(model.count)) == (6, 10, 4, 4)
+    assert Counter().train(None or [], tmp_path, steps=10).resumed_at == 10
+
+
+def test_the_last_one_is_left_if_it_is_the_best(tmp_path: pathlib.Path) -> None:
+    model = Counter()
+    run = model.train(stopping(), tmp_path, steps=4)
+    assert (run.step, run.restored, int(model.count)) == (4, None, 4)
+
+
+def test_a_manager_keeps_the_best_one(tmp_path: pathlib.Path) -> None:
+    model = Counter()
+    checkpoint = replicax.Checkpoint(count=model.count)
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1, best=("loss", "min"))
+    assert model.train(stopping(patience=2), manager).restored == 4
+    assert int(model.count) == 4
+
+
+def test_there_must_be_a_checkpoint_of_it(tmp_path: pathlib.Path) -> None:
+    model = Counter()
+    checkpoint = replicax.Checkpoint(count=model.count)
+    for checkpoints in (None, replicax.CheckpointManager(checkpoint, tmp_path)):
+        with pytest.raises(ValueError, match=r"restores the best checkpoint .*best=\('loss', 'min'\)"):
+            model.train(stopping(), checkpoints)
+    with pytest.raises(ValueError, match="only one can restore"):
+        model.train([stopping(), stopping()], tmp_path)

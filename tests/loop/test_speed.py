@@ -1,0 +1,123 @@
+"""Speed in the log: examples, tokens, MFU; and the line that a notebook shows."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import replicax
+from replicax.loop.logs import speed
+from replicax.loop.logs.progress_bar import Progress
+from tests.conftest import logical_strategy, strategy_of
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_users_have_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def scanned(x: Any, w: Any) -> Any:
+    return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=5)[0]
+
+
+CONVOLVED = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "flops"),
+    [
+        (jnp.dot, [(4, 8), (8, 3)], 2 * 4 * 8 * 3),
+        (lambda x, y: jnp.einsum("bij,bjk->bik", x, y), [(2, 4, 8), (2, 8, 3)], 2 * 2 * 4 * 8 * 3),
+        (jax.value_and_grad(lambda x, y: (x @ y).sum(), (0, 1)), [(4, 8), (8, 3)], 3 * 2 * 4 * 8 * 3),
+        (jax.jit(scanned), [(4, 8), (8, 8)], 5 * 2 * 4 * 8 * 8),
+        (jax.checkpoint(scanned), [(4, 8), (8, 8)], 5 * 2 * 4 * 8 * 8),
+        (
+            lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: scanned(x, w), lambda: x @ w),
+            [(4, 8), (8, 8)],
+            5 * 2 * 4 * 8 * 8,
+        ),
+        (
+            lambda x, k: jax.lax.conv_general_dilated(x, k, **CONVOLVED),
+            [(2, 8, 8, 3), (3, 3, 3, 16)],
+            2 * (2 * 8 * 8 * 16) * (3 * 3 * 3),
+        ),
+    ],
+)
+def test_matrix_products_of_a_step_are_counted(fn: Any, shapes: Any, flops: int) -> None:
+    program = jax.make_jaxpr(fn)(*(jnp.ones(shape) for shape in shapes))
+    assert speed.flops_of(program.jaxpr) == flops
+
+
+@pytest.mark.parametrize("name", ["two", "logical"])
+def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = strategy_of(2) if name == "two" else logical_strategy(2, 2)
+    chip = replicax.planning.Chip("card", flops=1e9, memory=1e9, bandwidth=1e9)
+    monkeypatch.setattr(speed, "chip_of", lambda kind: chip)
+    with strategy.scope():
+        w = replicax.Variable(np.ones((16, 8), np.float32), name="w")
+
+    def step(x: Any) -> Any:
+        return replicax.compute_average_loss((x @ w).sum(1))
+
+    dataset = strategy.distribute_dataset([np.ones((8, 16), np.float32)])
+    run = replicax.train(step, dataset, 40, log_every=10, tokens_per_example=5, steps_per_call=1, progress=False)
+    assert run.numbers["tokens_per_second"] == pytest.approx(5 * run.numbers["examples_per_second"])
+    devices = 2 if name == "two" else 4
+    steps_per_second = run.numbers["examples_per_second"] / 8
+    assert run.numbers["mfu"] == pytest.approx(2 * 8 * 16 * 8 * steps_per_second / (1e9 * devices), rel=1e-6)
+
+
+def test_on_cpus_there_is_no_mfu() -> None:
+    dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)])
+    run = replicax.train(lambda x: x.sum(), dataset, 2, progress=False)
+    assert run.numbers.keys() == {"loss", "examples_per_second"}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"tokens_per_example": 0}, "tokens_per_example must be an int of at least 1"),
+        ({"progress": -1}, "takes a bool, or seconds between two lines, got -1"),
+        ({"progress": "bar"}, "takes a bool, or seconds"),
+    ],
+)
+def test_arguments_are_checked(kwargs: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        replicax.train(lambda x: x.sum(), [np.ones(4)], 1, **kwargs)
+
+
+def test_a_notebook_shows_a_line_that_is_redrawn() -> None:
+    out, now = io.StringIO(), iter(range(10_000))
+    console = Console(file=out, soft_wrap=True)
+    console.is_jupyter = True
+    show = Progress(console, clock=lambda: float(next(now)))
+    dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)])
+    replicax.train(
+        lambda x: x.sum(), dataset, 8, log_every=2, callbacks=show, progress=False,
+        evaluate=lambda: {"accuracy": 0.5}, evaluate_every=4,
+    )  # fmt: skip
+    lines = out.getvalue().split("\n")
+    assert [line.split("\r")[-1].rstrip() for line in lines[:2]] == [
+        "step 4 of 8   evaluation: accuracy 0.5", "step 8 of 8   evaluation: accuracy 0.5",
+    ]  # fmt: skip
+    last = lines[2].split("\r")[-1]
+    assert last.startswith(f"step 8 of 8 {'━' * 24}   loss 4   ")
+    assert "examples/s" in last
+    assert any("left" in part for part in out.getvalue().split("\r"))
+
+
+def test_lines_come_as_often_as_the_user_says(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = []
+    for progress in (1e-9, 1000.0):
+        dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)])
+        replicax.train(lambda x: x.sum(), dataset, 10, log_every=1, progress=progress, steps_per_call=1)
+        counts.append(sum("loss 4" in line for line in capsys.readouterr().out.splitlines()))
+    assert counts[0] == 10
+    assert counts[1] <= 2

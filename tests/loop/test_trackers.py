@@ -1,0 +1,184 @@
+"""Trackers: what they are told, and when; ``tests/integration/test_trackers.py`` has the real packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replicax
+from replicax.loop import MLflowLog, WandbLog
+from tests.conftest import strategy_of
+
+
+class FakeRun:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options, self.logged, self.exit_code = options, [], None
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        pass
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
+    """The runs of a stand-in for wandb."""
+    runs: list[FakeRun] = []
+
+    def init(**options: Any) -> FakeRun:
+        runs.append(FakeRun(options))
+        return runs[-1]
+
+    install(monkeypatch, "wandb", init=init)
+    return runs
+
+
+class FakeClient:
+    def __init__(self, calls: list[Any], fails: bool = False) -> None:
+        self.calls, self.fails = calls, fails
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return None
+
+    def create_experiment(self, name: str) -> str:
+        return f"of {name}"
+
+    def create_run(self, experiment: str, run_name: str | None) -> Any:
+        self.calls.append(("begin", experiment, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"run {len(self.calls)}"))
+
+    def log_param(self, run_id: str, name: str, value: Any) -> None:
+        self.calls.append(("param", run_id, name, value))
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.calls.append(("again", run_id, status))
+
+    def log_batch(self, run_id: str, metrics: list[Any], synchronous: bool) -> Any:
+        self.calls.append(("log", run_id, [(m.key, m.value, m.step) for m in metrics if "examples" not in m.key]))
+        return self
+
+    def wait(self) -> None:
+        if self.fails:
+            raise ConnectionError("the server is gone")
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.calls.append(("end", run_id, status))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.util.spec_from_loader(name, None)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def install_mlflow(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> list[Any]:
+    calls: list[Any] = []
+
+    def metric(key: str, value: float, timestamp: int, step: int) -> Any:
+        return types.SimpleNamespace(key=key, value=value, step=step)
+
+    install(monkeypatch, "mlflow", MlflowClient=lambda uri: FakeClient(calls, fails))
+    install(monkeypatch, "mlflow.entities", Metric=metric)
+    return calls
+
+
+def run_of(callback: Any, steps: int, folder: pathlib.Path | None = None, step: Any = None) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def count(x: Any) -> Any:
+        v.assign(v.value + 1.0)
+        return v.value
+
+    dataset = strategy.distribute_dataset([np.ones(4, np.float32)])
+    replicax.train(
+        step or count, dataset, steps, checkpoints=folder, callbacks=callback, log_every=2, progress=False,
+        evaluate=lambda: {"accuracy": 0.5}, evaluate_every=4,
+    )  # fmt: skip
+
+
+def test_wandb_gets_the_numbers_and_goes_on_in_the_same_run(wandb_runs: list[FakeRun], tmp_path: pathlib.Path) -> None:
+    run_of(WandbLog("digits", name="first", mode="offline"), 4, tmp_path)
+    run_of(WandbLog("digits", name="first", mode="offline"), 6, tmp_path)
+    first, second = wandb_runs
+    assert first.options == {
+        "project": "digits", "name": "first", "mode": "offline", "id": second.options["id"], "resume": "allow",
+    }  # fmt: skip
+    numbers = [{k: v for k, v in values.items() if "examples" not in k} for values in first.logged]
+    assert numbers == [
+        {"step": 2, "train/loss": 2.0}, {"step": 4, "train/loss": 4.0}, {"step": 4, "evaluation/accuracy": 0.5},
+    ]  # fmt: skip
+    assert [values["step"] for values in second.logged] == [6, 6]
+    assert first.exit_code == second.exit_code == 0
+
+
+def test_another_run_without_a_checkpoint_is_another_one(wandb_runs: list[FakeRun]) -> None:
+    log = WandbLog("digits")
+    run_of(log, 2)
+    run_of(log, 2)
+    assert wandb_runs[0].options["id"] != wandb_runs[1].options["id"]
+
+
+def fail(x: Any) -> Any:
+    raise ArithmeticError("in the step")
+
+
+def test_a_run_that_failed_is_marked_so(wandb_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install_mlflow(monkeypatch)
+    with pytest.raises(ArithmeticError):
+        run_of([WandbLog(), MLflowLog()], 2, step=fail)
+    assert wandb_runs[0].exit_code == 1
+    assert calls[-1][2] == "FAILED"
+
+
+def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    calls = install_mlflow(monkeypatch)
+    for steps in (4, 6):
+        run_of(MLflowLog("digits", name="first", params={"rate": 0.1}), steps, tmp_path)
+    assert calls == [
+        ("begin", "of digits", "first"),
+        ("param", "run 1", "rate", 0.1),
+        ("log", "run 1", [("train/loss", 2.0, 2)]),
+        ("log", "run 1", [("train/loss", 4.0, 4)]),
+        ("log", "run 1", [("evaluation/accuracy", 0.5, 4)]),
+        ("end", "run 1", "FINISHED"),
+        ("again", "run 1", "RUNNING"),
+        ("log", "run 1", [("train/loss", 6.0, 6)]),
+        ("log", "run 1", [("evaluation/accuracy", 0.5, 6)]),
+        ("end", "run 1", "FINISHED"),
+    ]
+
+
+def test_a_server_that_fails_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = install_mlflow(monkeypatch, fails=True)
+    run_of(MLflowLog(), 4)
+    assert calls[-1] == ("end", "run 1", "FINISHED")
+    assert "numbers were lost: the server is gone" in caplog.text
+
+
+@pytest.mark.parametrize(("log", "package"), [(WandbLog, "wandb"), (MLflowLog, "mlflow")])
+def test_a_package_that_is_not_there_is_named(log: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=rf"logs with {package}.*pip install 'replicax\[{package}\]'"):
+        log()
+
+
+def test_the_run_says_which_run_it_is(wandb_runs: list[FakeRun]) -> None:
+    with pytest.raises(TypeError, match="'id' is set by the run"):
+        WandbLog("digits", id="mine")
