@@ -1,1 +1,5 @@
-"""Models of other libraries as arguments of steps, one adapter each; loaded when the user has loaded the library."""
+"""Models of other libraries as arguments of steps, an adapter each, loaded with its library; and exported models."""
+
+from replicax.models.exported_step import export
+
+__all__ = ["export"]

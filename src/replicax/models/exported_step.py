@@ -1,0 +1,183 @@
+"""Export: a prediction step and its weights as one file, which JAX runs without Replicax."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _jax, context
+from replicax.errors import ContextError, TraceError
+from replicax.locality import Locality
+from replicax.pytrees import is_leaf, registered
+from replicax.user_functions import checked_function, checked_result, function_name
+from replicax.values import PerReplica
+from replicax.variables import Variable
+from replicax.variables.store import ConcreteStore, use_store
+
+if TYPE_CHECKING:
+    import jax.export
+
+
+def export(
+    step: Callable[..., Any],
+    spec: Any,
+    path: str | os.PathLike[str],
+    *,
+    any_batch: bool = False,
+    platforms: Sequence[str] | None = None,
+) -> jax.export.Exported:
+    """Write ``step``, a prediction for one batch, with the weights that it reads, to one file.
+
+    Whatever the strategy, the exported program runs on one device: a server needs JAX alone, and no Replicax:
+    ``jax.export.deserialize(open(path, "rb").read()).call(batch)``.
+
+    Args:
+      step: ``step(batch)``, or with several arguments ``step(*spec)``; it reads variables and returns arrays, in
+        tuples, lists and dicts. Models of Flax NNX are bound to it: ``functools.partial(step, model)``.
+      spec: what it takes: arrays, or ``jax.ShapeDtypeStruct`` objects, or a pytree of these; a tuple for several
+        arguments.
+      path: of the file; it is written as a whole.
+      any_batch: whether dim 0 of all arrays, their number of examples, may be any. By default it is as in ``spec``.
+      platforms: where it is to run, such as ``("cpu", "cuda", "tpu")``; by default where it is exported.
+
+    Returns:
+      What was written, as JAX's object: ``in_avals``, ``out_avals``, ``call``.
+
+    Raises:
+      TypeError: the step can't be called, or returns something else than arrays; ``spec`` has no shapes.
+      TraceError: the step assigns a variable.
+      ContextError: called inside a step.
+      ImportError: the package flatbuffers is not installed, in which JAX writes programs.
+      Exception: as ``jax.export`` raises for what it can't export, such as callbacks.
+
+    >>> import os, tempfile, jax, numpy as np, replicax
+    >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     w = replicax.Variable(np.ones((3, 2), np.float32), name="w")
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.bin")
+    >>> spec = jax.ShapeDtypeStruct((8, 3), np.float32)
+    >>> exported = replicax.models.export(lambda x: x @ w, spec, path, any_batch=True)
+    >>> loaded = jax.export.deserialize(open(path, "rb").read())
+    >>> loaded.call(np.ones((2, 3), np.float32)).tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    """
+    import jax.export
+
+    checked_function(step, "replicax.models.export", "step")
+    if context.in_step():
+        raise ContextError(
+            "replicax.models.export was called inside a step: call it outside, when the model is trained"
+        )
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "replicax.models.export: JAX writes exported programs with flatbuffers, which is not installed: "
+            "pip install 'replicax[export]'"
+        )
+    specs = _specs(spec, any_batch)
+    store = _Weights(function_name(step))
+
+    def predict(*batch: Any) -> Any:
+        with use_store(store):
+            returned = checked_result(_on_host(step)(*batch), step, "replicax.models.export")
+        leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
+        return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
+
+    exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
+    if jax.process_index() == 0:
+        file = pathlib.Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(file.name + ".part")
+        part.write_bytes(exported.serialize())
+        part.replace(file)
+    return exported
+
+
+class _Weights:
+    """A store in which variables are constants, with the values that they have now.
+
+    Args:
+      name: of the step.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._values: dict[Variable, np.ndarray[Any, Any]] = {}
+
+    def create(self, make: Callable[[], Variable]) -> NoReturn:
+        raise TraceError(f"{self.name} creates a variable, and an exported step has only those that are there")
+
+    def read(self, variable: Variable) -> Any:
+        if variable not in self._values:
+            with _jax.outside_tracing(), use_store(ConcreteStore()):
+                self._values[variable] = variable.numpy()
+        return jnp.asarray(self._values[variable])
+
+    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> NoReturn:
+        raise TraceError(
+            f"{self.name} assigns {variable.describe()}, and what is exported is a prediction, which changes nothing: "
+            "leave metrics, and the updates of batch statistics, out of it"
+        )
+
+    def copies(self, variable: Variable) -> PerReplica:
+        raise TraceError(f"{self.name} reads the copies of {variable.describe()}: an exported step has one replica")
+
+    def expect(
+        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+    ) -> list[Any]:
+        return list(values)
+
+    def if_it_fails(self, undo: Callable[[], None]) -> None:
+        pass
+
+
+def _specs(spec: Any, any_batch: bool) -> list[Any]:
+    """The arguments of the step, described.
+
+    Raises:
+      TypeError: something has no shape and dtype.
+    """
+    import jax.export
+
+    arguments = spec if isinstance(spec, tuple) else (spec,)
+    leaves, tree = jax.tree_util.tree_flatten(registered(list(arguments)), is_leaf=is_leaf)
+    for leaf in leaves:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or isinstance(leaf, Variable | PerReplica):
+            raise TypeError(
+                f"replicax.models.export(step, spec, path): spec describes one batch by arrays or "
+                f"jax.ShapeDtypeStruct(shape, dtype), got {leaf!r}"
+            )
+    scope = jax.export.SymbolicScope()
+    described = []
+    for leaf in leaves:
+        shape: Any = tuple(leaf.shape)
+        if any_batch and shape:
+            [rows] = jax.export.symbolic_shape("batch", scope=scope)
+            shape = rows, *shape[1:]
+        described.append(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(leaf.dtype)))
+    return list(jax.tree_util.tree_unflatten(tree, described))
+
+
+def _on_host(step: Callable[..., Any]) -> Callable[..., Any]:
+    """``step`` with the arrays that are bound to it, such as those of a model, on the host."""
+
+    def one(leaf: Any) -> Any:
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) else leaf
+
+    if not isinstance(step, functools.partial):
+        return step
+    args, kwargs = jax.tree_util.tree_map(one, (step.args, step.keywords), is_leaf=is_leaf)
+    return functools.partial(_on_host(step.func), *args, **kwargs)
+
+
+def _array(leaf: Any, name: str) -> Any:
+    value = leaf.value if isinstance(leaf, Variable) else leaf
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+        raise TypeError(f"{name} returned {value!r}; an exported step returns arrays, in tuples, lists and dicts")
+    return jnp.asarray(value)
