@@ -196,6 +196,14 @@ def test_the_loss_scale_is_saved_and_restored(tmp_path: pathlib.Path) -> None:
     assert second.loss_scale == 8.0
 
 
+def test_another_object_of_the_same_precision_finds_the_program() -> None:
+    model = MLP(strategy_of(2))
+    batch = next(iter(model.strategy.distribute_dataset(batches((8,)))))
+    for _ in range(3):
+        model.strategy.run(Precision("bf16")(model.step), args=(batch,))
+    assert model.strategy.extended.trace_count(Precision("bf16")(model.step)) == 1
+
+
 def test_a_number_of_a_step_that_was_skipped_does_not_stop_at_nan() -> None:
     data = batches((8,) * 4)
     data[1]["x"][7] = np.inf

@@ -26,6 +26,8 @@ from replicax.variables.store import DerivedStore, Store, current_store, use_sto
 KINDS = {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16, "fp16": jnp.float16, "float16": jnp.float16}
 FIRST = 2.0**15
 """The loss scale that a run begins with, about half of what float16 can hold. If it is too high, it is soon halved."""
+LARGEST = 2.0**24
+"""The largest loss scale. Where gradients are 0, it would grow for ever."""
 PERIOD = 2000
 """After how many steps in a row without an overflow the scale is doubled."""
 
@@ -152,7 +154,7 @@ class PreciseStep(Wrapper):
     """A step in some precision; see :class:`Precision`."""
 
     def __init__(self, fn: Callable[..., Any], precision: Precision) -> None:
-        super().__init__(fn, ById(precision))
+        super().__init__(fn, precision.dtype.name, precision._keep, ById(precision) if precision.variables else None)
         self.precision = precision
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +205,7 @@ class PreciseStep(Wrapper):
         if self.precision._is_dynamic:
             now, counted = outer.read(scale), outer.read(steps) + 1
             is_full = counted >= PERIOD
-            larger = jnp.where(is_full, now * 2, now)
+            larger = jnp.where(is_full, jnp.minimum(now * 2, LARGEST), now)
             differs = "the loss scale differs between replicas"
             outer.write(scale, jnp.where(is_good, larger, jnp.maximum(now / 2, 1.0)), differs)
             outer.write(steps, jnp.where(is_good & ~is_full, counted, 0), differs)
