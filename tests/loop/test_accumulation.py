@@ -216,8 +216,49 @@ def test_what_can_not_be_accumulated_is_told() -> None:
         strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
 
 
-def test_objects_of_nnx_are_told() -> None:
+@pytest.mark.parametrize("kind", [None, "fp16"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_models_of_nnx(replicas: int, kind: Any) -> None:
     nnx = pytest.importorskip("flax.nnx")
-    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"objects of Flax NNX in place.*optax.MultiSteps"):
-        strategy_of(1).run(accumulated(lambda model, x: None, 2), args=(model, np.ones((4, 2), np.float32)))
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.first = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(8, rngs=nnx.Rngs(1))
+            self.last = nnx.Linear(8, 1, rngs=nnx.Rngs(2))
+
+        def __call__(self, x: Any) -> Any:
+            return self.last(jnp.tanh(self.first(x)))[:, 0]
+
+    found = []
+    for parts in (1, 3):
+        strategy = strategy_of(replicas)
+        with strategy.scope():
+            model, precision = Net(), Precision("fp16", loss_scale=64.0)
+            optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+            metric = nnx.metrics.Average("loss")
+
+        def step(model: Any, optimizer: Any, metric: Any, batch: Any, precision: Any = precision) -> Any:
+            def loss_fn(model: Any) -> Any:
+                losses = jnp.square(model(batch["x"].astype(jnp.float32)) - batch["y"][:, 0])
+                loss = replicax.compute_average_loss(losses)
+                return (loss if kind is None else precision.scale(loss)), losses
+
+            (_, losses), gradients = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+            metric.update(loss=losses)
+            optimizer.update(model, gradients if kind is None else precision.unscale(gradients))
+
+        chosen: Any = accumulated(step, parts) if kind is None else precision(accumulated(step, parts))
+        for batch in Line(strategy).dataset((12, 12, 12)):
+            strategy.run(chosen, args=(model, optimizer, metric, batch))
+        assert int(optimizer.step[...]) == 3
+        if replicas > 1:
+            program = strategy.extended.trace(
+                chosen if kind is None else precision(chosen), args=(model, optimizer, metric, batch)
+            )
+            large = [c for c in program.collectives() if c.kind == "all-reduce" and c.bytes > 64]
+            assert len(large) == 1
+        state = jax.tree.leaves(nnx.state((model, optimizer, metric)))
+        found.append([np.asarray(x) for x in state])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 if kind is None else 2e-3)

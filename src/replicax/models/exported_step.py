@@ -58,13 +58,13 @@ def export(
       ImportError: the package flatbuffers is not installed, in which JAX writes programs.
       Exception: as ``jax.export`` raises for what it can't export, such as callbacks.
 
-    >>> import os, tempfile, jax, numpy as np, replicax
+    >>> import pathlib, tempfile, jax, numpy as np, replicax
     >>> with replicax.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
     ...     w = replicax.Variable(np.ones((3, 2), np.float32), name="w")
-    >>> path = os.path.join(tempfile.mkdtemp(), "model.bin")
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "model.bin")
     >>> spec = jax.ShapeDtypeStruct((8, 3), np.float32)
     >>> exported = replicax.models.export(lambda x: x @ w, spec, path, any_batch=True)
-    >>> loaded = jax.export.deserialize(open(path, "rb").read())
+    >>> loaded = jax.export.deserialize(path.read_bytes())
     >>> loaded.call(np.ones((2, 3), np.float32)).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """

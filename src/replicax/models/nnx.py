@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from replicax import _jax, context
+from replicax.models.nnx_parts import NNXParts
 from replicax.models.nnx_step import NNXStep
 from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
@@ -306,6 +307,9 @@ class NNXAdapter:
 
     def update(self, value: Any, other: Any) -> None:
         nnx.update(value, nnx.state(other, graph=True))
+
+    def parts(self, objects: tuple[Any, ...]) -> NNXParts:
+        return NNXParts(objects)
 
     def cells(self, value: Any) -> list[Any]:
         return [leaf for _, leaf in nnx.graphlib.flatten(value, graph=True)[1] if _is_cell(leaf)]

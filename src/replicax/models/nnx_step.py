@@ -47,8 +47,8 @@ class NNXStep:
         self._names = names
         self._replica = _replica()
         leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
-        self._given = [_value_of(leaf) for _, leaf in leaves]
-        self._undo = [_adapted(node) for node in _nodes(self.objects)] if _several() else []
+        self._given = [value_of(leaf) for _, leaf in leaves]
+        self._undo = [_adapted(node) for node in nodes_in(self.objects)] if _several() else []
 
     def close(self, variables: Mapping[int, Variable]) -> None:
         """Assign what has changed.
@@ -71,7 +71,7 @@ class NNXStep:
         changed: list[tuple[Variable, Any]] = []
         averaged: list[tuple[Variable, Any]] = []
         for number, ((_, leaf), given) in enumerate(zip(flat, self._given, strict=True)):
-            value = _value_of(leaf)
+            value = value_of(leaf)
             if value is given:
                 continue
             variable = variables.get(number)
@@ -99,11 +99,12 @@ def _several() -> bool:
     return bool(_replica()._replicas.count > 1)  # the user's step has not asked for it
 
 
-def _value_of(leaf: Any) -> Any:
+def value_of(leaf: Any) -> Any:
+    """The array in a leaf of an object: an ``nnx.Variable``, or the array itself."""
     return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _nodes(objects: tuple[Any, ...]) -> Iterator[Any]:
+def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
     """The NNX objects in ``objects``, each once."""
     seen: set[int] = set()
     for _, node in nnx.iter_graph(objects):

@@ -17,6 +17,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -66,6 +67,32 @@ class Adapter(Protocol):
 
     def cells(self, value: Any) -> Sequence[HeldArray]:
         """Where an object keeps its arrays, also while a step runs."""
+
+    def parts(self, objects: tuple[Any, ...]) -> ObjectParts:
+        """The objects of a step, for a loop over the parts of its batch."""
+
+
+class ObjectParts(Protocol):
+    """Objects of one replica's step, of which each turn of a loop gets copies."""
+
+    @property
+    def values(self) -> list[Any]:
+        """The arrays in the objects."""
+
+    def copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Objects with these arrays."""
+
+    def collecting(self, copies: tuple[Any, ...], collect: Callable[..., None]) -> AbstractContextManager[None]:
+        """Give the gradients that optimizers among ``copies`` get to ``collect``, and change nothing by them.
+
+        It is called with gradients, further arguments by name, and a function that applies gradients to the objects.
+        """
+
+    def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
+        """The arrays that a turn has left in its copies."""
+
+    def put_back(self, values: Sequence[Any]) -> None:
+        """Give the objects the arrays that the last turn has left."""
 
 
 class HeldArray(Protocol):
@@ -184,6 +211,34 @@ def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
     leaves = jax.tree_util.tree_leaves((args, kwargs, _bound(fn)), is_leaf=_stays_whole)
     pairs = [(leaf, _adapter_of(type(leaf))) for leaf in leaves]
     return [cell for leaf, adapter in pairs if adapter is not None for cell in adapter.cells(leaf)]
+
+
+def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, Callable[..., Any]]:
+    """The objects of a running step that hold state.
+
+    Returns:
+      The objects; their adapter, ``None`` if there are none; and a function from other objects, and from arguments with
+      those of ``args`` and ``kwargs`` in their places, to the call ``(fn, args, kwargs)`` with these.
+    """
+
+    def places(args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs, _bound(fn)), is_leaf=_stays_whole)
+        return leaves, tree, [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
+
+    def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        if not others:
+            return fn, args, kwargs
+        leaves, tree, where = places(args, kwargs)
+        for i, other in zip(where, others, strict=True):
+            leaves[i] = other
+        args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
+        return _with_bound(fn, bound), args, kwargs
+
+    if not _loaded():
+        return (), None, with_others
+    leaves, _, where = places(args, kwargs)
+    found = tuple(leaves[i] for i in where)
+    return found, _adapter_of(type(found[0])) if found else None, with_others
 
 
 def updated(tree: Any, other: Any) -> Any:

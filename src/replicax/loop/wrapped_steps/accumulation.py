@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
 from replicax.errors import TraceError
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.held_state import cells_in
+from replicax.execution.tracing.held_state import ObjectParts, objects_in
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_objects import is_whole
 from replicax.pytrees import registered
@@ -81,31 +82,29 @@ class AccumulatedStep(Wrapper):
         replica = context.get_replica_context()
         assert replica is not None
         communicator: Any = replica._communicator
-        if cells_in(self.fn, args, kwargs):
-            raise ValueError(
-                f"{self.__name__}: gradients are accumulated for replicax.Optimizer, and the step changes objects of "
-                "Flax NNX in place. Make variables of the parameters (graphdef, params = nnx.split(model); params = "
-                "replicax.as_variables(params)), or give nnx.Optimizer an optax.MultiSteps, which needs an all-reduce "
-                "for each micro-batch"
-            )
+        objects, adapter, call_with = objects_in(self.fn, args, kwargs)
+        parts = None if adapter is None else adapter.parts(objects)
         batch = _Batch((args, kwargs), self._parts, communicator, self.__name__)
         outer, hook = current_store(), update_hook.get()
-        run = _Run(self, outer, batch, communicator)
+        run = _Run(self, outer, batch, communicator, parts, call_with)
         examples = communicator.examples
         try:
             with _jax.kept_programs():
                 computed = run.found(*batch.first)
                 carried = [outer.read(v) for v in run.written]
+                held = [] if parts is None else parts.values
                 sums = [jnp.zeros(shape.shape, shape.dtype) for shape in run.shapes]
-                (values, sums), numbers = lax.scan(run.body, (carried, sums), (batch.pieces, batch.masks))
+                (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
         finally:
             communicator.examples = examples
         _jax.renew_kept_programs()
         for variable, value in zip(run.written, values, strict=True):
             outer.write(variable, value, run.must_be_mirrored[variable])
+        if parts is not None:
+            parts.put_back(held)
         summed = iter(sums)
         for update in run.updates:
-            gradients = [next(summed) for _ in update.variables]
+            gradients = [next(summed) for _ in range(update.count)]
             if hook is None:
                 update.apply(gradients)
             else:
@@ -176,8 +175,9 @@ class _Batch:
 class _Update:
     """A call of ``apply_gradients`` that waits for the gradients of all micro-batches."""
 
-    def __init__(self, variables: Sequence[Variable], apply: Callable[[list[Any]], None]) -> None:
+    def __init__(self, variables: Sequence[Variable], count: int, apply: Callable[[list[Any]], None]) -> None:
         self.variables = variables
+        self.count = count
         self.apply = apply
 
 
@@ -192,7 +192,16 @@ class _Run:
       tree: of what the step returns.
     """
 
-    def __init__(self, step: AccumulatedStep, outer: Store, batch: _Batch, communicator: Any) -> None:
+    def __init__(
+        self,
+        step: AccumulatedStep,
+        outer: Store,
+        batch: _Batch,
+        communicator: Any,
+        parts: ObjectParts | None,
+        call_with: Callable[..., tuple[Any, Any, Any]],
+    ) -> None:
+        self._parts, self._call_with = parts, call_with
         self._step, self._outer, self._batch, self._communicator = step, outer, batch, communicator
         self._created: list[Variable] = []
         self.written: list[Variable] = []
@@ -205,7 +214,9 @@ class _Run:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
 
         def traced(pieces: list[Any], mask: Any) -> Any:
-            store, gradients, numbers = self._called([], pieces, mask)
+            store, gradients, numbers, _ = self._called(
+                [], [] if self._parts is None else self._parts.values, pieces, mask
+            )
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
             return numbers, gradients
@@ -227,18 +238,29 @@ class _Run:
 
     def body(self, carry: Any, piece: Any) -> Any:
         """One micro-batch: values of variables and sums of gradients, to new ones, and the numbers."""
-        values, sums = carry
-        store, gradients, numbers = self._called(values, *piece)
-        return ([store.values[v] for v in self.written], [a + b for a, b in zip(sums, gradients, strict=True)]), numbers
+        values, held, sums = carry
+        store, gradients, numbers, held = self._called(values, held, *piece)
+        values = [store.values[v] for v in self.written]
+        return (values, held, [a + b for a, b in zip(sums, gradients, strict=True)]), numbers
 
-    def _called(self, values: Sequence[Any], pieces: list[Any], mask: Any) -> tuple[DerivedStore, list[Any], list[Any]]:
+    def _called(
+        self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any
+    ) -> tuple[DerivedStore, list[Any], list[Any], list[Any]]:
+        """What is written, the gradients, the numbers, and what is in the objects afterwards."""
         store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
         gradients: list[Any] = []
         self.updates = []
         self._communicator.examples = ReplicaExamples(mask, self._batch.total)
-        args, kwargs = self._batch.arguments(pieces)
-        with use_store(store), using(update_hook, _Collector(self, store, gradients)):
-            returned = checked_result(self._step.fn(*args, **kwargs), self._step.fn, "accumulated(step, parts)")
+        collector = _Collector(self, store, gradients)
+        copies = () if self._parts is None else self._parts.copies(held)
+        fn, args, kwargs = self._call_with(copies, *self._batch.arguments(pieces))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(use_store(store))
+            stack.enter_context(using(update_hook, collector))
+            if self._parts is not None:
+                stack.enter_context(self._parts.collecting(copies, collector.take))
+            returned = checked_result(fn(*args, **kwargs), self._step.fn, "accumulated(step, parts)")
+        left = [] if self._parts is None else self._parts.values_of(copies)
         leaves, self.tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_whole)
         numbers = []
         for leaf in leaves:
@@ -250,7 +272,7 @@ class _Run:
                 )
             array = jnp.asarray(value)
             numbers.append(lax.convert_element_type(array, array.dtype))
-        return store, gradients, numbers
+        return store, gradients, numbers, left
 
 
 class _Collector:
@@ -266,15 +288,25 @@ class _Collector:
         extra: Mapping[str, Any],
         apply: Callable[[list[Any]], None],
     ) -> None:
+        dense = [g.to_dense() if is_slices(g) else g for g in gradients]
+        self.take([g.astype(v.dtype) for g, v in zip(dense, variables, strict=True)], extra, apply, variables)
+        self._store.waiting.update(variables)
+
+    def take(
+        self,
+        gradients: list[Any],
+        extra: Mapping[str, Any],
+        apply: Callable[[list[Any]], None],
+        variables: Sequence[Variable] = (),
+    ) -> None:
+        """Add an update that waits."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
                 "the gradients are accumulated over several: use a transformation that needs the gradients alone"
             )
-        dense = [g.to_dense() if is_slices(g) else g for g in gradients]
-        self._gradients += [g.astype(v.dtype) for g, v in zip(dense, variables, strict=True)]
-        self._run.updates.append(_Update(variables, apply))
-        self._store.waiting.update(variables)
+        self._gradients += gradients
+        self._run.updates.append(_Update(variables, len(gradients), apply))
 
 
 class _PartStore(DerivedStore):

@@ -143,7 +143,8 @@ class Precision:
         use = _in_use()
         leaves, tree = jax.tree_util.tree_flatten(gradients)
         _, leaves = use.after(None, leaves)
-        use.note(leaves)
+        if update_hook.get() is use:  # otherwise they are of one micro-batch, and their sum is noted
+            use.note(leaves)
         return jax.tree_util.tree_unflatten(tree, leaves)
 
     def __repr__(self) -> str:
