@@ -253,9 +253,7 @@ def test_models_of_nnx(replicas: int, kind: Any) -> None:
             strategy.run(chosen, args=(model, optimizer, metric, batch))
         assert int(optimizer.step[...]) == 3
         if replicas > 1:
-            program = strategy.extended.trace(
-                chosen if kind is None else precision(chosen), args=(model, optimizer, metric, batch)
-            )
+            program = strategy.extended.trace(chosen, args=(model, optimizer, metric, batch))
             large = [c for c in program.collectives() if c.kind == "all-reduce" and c.bytes > 64]
             assert len(large) == 1
         state = jax.tree.leaves(nnx.state((model, optimizer, metric)))

@@ -305,6 +305,8 @@ def test_a_step_that_would_not_compute_in_this_precision_is_told() -> None:
         strategy.run(Precision("bf16")(without_gradients), args=(x,))
     with pytest.raises(ValueError, match="an overflow would not be noticed"):
         strategy.run(precision(without_update), args=(x,))
+    with pytest.raises(ValueError, match="has a precision already: wrap it once"):
+        strategy.run(Precision("bf16")(Precision("bf16")(without_update)), args=(x,))
     with pytest.raises(replicax.errors.ContextError, match="inside a step that is wrapped"):
         precision.unscale([v])
     dataset = strategy.distribute_dataset([x])

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+from replicax import _jax, context
 from replicax.errors import ContextError, stack_level
-from replicax.execution.tracing.function_key import ById, Wrapper
+from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.held_state import HeldArray, cells_in
 from replicax.loop.step_metrics import step_outcome
 from replicax.loop.step_objects import is_whole
@@ -155,13 +155,18 @@ class PreciseStep(Wrapper):
     """A step in some precision; see :class:`Precision`."""
 
     def __init__(self, fn: Callable[..., Any], precision: Precision) -> None:
-        super().__init__(fn, precision.dtype.name, precision._keep, ById(precision) if precision.variables else None)
+        state = _jax.ById(precision) if precision.variables else None
+        super().__init__(fn, precision.dtype.name, precision._keep, state)
         self.precision = precision
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         precision = self.precision
         if context.get_replica_context() is None:
             raise ContextError(f"{self.__name__} is a step: call it by strategy.run(precision(step), args=(batch,))")
+        if gradient_hook.get() is not None:
+            raise ValueError(
+                f"{self.__name__} has a precision already: wrap it once, and leave it out of replicax.train"
+            )
         args, kwargs = _cast((args, kwargs), precision.dtype, precision._keep)
         outer = current_store()
         scale = None if precision._scale is None else outer.read(precision._scale)
