@@ -18,7 +18,7 @@ from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import prepare
-from replicax.execution.tracing.held_state import held
+from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.loop.callbacks import Callback, best_of
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog, can_write_events
@@ -255,7 +255,7 @@ class TrainingLoop:
     def _count_flops(self) -> None:
         """Count what a step computes: its program is there."""
         programs = self._strategy.extended.programs
-        call = held(programs.replicas, self._step, (), None)
+        call = stateful_call(programs.replicas, self._step, (), None)
         if self._input.arguments is not None and not self._calls.is_exact:
             fn = self._step if call is None else call.fn
             program = prepare(programs, fn, self._input.arguments, True).program

@@ -15,7 +15,7 @@ from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
 from replicax.errors import TraceError
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.held_state import ObjectParts, objects_in
+from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_objects import is_whole
 from replicax.pytrees import registered

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from replicax import _jax, context
 from replicax.errors import ContextError, stack_level
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.held_state import HeldArray, cells_in
+from replicax.execution.tracing.stateful_arguments import HeldArray, cells_in
 from replicax.loop.step_metrics import step_outcome
 from replicax.loop.step_objects import is_whole
 from replicax.pytrees import registered
