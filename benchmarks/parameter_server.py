@@ -69,11 +69,14 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         v: Any = served[megabytes]
         optimizer: Any = optimizers[megabytes]
         own, ones = np.ones(v.shape, np.float32), np.ones(v.shape, np.float32)
-        elsewhere, numbers = v.elsewhere, itertools.count(megabytes * 10**9)  # what has come before changes nothing
+        server_variables, numbers = (
+            v.server_variables,
+            itertools.count(megabytes * 10**9),
+        )  # what has come before changes nothing
 
         def pushed(kind: str) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
-            traffic = FunctionTraffic(elsewhere.servers, elsewhere.shards, next(numbers), Ended())
+            traffic = FunctionTraffic(server_variables.servers, server_variables.shards, next(numbers), Ended())
             change = {v.number_on_servers: ones}
             traffic.change(
                 {optimizer._number: change} if kind == "update" else {},
@@ -86,7 +89,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         def update() -> None:
             """Until the server has computed it: it reads a row then."""
             settle(pushed("update"))
-            elsewhere.rows(v.number_on_servers, np.zeros(1, np.int64))
+            server_variables.rows(v.number_on_servers, np.zeros(1, np.int64))
 
         def pull() -> None:
             v.read_value().block_until_ready()
@@ -138,7 +141,7 @@ def calls(variables: int, steps: int) -> dict[str, float]:
 
     def count() -> None:
         """From now on note all calls that leave the worker."""
-        servers: Any = vs[0].elsewhere.servers  # type: ignore[attr-defined]
+        servers: Any = vs[0].server_variables.servers  # type: ignore[attr-defined]
         usual, servers.noted = servers._call, []
 
         def noted(method: str, calls: Any) -> Any:
@@ -148,7 +151,7 @@ def calls(variables: int, steps: int) -> dict[str, float]:
         servers._call = noted
 
     def counted() -> list[tuple[str, int]]:
-        return vs[0].elsewhere.servers.noted  # type: ignore[attr-defined,no-any-return]
+        return vs[0].server_variables.servers.noted  # type: ignore[attr-defined,no-any-return]
 
     with replicax.ClusterCoordinator(strategy) as coordinator:
         for fn in (run, count):

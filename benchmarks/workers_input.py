@@ -32,14 +32,14 @@ def measure(rounds: int, elements: int) -> dict[str, Any]:
     import numpy as np
 
     import replicax
-    from replicax.data.elements import agreed_elements
+    from replicax.data.batches import agreed_batches
     from replicax.workers.exchange import DistributedWorkers
 
     strategy = replicax.MultiWorkerMirroredStrategy()
     with strategy.scope():
         w = replicax.Variable(np.zeros(SHAPE[1], np.float32), name="w")
     batch = np.ones(SHAPE, np.float32)
-    most, exchange, count = agreed_elements.MOST_AHEAD, DistributedWorkers.exchange, [0]
+    most, exchange, count = agreed_batches.MOST_AHEAD, DistributedWorkers.exchange, [0]
 
     def counted(self: Any, topic: str, *others: Any) -> Any:
         count[0] += ", element/" in topic
@@ -58,7 +58,7 @@ def measure(rounds: int, elements: int) -> dict[str, Any]:
 
     def go(ahead: int, steps: bool) -> tuple[float, float]:
         """Seconds and exchanges of an element; each pass of the workers begins when all have come to it."""
-        agreed_elements.MOST_AHEAD = ahead
+        agreed_batches.MOST_AHEAD = ahead
         strategy.reduce("sum", strategy.distribute_values_from_function(lambda _: 1))
         count[0], start = 0, time.perf_counter()
         for element in dataset:

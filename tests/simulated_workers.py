@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, absent, never
+from replicax.workers.exchange import DEFAULT_TIMEOUT, Cancelled, absent, never
 
 
 class SimulatedWorkers:
@@ -30,9 +30,9 @@ class SimulatedWorkers:
         return [cls(index, count, board) for index in range(count)]
 
     def exchange(
-        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, is_cancelled: Callable[[], bool] = never
     ) -> list[bytes]:
-        return self.board.exchange(topic, data, timeout, called_off, self.index, self.count)
+        return self.board.exchange(topic, data, timeout, is_cancelled, self.index, self.count)
 
 
 class _Board:
@@ -46,7 +46,7 @@ class _Board:
         self._changed = threading.Condition()
 
     def exchange(
-        self, topic: str, data: bytes, timeout: float, called_off: Callable[[], bool], index: int, count: int
+        self, topic: str, data: bytes, timeout: float, is_cancelled: Callable[[], bool], index: int, count: int
     ) -> list[bytes]:
         assert isinstance(data, bytes), type(data)
         deadline = time.monotonic() + timeout
@@ -57,8 +57,8 @@ class _Board:
             brought[index] = data
             self._changed.notify_all()
             while len(brought) < count:
-                if called_off() or self.broken:
-                    raise CalledOff
+                if is_cancelled() or self.broken:
+                    raise Cancelled
                 self._changed.wait(max(0.0, min(0.05, deadline - time.monotonic())))
                 if time.monotonic() > deadline and len(brought) < count:
                     missing = [w for w in range(count) if w not in brought]

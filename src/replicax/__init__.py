@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replicax.old_names import missing
+from replicax.name_hints import missing
 from replicax.system import registry
 from replicax.system.exit_codes import EXIT_PREEMPTED
 
@@ -150,7 +150,7 @@ __all__ = [
 ]
 
 
-# Loaded when they are used: so the commands that need no JAX start quickly, and `import replicax` costs what it must.
+# Loaded on demand: so commands that need no JAX start quickly, and `import replicax` is as fast as possible.
 _LATER = {
     "Accuracy": "replicax.training",
     "Aggregation": "replicax.variables",
@@ -218,7 +218,7 @@ _LATER = {
     "value_and_grad": "replicax.training",
 }
 
-# Names that were here, by the module whose they are now.
+# Names that were here before, by the module that has them now.
 _MOVED = {
     "replicax.cluster": (
         "ClusterResolver",

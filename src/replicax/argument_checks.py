@@ -1,4 +1,4 @@
-"""Checks of arguments of the API that many functions take: enums by name, and integers."""
+"""Checks of arguments that many functions take: enums by name, and integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
-    """The member of ``kind`` that ``value`` is, or names, in any case.
+    """Parse a member of ``kind``, or its name in any case.
 
     Raises:
       ValueError: it is neither; the message calls it ``what``, and lists the names.
@@ -25,7 +25,7 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
 
 
 def as_integer(value: Any) -> int | None:
-    """``value`` as an int, also if it is an integer of NumPy or JAX; ``None`` if it is no integer, such as ``True``."""
+    """``value`` as an int, even if it is a NumPy or JAX integer; ``None`` if it is not an integer, such as ``True``."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -36,10 +36,10 @@ def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> in
     """``value`` as an int.
 
     Args:
-      value: an argument of the user's.
-      what: what the message calls it: ``"MirroredStrategy: num_replicas"``.
-      least: the smallest integer that it may be.
-      note: what else it may be, or what the integer means; stands after the least one in the message.
+      value: the user's argument.
+      what: its name in the message: ``"MirroredStrategy: num_replicas"``.
+      least: the smallest valid integer.
+      note: what else is allowed, or what the integer means; follows the smallest one in the message.
 
     Raises:
       ValueError: it is not an integer, or below ``least``.

@@ -43,10 +43,10 @@ share_p = _jax.identity_primitive("replicax_share", of_tangents=share_back_p)
 """Marks a replica's share of a value: its locality is T, even if all shares happen to be equal."""
 
 COMBINED = "a value to combine over the replicas"
-"""The name of a value in a message, where no better name is known."""
+"""The name of a value in a message, if no better name is known."""
 
 PACK_LIMIT = 64 * 1024
-"""Arrays of at most this many bytes are not worth a collective of their own."""
+"""Arrays of at most this many bytes are too small for a separate collective."""
 
 
 class ReduceOp(enum.Enum):
@@ -64,7 +64,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
-        """The op that ``op`` names.
+        """Parse a reduce op.
 
         Raises:
           ValueError: ``op`` is neither a ``ReduceOp`` nor the name of one.
@@ -87,7 +87,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
 
     Args:
       op: SUM or MEAN.
-      arrays: this replica's arrays, of any shapes and dtypes (booleans are counted as int32).
+      arrays: this replica's arrays, of any shapes and dtypes (booleans count as int32).
       options: how to communicate.
     """
     arrays = [countable(as_array(a, COMBINED)) for a in arrays]
@@ -108,7 +108,7 @@ def sums_of(
     if in_order:
         return sums_of_blocks([a[None] for a in arrays], options, per_device)
     ring = options is not None and options.implementation is CommunicationImplementation.RING
-    rings = functools.partial(_packed, summed=ring_sum)  # each has as many steps as there are replicas
+    rings = functools.partial(_packed, summed=ring_sum)  # a ring has as many steps as there are replicas
     return _sums(arrays, options, per_device, rings if ring else _fused_sums)
 
 
@@ -120,7 +120,7 @@ def sums_of_blocks(
     Args:
       arrays: each is ``[blocks, *shape]``, the sums of the blocks of this device's replicas.
       options: how to communicate.
-      per_device: how many replicas each device has.
+      per_device: the number of replicas of each device.
     """
     one = functools.partial(sum_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
     in_order = functools.partial(_packed, summed=one, terms=1)
@@ -162,7 +162,7 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
 
 
 def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
-    """Which arrays to concatenate: for each dtype those of at most ``limit`` bytes, if there are several.
+    """Choose arrays to concatenate: for each dtype those of at most ``limit`` bytes, if there are several.
 
     If a replica has several logical devices, none are concatenated: an array split over these would have to be
     gathered first.
@@ -182,17 +182,17 @@ def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[in
 
 
 def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """One all-reduce, which compilers put together themselves."""
+    """One all-reduce, which compilers merge themselves."""
     return list(lax.psum(tuple(arrays), REPLICA_AXIS))
 
 
 def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: int = 0) -> list[jax.Array]:
-    """``summed`` of each array, where all of a dtype are one: for sums that compilers don't put together.
+    """``summed`` of each array, with all arrays of a dtype concatenated: for sums that compilers don't merge.
 
     Args:
       arrays: ``[…terms, …shape]``.
       summed: returns ``[…shape]``.
-      terms: how many dims the terms have.
+      terms: the number of dims of the terms.
     """
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, math.inf)
@@ -210,7 +210,7 @@ def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: in
 all_reduce_p = _jax.collective_primitive("all_reduce", sums_of)
 """``y, … = all_reduce[axes=… options=… per_device=… in_order=…] x, …``: ``y`` is the sum of ``x`` over the replicas.
 
-If a device has several replicas, ``x`` is what these have together, and ``per_device`` says how many they are.
+If a device has several replicas, ``x`` contains all of theirs, and ``per_device`` is their number.
 ``in_order`` says whether terms are added in a fixed order (see :mod:`replicax.devices.summation_order`).
 
 It is lowered only when the whole program is known: if a replica needs only a piece of the sum, it becomes a
@@ -219,16 +219,16 @@ reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
 
 
 own_sum_p = _jax.collective_primitive("replicax_own_sum", sums_of)
-"""The same as :data:`all_reduce_p` of those operands that have not been reduced; the others are taken as they are.
+"""The same as :data:`all_reduce_p` for those operands that have not been reduced; the others are returned unchanged.
 
-It stands in no program that has been captured: :mod:`replicax.execution.program.own_sums` makes all-reduces of it.
+Captured programs do not contain it: :mod:`replicax.execution.program.own_sums` replaces it by all-reduces.
 """
 
 
 def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """The sum over the replicas of each array; an array that has been reduced already is its own sum.
+    """The sum over the replicas of each array; an array that has been reduced already is returned unchanged.
 
-    One fused all-reduce for those that have not been.
+    One fused all-reduce for the others.
     """
     arrays = [countable(as_array(a, COMBINED)) for a in arrays]
     if lax.axis_size(REPLICA_AXIS) == 1:
@@ -253,7 +253,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
     array = as_array(array, COMBINED)
     axis = checked_axes(axis, array.shape, "all_gather")[0]
     size = lax.axis_size(REPLICA_AXIS)
-    if array.size == 0:  # XLA has no collectives of empty arrays
+    if array.size == 0:  # XLA has no collectives for empty arrays
         shape = (*array.shape[:axis], size * array.shape[axis], *array.shape[axis + 1 :])
         return gathered_p.bind(jnp.zeros(shape, array.dtype))[0]
     if size == 1:
@@ -266,7 +266,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
     if options == CommunicationOptions():
         return gather([array])[0]
-    # The result of a ring is the same on every replica, but no pass could infer that: so it is marked.
+    # The result of a ring is the same on every replica, but no analysis could infer that: so it is marked.
     return gathered_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
 
 
@@ -333,7 +333,7 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
 
 
 def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:
-    """Raise unless arrays of these shapes can be put one after the other along ``axis``.
+    """Raise unless arrays of these shapes can be concatenated along ``axis``.
 
     Raises:
       ValueError: they differ in another dim, too.
@@ -348,7 +348,7 @@ def countable(array: jax.Array) -> jax.Array:
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
-# --- how one replica reaches the others -----------------------------------------------------------------
+# --- communication of one replica -----------------------------------------------------------------------
 
 
 class ReplicaExamples(NamedTuple):
@@ -357,15 +357,15 @@ class ReplicaExamples(NamedTuple):
     mask: Any
     """Which of its rows are examples: bool ``[rows]``, T."""
     count: Any
-    """How many examples all replicas have together: int32, M."""
+    """The number of examples of all replicas: int32, M."""
 
 
 class Communicator(Protocol):
-    """How one replica reaches the others. Each executor has its own."""
+    """Communicates with the other replicas. Each executor has its own."""
 
     @property
     def examples(self) -> ReplicaExamples | None:
-        """Which rows are examples; ``None`` if no argument of the step is padded."""
+        """The examples among the rows; ``None`` if no argument of the step is padded."""
 
     def replica_id(self) -> Any:
         """This replica's number: an int32 scalar of locality T, or an int."""
@@ -374,7 +374,7 @@ class Communicator(Protocol):
         """Combine each array with the same array of all replicas."""
 
     def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
-        """The sum over the replicas of each array; one that has been reduced already is its own sum."""
+        """The sum over the replicas of each array; one that has been reduced already is returned unchanged."""
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' arrays along ``axis``."""
@@ -388,7 +388,7 @@ class Communicator(Protocol):
     def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
         """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool, known before the step runs.
 
-        If it can't be known, that is an error, which names the caller ``what``. With ``refused``, it is an error with
+        Raises an error that names the caller ``what`` if it can't be known. With ``refused``, raises an error with
         this text if they do.
         """
 

@@ -1,4 +1,4 @@
-"""Communication between replicas: options of collectives, a ring, and a watch for replicas that don't come."""
+"""Communication between replicas: options of collectives, a ring, and a watch for missing replicas."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class CommunicationOptions:
     Attributes:
       bytes_per_pack: the largest number of bytes in one all-reduce. If there are more, several all-reduces run one
         after the other, so that the first can start while the last arrays are still being computed. A larger array has
-        an all-reduce of its own. 0: one all-reduce for all arrays. It does not matter for gathers, one for each array.
+        a separate all-reduce. 0: one all-reduce for all arrays. It does not affect gathers, one for each array.
       timeout_seconds: how many seconds a replica may wait in this collective for the others, before an error names the
-        missing replicas; ``None`` for ever. A timeout takes two host callbacks in each collective, and ``run`` waits
+        missing replicas; ``None`` for ever. A timeout costs two host callbacks in each collective, and ``run`` waits
         until the step has ended. With several workers it takes up to twice the time until all have noticed. After the
         error the variables that the step writes are lost, and the devices may stay busy.
       implementation: ``"auto"``, ``"ring"``, ``"nccl"`` or a :class:`CommunicationImplementation`.
@@ -82,7 +82,7 @@ class CommunicationOptions:
         """Raise unless devices of ``platform`` support these options.
 
         Raises:
-          ValueError: NCCL is asked for, and the devices are not GPUs.
+          ValueError: NCCL is requested, but the devices are not GPUs.
         """
         if self.implementation is CommunicationImplementation.NCCL and platform not in ("gpu", "cuda"):
             raise ValueError(
@@ -91,7 +91,7 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any, platform: str, what: str) -> CommunicationOptions | None:
-    """``options``, if they are of the right type and ``platform`` supports them.
+    """Return ``options``, which must be of the right type and supported by ``platform``.
 
     Raises:
       TypeError: they are of another type.
@@ -108,7 +108,7 @@ def checked_options(options: Any, platform: str, what: str) -> CommunicationOpti
 def after(array: Any, token: Any) -> Any:
     """``array``, but not before ``token``, which is not empty, has been computed."""
     array, token = lax.optimization_barrier((array, token))
-    # XLA on CPU drops barriers on the way. There, use a choice that is always the same, which no compiler knows.
+    # XLA on CPU drops barriers. There, use a choice with a constant condition that no compiler knows.
     return lax.platform_dependent(
         array,
         jnp.real(token.reshape(-1)[0]).astype(jnp.float32),
@@ -160,7 +160,7 @@ def _to_neighbour(array: Any) -> Any:
     return lax.ppermute(array, REPLICA_AXIS, [(i, (i + 1) % n) for i in range(n)])
 
 
-# --- replicas that don't come ---------------------------------------------------------------------------
+# --- missing replicas -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Late:
     Attributes:
       timeout: how many seconds they had.
       number: of the collective, among those of the step.
-      arrived: how many collectives each replica has reached.
+      arrived: the number of collectives that each replica has reached.
       waiting: the replicas that wait in a collective.
     """
 
@@ -180,7 +180,7 @@ class Late:
     waiting: tuple[int, ...]
 
     def joined(self, others: Sequence[Late]) -> Late:
-        """The same, with the replicas of other workers."""
+        """Add the replicas of other workers."""
         arrived = dict(pair for late in others for pair in late.arrived.items())
         return dataclasses.replace(
             self, arrived=arrived, waiting=tuple(replica for late in others for replica in late.waiting)
@@ -202,20 +202,20 @@ class Watch:
         self.start(())
 
     def start(self, replicas: Sequence[int]) -> None:
-        """A program is about to run on these replicas of this worker."""
+        """Start watching a program on these replicas of this worker."""
         with self._lock:
             self._arrived = dict.fromkeys(replicas, 0)
             self._waiting: dict[int, tuple[float, float]] = {}
 
     def arrive(self, replica: int, timeout: float) -> None:
-        """A replica has reached a collective, in which it may wait for ``timeout`` seconds."""
+        """Note that a replica has reached a collective, in which it may wait for ``timeout`` seconds."""
         with self._lock:
             if replica in self._arrived:
                 self._arrived[replica] += 1
                 self._waiting[replica] = time.monotonic(), timeout
 
     def leave(self, replica: int) -> None:
-        """A replica has the result of the collective."""
+        """Note that a replica has the result of the collective."""
         with self._lock:
             self._waiting.pop(replica, None)
 
@@ -233,9 +233,9 @@ watch = Watch()
 
 
 def watched(arrays: Sequence[Any], timeout: float | None, collective: Any, replicas: Any = None) -> list[Any]:
-    """``collective(arrays)``; with a timeout, each replica tells the :data:`watch` when it comes and leaves.
+    """``collective(arrays)``; with a timeout, each replica reports to :data:`watch` when it arrives and leaves.
 
-    Several that share a device come together: then ``replicas`` has their numbers.
+    Replicas that share a device arrive together: then ``replicas`` has their numbers.
     """
     if timeout is None or not arrays:
         return list(collective(arrays))
@@ -256,7 +256,7 @@ def watched(arrays: Sequence[Any], timeout: float | None, collective: Any, repli
             watch.leave(i)
         return np.zeros(() if several else np.shape(r), np.float32)
 
-    # Under vmap a whole batch makes one call.
+    # Under vmap one call handles a whole batch.
     ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays), vmap_method="broadcast_all")
     results = list(collective([after(arrays[0], ready), *arrays[1:]]))
     done = jax.pure_callback(go, zero, replica, *_first_elements(results), vmap_method="broadcast_all")

@@ -23,7 +23,7 @@ from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
-from replicax.old_names import NameHints
+from replicax.name_hints import NameHints
 from replicax.pytrees import registered
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, checked_result
@@ -37,7 +37,7 @@ Options = CommunicationOptions | None
 
 
 class SingleReplica:
-    """The communicator of a replica that is alone: every collective returns its operand."""
+    """The communicator of a single replica: every collective returns its operand."""
 
     examples = None
 
@@ -92,7 +92,7 @@ class ReplicaContext(NameHints):
     def __init__(self, replicas: Replicas, communicator: Communicator) -> None:
         self._replicas = replicas
         self._communicator = communicator
-        self.asked_for_count = False  # whether the step may have put the number of replicas into its numbers
+        self.asked_for_count = False  # whether the step may use the number of replicas in its computation
 
     @property
     def strategy(self) -> Strategy:
@@ -101,7 +101,7 @@ class ReplicaContext(NameHints):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run the step together (a Python int)."""
+        """The number of replicas of the step (a Python int)."""
         self.asked_for_count = True
         return self._replicas.in_sync
 
@@ -111,13 +111,13 @@ class ReplicaContext(NameHints):
         return self._communicator.replica_id()
 
     def random_key(self, key: jax.Array) -> jax.Array:
-        """``key``, folded with this replica's number: random numbers drawn from it are this replica's own.
+        """``key``, folded with this replica's number: random numbers drawn from it differ between replicas.
 
-        For masks and noise on a replica's examples, such as dropout. Numbers that must be the same everywhere, such as
-        those that parameters start with, are drawn from ``key`` itself.
+        For masks and noise on a replica's examples, such as dropout. Draw numbers that must be the same everywhere,
+        such as initial parameters, from ``key`` itself.
 
         Args:
-          key: a random key of JAX's that is the same on every replica, of the new or the raw kind; or an array of keys
+          key: a JAX random key that is the same on every replica, of the new or the raw kind; or an array of keys
             of the new kind.
 
         Returns:
@@ -144,7 +144,7 @@ class ReplicaContext(NameHints):
 
     @property
     def example_mask(self) -> Any:
-        """Which rows of a padded batch are examples, and not padding: bool ``[rows]``, T.
+        """The rows of a padded batch that are examples, and not padding: bool ``[rows]``, T.
 
         ``None`` if no argument of the step is padded (see "Padded batches" in ``docs/semantics.md``).
 
@@ -173,7 +173,7 @@ class ReplicaContext(NameHints):
         Raises:
           ContextError: this is not the current replica's context.
           TypeError, ValueError: unknown op; ``options`` of another type, or not possible on these devices.
-          DeadlockError: the timeout has passed, and replicas have not come.
+          DeadlockError: the timeout has passed, and replicas are missing.
         """
         self._check_current("all_reduce")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_reduce")
@@ -182,13 +182,13 @@ class ReplicaContext(NameHints):
         return self._reduced(op, value, options, lambda arrays: self._communicator.all_reduce(op, arrays, options))
 
     def _sum_of_own(self, value: Any) -> Any:
-        """The sum over the replicas of each array in ``value``; one that has been reduced already is its own sum."""
+        """The sum over the replicas of each array in ``value``; one that was reduced before is returned unchanged."""
         return self._reduced(ReduceOp.SUM, value, None, self._communicator.sum_of_own)
 
     def _reduced(
         self, op: ReduceOp, value: Any, options: Options, reduce: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Any:
-        """``value`` with its arrays reduced, those that are no slices all together by ``reduce``."""
+        """``value`` with its arrays reduced: slices one by one, all other arrays together by ``reduce``."""
         leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_slices)
         dense = iter(reduce([x for x in leaves if not is_slices(x)]))
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
@@ -229,14 +229,14 @@ class ReplicaContext(NameHints):
 
         Computed values among the arguments arrive as :class:`PerReplica` (as plain arrays with one replica), so
         ``merge_fn`` can pass them to ``strategy.reduce`` or ``strategy.gather``. Variables and Python objects arrive
-        as themselves. From the result of ``merge_fn`` each replica gets its own component of each ``PerReplica``, and
-        all other values as they are. In compiled code no thread waits: this is just tracing.
+        unchanged. From the result of ``merge_fn`` each replica gets its own component of each ``PerReplica``, and
+        all other values unchanged. In compiled code no thread waits: this is just tracing.
 
         Raises:
           ContextError: this is not the current replica's context.
           TypeError: ``merge_fn`` is not a function, ``args`` not a tuple, or ``kwargs`` not a dict.
 
-        Issues no collective of its own.
+        It adds no collectives.
         """
         self._check_current("merge_call")
         what = "ReplicaContext.merge_call(merge_fn, args)"
@@ -278,7 +278,7 @@ _frames: contextvars.ContextVar[tuple[_Frame, ...]] = contextvars.ContextVar("fr
 
 
 class _Base(threading.local):
-    """What is at the bottom: ``set_strategy`` holds for a thread, also where each of its functions is a task."""
+    """The bottom of the stack: ``set_strategy`` applies to a thread, even if each of its functions is a task."""
 
     frame: _Frame | None = None
 
@@ -294,7 +294,7 @@ def default_strategy() -> Strategy:
 
 @functools.cache
 def _registered() -> tuple[Callable[[], Any], type]:
-    """What makes the default strategy, and the class of all; the room that has it is above this one."""
+    """Makes the default strategy, and the class of all strategies; they are in a room above this one."""
     return registry.default_strategy()
 
 
@@ -325,7 +325,7 @@ def _leave(frame: _Frame, is_failing: bool = False) -> None:
     if frames and frames[-1] is frame:
         _frames.set(frames[:-1])
     elif is_failing:
-        if frame in frames:  # and frames above it, which an interrupt has left behind
+        if frame in frames:  # and frames above it, left behind by an interrupt
             _frames.set(frames[: frames.index(frame)])
     else:
         _frames.set(tuple(other for other in frames if other is not frame))
@@ -335,9 +335,9 @@ def _leave(frame: _Frame, is_failing: bool = False) -> None:
 
 
 class Scope(contextlib.ContextDecorator):
-    """The cross-replica context of a strategy, as users enter it. It holds until it is left.
+    """The cross-replica context of a strategy, as users enter it. It lasts until it is left.
 
-    That is so, too, if a caller of ``strategy.scope().__enter__()`` keeps no reference to it. (A generator of
+    That holds even if a caller of ``strategy.scope().__enter__()`` keeps no reference to it. (A generator of
     ``contextmanager`` would leave when it is garbage-collected.) It may be entered again, and decorate a function.
     """
 
@@ -361,7 +361,7 @@ class Scope(contextlib.ContextDecorator):
 
 
 def _adapt_libraries(is_late: bool) -> None:
-    """Make models of libraries such as Keras belong to strategies, and warn if a scope may have made some already."""
+    """Make models of libraries such as Keras belong to strategies; warn if a scope may have created some already."""
     for library in registry.adapt_scoped_libraries():
         if is_late:
             warnings.warn(
@@ -375,8 +375,8 @@ def _adapt_libraries(is_late: bool) -> None:
 def state_of_contexts() -> Callable[[], None]:
     """A function that restores the contexts of this thread or task.
 
-    It is for use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context
-    stays behind.
+    For use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context stays
+    behind.
     """
     before = _frames.get()
 
@@ -396,11 +396,11 @@ def replica(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     return _pushed(_Frame(context._replicas, context))
 
 
-# --- for users ------------------------------------------------------------------------------------------
+# --- public functions -----------------------------------------------------------------------------------
 
 
 def current_replicas() -> Replicas:
-    """Those of :func:`get_strategy`."""
+    """The replicas of :func:`get_strategy`."""
     return _current().replicas
 
 
@@ -450,9 +450,10 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def is_in_replica(replicas: Replicas) -> bool:
-    """Whether a step runs on this thread as one of ``replicas``, and we are not across.
+    """Whether a step runs on this thread as one of ``replicas``, outside a merge call.
 
-    Code outside every scope and step counts as across: the one replica of the default strategy sees nothing else there.
+    Code outside every scope and step counts as cross-replica code: the one replica of the default strategy sees the
+    same.
     """
     frames = _frames.get()
     return bool(frames) and frames[-1].replica is not None and frames[-1].replicas is replicas
@@ -489,7 +490,7 @@ def set_strategy(strategy: Strategy | None) -> None:
 
 
 def note_asked_for_count() -> None:
-    """The caller has asked a strategy how many replicas there are."""
+    """Note that the caller has asked a strategy for the number of replicas."""
     frames = _frames.get()
     if frames and frames[-1].replica is not None:
         frames[-1].replica.asked_for_count = True
@@ -518,13 +519,13 @@ def check_may_enter(replicas: Replicas) -> None:
 
 
 def in_step() -> bool:
-    """Whether a step is running on this thread, also inside its ``merge_fn``."""
+    """Whether a step is running on this thread, including its ``merge_fn``."""
     frames = _frames.get()
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
 def left_replica() -> ReplicaContext | None:
-    """The replica that a ``merge_call`` on this thread has left for across; ``None`` elsewhere."""
+    """The replica that a ``merge_call`` on this thread has left; ``None`` outside merge calls."""
     frames = _frames.get()
     if not frames or frames[-1].replica is not None:
         return None
@@ -534,7 +535,7 @@ def left_replica() -> ReplicaContext | None:
 def is_right_across(replicas: Replicas) -> bool:
     """Whether the caller is outside every scope and step, or directly inside the scope of their strategy.
 
-    Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is quicker.
+    Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster.
     """
     frames = _frames.get()
     if frames:
@@ -550,7 +551,7 @@ _USE_MERGE_CALL = (
 
 
 def check_present(replicas: Replicas, what: str) -> None:
-    """Raise unless the devices of ``replicas`` are there; ``what`` is the call that needs them.
+    """Raise unless the devices of ``replicas`` exist; ``what`` is the call that needs them.
 
     Raises:
       AbsentDeviceError: they are only described (plan mode).

@@ -2,13 +2,13 @@
 
 Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
 where the meaning is "this input is wrong". Every other error of Replicax is a plain ``ValueError``,
-``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable as it was.
+``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable unchanged.
 
-Two kinds of errors come while a program runs, and are not Replicax's: an exception in a host callback
+Two kinds of errors occur while a program runs, and are not Replicax's: an exception in a host callback
 (``jax.pure_callback``, ``io_callback``, ``jax.debug.callback``), and a NaN that ``jax.debug_nans`` has found.
-``strategy.run`` raises them, and the variables have the values from before the step. If their arrays are lost, as when
-a device runs out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are assigned
-again.
+``strategy.run`` raises them, and the variables keep their values from before the step. If their arrays are lost, as
+when a device runs out of memory in the middle of a program, they raise a :class:`VariableLostError` until they are
+assigned again.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class DeadlockError(ValueError):
 class PlacementError(ValueError):
     """An operation can't be placed on a logical device.
 
-    Raised while a step is traced, for example when an operation has operands on two of them: nothing is copied unless
-    the step says so (see :meth:`replicax.Strategy.assign_to_logical_device`).
+    Raised while a step is traced, for example when the operands of an operation are on two of them: nothing is copied
+    unless the step requests it (see :meth:`replicax.Strategy.assign_to_logical_device`).
     """
 
 
@@ -71,7 +71,7 @@ class ContextError(RuntimeError):
 
 
 class TraceError(RuntimeError):
-    """A variable was written inside a JAX transformation, and the written value could not leave it.
+    """A variable was written inside a JAX transformation, from which the written value could not be returned.
 
     Or a variable was read where its present value would become a constant of a program that JAX keeps.
     """
@@ -85,17 +85,17 @@ class IntegerRangeError(ValueError, OverflowError):
 
 
 class AbsentDeviceError(RuntimeError):
-    """A call needs devices that are only described, and not there.
+    """A call needs devices that are only described, but do not exist.
 
-    A strategy on such devices (plan mode) compiles steps and can't run them; its variables have shapes and no values.
+    A strategy on such devices (plan mode) compiles steps but can't run them; its variables have shapes but no values.
     """
 
 
 class VariableLostError(RuntimeError):
-    """A variable has no value any more.
+    """A variable has lost its value.
 
-    A step took the memory of its old value and failed while it ran, or somebody deleted the array of
-    ``variable.value``. Assign a new value, and the variable works again.
+    A step took over the memory of its old value and failed while it ran, or the array of ``variable.value`` was
+    deleted. Assign a new value, and the variable works again.
     """
 
 
@@ -104,53 +104,53 @@ class CompilationError(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """Another worker (process) has failed, has been interrupted, has ended or has died, so this one can't go on.
+    """Another worker (process) has failed, was interrupted, has ended or has died, so this one can't continue.
 
-    The message names the worker, and says what it raised and where. The error is raised where workers meet, and where a
-    compiled step is launched or broken off; see ``docs/workers.md``.
+    The message names the worker, and the error that it raised, with its place. The error is raised where workers
+    communicate, and where a compiled step is launched or interrupted; see ``docs/workers.md``.
     """
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; or one is not whole, and none that is whole could be found instead.
+    """A checkpoint could not be written, or is incomplete, with no complete one to use instead.
 
     The message names the file or worker, and says what is wrong with it. See ``docs/checkpoints.md``.
     """
 
 
 class RetraceWarning(UserWarning):
-    """A function is traced again and again; the message says which part of its key keeps changing."""
+    """A function is traced again and again; the message names the part of its key that keeps changing."""
 
 
 class ShareWarning(UserWarning):
-    """A loss or gradient has the wrong scale: replicas sum the gradients of means over their own examples, for example.
+    """A loss or gradient has the wrong scale: for example, replicas sum the gradients of means over their own examples.
 
-    The message says what the sum is instead, and the cure; the warning's place is the line of the loss. It comes when a
-    step is traced for several replicas. If a loss is meant as it is, wrap it in ``replicax.as_share``.
+    The message says what the sum is instead, and how to fix it; the location of the warning is the line of the loss. It
+    is issued when a step is traced for several replicas. If a loss is intended, wrap it in ``replicax.as_share``.
     """
 
 
 class LocalityWarning(UserWarning):
     """Replicas compute the same where each should compute its own, or differ where they should agree.
 
-    It comes when a step is traced for several replicas: of a batch that was not distributed, of random numbers for each
-    example that are the same on every replica, and of state that was the same everywhere, and isn't any more.
+    It is issued when a step is traced for several replicas: for a batch that was not distributed, for random numbers
+    for each example that are the same on every replica, and for state that was the same everywhere and no longer is.
     """
 
 
 class ReproducibilityWarning(UserWarning):
-    """``reproducible=True`` can't promise the same bits here; says why, and the cure. See ``docs/replicas.md``."""
+    """``reproducible=True`` can't give the same bits here; says why, and how to fix it. See ``docs/replicas.md``."""
 
 
 class ExecutorWarning(UserWarning):
     """A step runs as plain Python, one replica at a time, because it can't be one compiled program; says why."""
 
 
-# --- where in the user's code ---------------------------------------------------------------------------
+# --- the user's line ------------------------------------------------------------------------------------
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """``text`` for a message, cut off after ``most`` characters.
+    """``text`` for a message, truncated after ``most`` characters.
 
     >>> from replicax.errors import shortened
     >>> shortened("a long message", 7)
@@ -160,7 +160,7 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """Names in a message: the first of them, if there are many.
+    """Names for a message: only the first ones if there are many.
 
     >>> from replicax.errors import few
     >>> few(["a", "b", "c", "d"])
@@ -170,7 +170,7 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """The user's line that ``error`` comes from."""
+    """The user's line that raised ``error``."""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         if _is_users(frame):
             return f"{frame.f_code.co_filename}:{number}"
@@ -178,29 +178,29 @@ def line_of(error: BaseException) -> str:
 
 
 def cant_be_pickled(what: str, instead: str) -> TypeError:
-    """The error that ``what``, which belongs to one process, was to be copied or pickled; do ``instead``."""
+    """The error for a copy or a pickle of ``what``, which belongs to one process; do ``instead``."""
     return TypeError(f"{what} can't be copied or pickled, as it belongs to the devices of this process: {instead}")
 
 
 def users_line() -> str:
-    """The user's line that this thread is at."""
+    """The user's line that this thread executes."""
     frame, _ = _users_frame()
     return _UNKNOWN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def users_place() -> tuple[str, int]:
-    """The file and number of the user's line that this thread is at, for ``warnings.warn_explicit``."""
+    """The file and number of the user's line that this thread executes, for ``warnings.warn_explicit``."""
     frame, _ = _users_frame()
     return (_UNKNOWN, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def stack_level() -> int:
-    """The stack level of the user's line, for a warning that the caller gives."""
+    """The stack level of the user's line, for a warning of the caller."""
     return _users_frame()[1] - 1
 
 
 _UNKNOWN = "an unknown line"
-_LIBRARIES = "replicax", "jax", "contextlib", "keras"  # a model of Keras is the user's where `fit` is called
+_LIBRARIES = "replicax", "jax", "contextlib", "keras"  # for a Keras model the user's line is the call of `fit`
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of Replicax's own source."""

@@ -31,7 +31,7 @@ class IndexedSlices:
       shape: of the dense array.
 
     Raises:
-      ValueError: rows, indices and shape do not fit each other; a row is out of range.
+      ValueError: rows, indices and shape do not fit together; a row is out of range.
 
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -76,7 +76,7 @@ class IndexedSlices:
 
 
 def _unflatten(shape: tuple[int, ...], children: Any) -> IndexedSlices:
-    """Without checks: a transformation may have changed the leaves, as ``vmap``, which adds a dim."""
+    """Create it without checks: a transformation may have changed the leaves, as ``vmap`` does by adding a dim."""
     slices = object.__new__(IndexedSlices)
     for name, value in zip(("values", "indices", "shape"), (*children, shape), strict=True):
         object.__setattr__(slices, name, value)
@@ -101,7 +101,7 @@ def check_rows(indices: Any, shape: Any, where: str) -> None:
     """
     rows = np.asarray(indices)
     if not rows.size or not len(shape) or rows.dtype.kind not in "iu":
-        return  # other mistakes have messages of their own
+        return  # other errors are reported elsewhere
     count = int(shape[0])
     if rows.min() < -count or rows.max() >= count:
         place = np.argwhere((rows < -count) | (rows >= count))[0].tolist()

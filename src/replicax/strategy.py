@@ -1,4 +1,4 @@
-"""``Strategy``: the contract of all strategies, with its full documentation."""
+"""``Strategy``: the interface of all strategies, with its full documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from replicax import _jax, context, data
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReduceOp, parse_axis
-from replicax.data.strategy_input import Input
+from replicax.data.strategy_mixin import InputMixin
 from replicax.errors import cant_be_pickled
 from replicax.execution import cross_replica
 from replicax.execution.logical_devices import LogicalDevices
@@ -22,12 +22,12 @@ from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, RunOptions, check_call, default_options, known, run
 from replicax.execution.tracing.stateful_arguments import LIBRARIES, stateful_call
 from replicax.extended import StrategyExtended
-from replicax.old_names import NameHints
+from replicax.name_hints import NameHints
 from replicax.user_functions import in_args_and_kwargs
 from replicax.workers.replicas import Replicas
 
 
-class Strategy(Input, LogicalDevices, NameHints):
+class Strategy(InputMixin, LogicalDevices, NameHints):
     """Where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
@@ -102,14 +102,14 @@ class Strategy(Input, LogicalDevices, NameHints):
         return f"{type(self).__name__}([{names}{', …' if len(devices) > 8 else ''}]{each})"
 
     def _repr_html_(self) -> str:
-        """For a notebook: the picture that ``extended.plot`` draws, of all variables."""
+        """The picture of ``extended.plot``, with all variables, for notebooks."""
         from replicax.drawing.placement_picture import picture_of  # loaded when it is used
 
         extended = self.extended
         picture = base64.b64encode(
             picture_of(extended.replicas, extended.partitioner, list(extended.variables)).encode()
         )
-        # An image of its own, as the styles of an SVG inside of a page are those of the whole page.
+        # A separate image, because the styles of an inline SVG apply to the whole page.
         return f'<code>{html.escape(repr(self))}</code><br><img src="data:image/svg+xml;base64,{picture.decode()}">'
 
     @property
@@ -118,14 +118,14 @@ class Strategy(Input, LogicalDevices, NameHints):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run a step together and share each global batch (a Python int)."""
+        """The number of replicas that run a step and divide each global batch (a Python int)."""
         context.note_asked_for_count()
         return self._replicas.in_sync
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Make this the current strategy, and enter its cross-replica context.
 
-        Variables created inside belong to this strategy. ``run`` enters the scope by itself.
+        Variables created inside belong to this strategy. ``run`` enters the scope itself.
 
         Raises:
           ContextError: entered inside a step or another strategy's scope; or left in the wrong order.
@@ -196,7 +196,7 @@ class Strategy(Input, LogicalDevices, NameHints):
         try:
             if more or named:
                 raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
-            # Of each call: so no Python function is entered without need.
+            # Repeated for each call inline, which saves the call of a Python function.
             if not LIBRARIES.isdisjoint(sys.modules.keys()):
                 call = stateful_call(self.extended.replicas, fn, args, kwargs)
                 if call is not None:
@@ -207,7 +207,7 @@ class Strategy(Input, LogicalDevices, NameHints):
                     return dispatch.launch()
             return self._run(fn, args, kwargs, options)
         except Exception as error:
-            _jax.hide_frames(error)  # as hiding_frames does, without a function around
+            _jax.hide_frames(error)  # as hiding_frames does, without a wrapper
             raise
 
     @_jax.outside_meshes
@@ -252,7 +252,7 @@ class Strategy(Input, LogicalDevices, NameHints):
             every variable as it was, and no element consumed.
           Exception: any exception of the dataset, after the steps on the elements before have run.
 
-        An element whose replicas differ in size is a step by itself; elements of another shape get a loop of their own.
+        An element whose replicas differ in size is a separate step; elements of another shape get a separate loop.
         Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns values to logical
         devices is many programs, which are launched for one element after the other.
 

@@ -1,4 +1,4 @@
-"""Checks of a call of the user's function: ``fn``, ``args`` and ``kwargs``, and what it has returned."""
+"""Checks of calls of the user's function: ``fn``, ``args`` and ``kwargs``, and its result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
-    """``fn``, if it can be called.
+    """Return ``fn``, which must be callable.
 
     Raises:
-      TypeError: it can't; the message says ``what`` takes it, and as which argument.
+      TypeError: it is not; the message says that ``what`` takes it, and as which argument.
     """
     if not callable(fn):
         raise TypeError(f"{what}: {name} must be callable, got {fn!r}")
@@ -21,7 +21,7 @@ def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
 
 
 def function_name(fn: Any) -> str:
-    """What messages call ``fn``.
+    """The name of ``fn`` in messages.
 
     >>> import functools
     >>> from replicax.user_functions import function_name
@@ -38,7 +38,7 @@ def checked_args(args: Any, what: str) -> tuple[Any, ...]:
     """``args`` as a tuple.
 
     Raises:
-      TypeError: it is neither a tuple nor a list. An array, a dict or a string would be taken apart without a word.
+      TypeError: it is neither a tuple nor a list. An array, a dict or a string would silently be taken apart.
     """
     if not isinstance(args, tuple | list):
         raise TypeError(f"{what}: args must be a tuple of arguments, got {_briefly(args)}; for one: args=(x,)")
@@ -46,7 +46,7 @@ def checked_args(args: Any, what: str) -> tuple[Any, ...]:
 
 
 def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
-    """``kwargs`` as a dict; of ``None`` an empty one.
+    """``kwargs`` as a dict; ``None`` becomes an empty one.
 
     Raises:
       TypeError: it is not a mapping from strings.
@@ -66,7 +66,7 @@ def _briefly(value: Any) -> str:
 
 
 def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:
-    """Where the arguments of the user's function go, for a call that had them beside it.
+    """An error message that says where arguments of the user's function go.
 
     >>> from replicax.user_functions import in_args_and_kwargs
     >>> in_args_and_kwargs("run(fn, args)", {"rate": 0.1})
@@ -80,15 +80,15 @@ def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:
 
 
 def has_not_run(result: Any) -> bool:
-    """Whether ``result`` is what an async function or a generator returns, before any of its code has run."""
+    """Whether ``result`` comes from an async function or a generator, none of whose code has run yet."""
     return isinstance(result, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType)
 
 
 def checked_result(result: Any, fn: Any, what: str) -> Any:
-    """``result``, which ``fn`` has returned, unless nothing of ``fn`` has run.
+    """Return ``result``, the result of ``fn``, unless none of ``fn`` has run.
 
     Raises:
-      TypeError: ``fn`` is an async function or a generator; the message says ``what`` has called it.
+      TypeError: ``fn`` is an async function or a generator; the message says that ``what`` has called it.
 
     >>> from replicax.user_functions import checked_result
     >>> def step():
@@ -107,7 +107,7 @@ def checked_result(result: Any, fn: Any, what: str) -> Any:
             "or returns a generator expression. Return what it computes, for example in a list"
         )
     if isinstance(result, types.CoroutineType):
-        result.close()  # or Python warns that nobody has awaited it
+        result.close()  # otherwise Python warns that it was never awaited
     raise TypeError(
         f"{what}: {name} is an async function, so calling it runs nothing of it: write it as an ordinary one, with "
         "def, and await before or after"

@@ -52,7 +52,7 @@ class Components:
     Attributes:
       values: the components of this worker's replicas.
       replicas: the numbers of those replicas; ``None``: from 0.
-      count: how many replicas there are on all workers; ``None``: no others.
+      count: the number of replicas on all workers; ``None``: no others.
     """
 
     values: tuple[Any, ...]
@@ -70,11 +70,11 @@ class Local:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ExampleMask:
-    """Which rows of a padded batch are examples.
+    """Marks the rows of a padded batch that are examples.
 
     Attributes:
       array: bool ``[num_replicas, rows]``, a slice on each replica's device; ``False`` is padding.
-      count: how many examples all replicas have together: an int32 scalar on all their devices.
+      count: the number of examples of all replicas: an int32 scalar on all their devices.
       host: the same as ``array``, on the host.
     """
 
@@ -84,16 +84,16 @@ class ExampleMask:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no padding at all."""
+        """Whether there is no padding."""
         return bool(self.host.all())
 
     def same_as(self, other: ExampleMask) -> bool:
-        """Whether the same rows are examples."""
+        """Whether it marks the same rows."""
         return self is other or np.array_equal(self.host, other.host)
 
 
 Scale = Literal["mean", "mean of another number", "share"]
-"""What a number is: the mean over one replica's own examples, or its share of the mean over the global batch."""
+"""The kind of a number: the mean over one replica's own examples, or its share of the mean over the global batch."""
 
 
 class PerReplica:
@@ -108,7 +108,7 @@ class PerReplica:
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
       mask: which rows are examples, if the value was computed from a padded batch and may have padding.
-      dim: the dim of a component along which the examples lie; ``None`` if that is not known.
+      dim: the dim of a component along which the examples lie; ``None`` if unknown.
       scale: ``"mean"`` if it is the mean over each replica's own examples (``"mean of another number"`` if replicas
         have different numbers of them), ``"share"`` if it is each replica's share of the mean over the global batch;
         ``None`` if none of these is certain.
@@ -172,7 +172,7 @@ class PerReplica:
 
     @property
     def count(self) -> int:
-        """How many replicas have a component, on all workers."""
+        """The number of replicas with a component, on all workers."""
         match self.form:
             case Stacked(array) | Uneven(array):
                 return int(array.shape[0])
@@ -199,14 +199,14 @@ class PerReplica:
         return self._described(": " + _few([text for _, text in few]) if few else "")
 
     def _repr_html_(self) -> str:
-        """The same for a notebook: a row for each replica."""
+        """A table for notebooks, with a row for each replica."""
         few = self._few_values()
         rows = "".join(f"<tr><td>{replica}</td><td>{html.escape(text)}</td></tr>" for replica, text in few)
         table = f"<table><tr><th>replica</th><th>value</th></tr>{rows}</table>" if 0 < len(few) <= _MOST_ROWS else ""
         return f"<code>{html.escape(self._described() if table else repr(self))}</code>{table}"
 
     def _described(self, values: str = "") -> str:
-        """What it holds, without reading it, and ``values`` behind."""
+        """A description without reading the values, followed by ``values``."""
         match self.form:
             case Stacked(array):
                 shape = ",".join(map(str, array.shape[1:]))
@@ -226,7 +226,7 @@ class PerReplica:
                 return f"PerReplica({_shown(value)} on this replica)"
 
     def _few_values(self) -> list[tuple[int, str]]:
-        """This worker's replicas and their values, if these are scalars or short vectors; otherwise nothing."""
+        """This worker's replicas and their values if these are scalars or short vectors; otherwise an empty list."""
         match self.form:
             case Stacked(array):
                 shapes, dtypes = (array.shape[1:],), [array.dtype]
@@ -247,7 +247,7 @@ class PerReplica:
             return []
 
     def __format__(self, spec: str) -> str:
-        """As a number, if there is one: all replicas are on this worker, and have the same."""
+        """Format it as a number if all replicas are on this worker and have the same value."""
         if not spec:
             return str(self)
         match self.form:
@@ -276,7 +276,7 @@ class PerReplica:
     def _refuse_as_array(self) -> NoReturn:
         raise LocalityError(f"{self._described()} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
 
-    # JAX looks this up before it raises an error of its own about the type; this error explains more.
+    # JAX calls this before it raises its own error about the type; this error explains more.
     __jax_array__ = property(_refuse_as_array)
     __array__ = __bool__ = __float__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -292,7 +292,7 @@ _NO_ARRAY = (
 
 
 def _shown(component: Any) -> str:
-    """A component in a few words: dtype and shape of an array, the ``repr`` of another object."""
+    """A short description of a component: dtype and shape of an array, the ``repr`` of another object."""
     if _is_array(component):
         return f"{component.dtype.name}[{_listed(component.shape)}]"
     return shortened(repr(component), _MOST)
@@ -314,7 +314,7 @@ def _few(shown: list[str]) -> str:
 
 
 _MOST = 60
-"""How many characters of a component that is no array are shown."""
+"""How many characters of a component other than an array are shown."""
 
 _MOST_NUMBERS, _MOST_ROWS = 16, 16
 """How many numbers are shown on a line, and how many replicas in a table."""
@@ -336,7 +336,7 @@ def slices_of(array: jax.Array) -> list[Any]:
 
 
 def _rows(piece: Any) -> range:
-    """The replicas that a shard of a stacked array has the components of."""
+    """The replicas whose components a shard of a stacked array contains."""
     start = piece.index[0].start or 0
     return range(start, start + piece.data.shape[0])
 
@@ -355,7 +355,7 @@ _containers: weakref.WeakValueDictionary[int, PerReplica] = weakref.WeakValueDic
 
 
 def container_of(value: Any) -> Any:
-    """The ``PerReplica`` that ``value`` is a component of, if it still lives; otherwise ``value`` itself."""
+    """The ``PerReplica`` that ``value`` is a component of, if it still exists; otherwise ``value`` itself."""
     container = _containers.get(id(value))
     if container is not None and any(v is value for v in (*container.values, *(container._real or ()))):
         return container
@@ -371,14 +371,14 @@ def regroup(
 ) -> Any:
     """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves.
 
-    A leaf that is the same object on every replica stays as it is (unless ``always_wrap``). Every other leaf becomes a
+    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). Every other leaf becomes a
     ``PerReplica`` with a component for each replica.
 
     Args:
       trees: one pytree for each replica, in the order of the replicas, all of the same structure.
       always_wrap: make a ``PerReplica`` even of identical objects.
       replicas: the numbers of the replicas with these trees, if these are not all replicas.
-      count: how many replicas there are on all workers.
+      count: the number of replicas on all workers.
 
     Raises:
       ValueError: the structures differ; the message names the first replica with another one, and both structures.
@@ -408,7 +408,7 @@ def regroup(
 
 
 def unwrap(tree: Any, replica: int) -> Any:
-    """The pytree of one replica: its component of each ``PerReplica``; other leaves as they are.
+    """The pytree of one replica: its component of each ``PerReplica``; other leaves unchanged.
 
     The replica must be one of this worker's.
 

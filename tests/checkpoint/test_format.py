@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.checkpoint.storage import checkpoint_index
+from replicax.checkpoint.storage import index
 from tests.checkpoint.saved import save
 from tests.conftest import strategy_of
 
@@ -19,7 +19,7 @@ FORMATS = sorted(SAVED.glob("format-*"))
 
 
 def test_each_format_is_here() -> None:
-    assert [path.name for path in FORMATS] == [f"format-{i + 1}" for i in range(checkpoint_index.FORMAT)]
+    assert [path.name for path in FORMATS] == [f"format-{i + 1}" for i in range(index.FORMAT)]
     for path in FORMATS:
         for name in ("one-process", "2-workers"):
             assert json.loads((path / name / "index.json").read_text())["format"] == int(path.name[7:])

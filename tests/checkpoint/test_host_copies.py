@@ -19,7 +19,7 @@ from replicax.checkpoint.device_blocks import Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier
 from replicax.checkpoint.leaves import Leaves
 from replicax.checkpoint.storage.blocks import whole_block
-from replicax.checkpoint.storage.checkpoint_index import ArrayKind
+from replicax.checkpoint.storage.index import ArrayKind
 
 Pair = namedtuple("Pair", "first second")
 

@@ -170,7 +170,7 @@ def global_arrays(folder: str, shared: bool) -> list[Any]:
 def seconds(folder: str) -> list[int]:
     """The calls at which a manager saves that goes by the clock, with clocks that differ."""
     run = Run.of(replicax.MultiWorkerMirroredStrategy())
-    from replicax.checkpoint import checkpoint_manager
+    from replicax.checkpoint import manager as manager_module
 
     class Clock:
         now = 0.0
@@ -179,8 +179,8 @@ def seconds(folder: str) -> list[int]:
         def monotonic(cls) -> float:
             return cls.now
 
-    real = checkpoint_manager.time
-    checkpoint_manager.time = Clock  # type: ignore[assignment]
+    real = manager_module.time
+    manager_module.time = Clock  # type: ignore[assignment]
     try:
         manager = replicax.CheckpointManager(replicax.Checkpoint(w=run.model["w"]), folder, every_seconds=30.0)
         found = []
@@ -190,4 +190,4 @@ def seconds(folder: str) -> list[int]:
         manager.close()
         return found
     finally:
-        checkpoint_manager.time = real
+        manager_module.time = real

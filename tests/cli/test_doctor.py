@@ -18,7 +18,7 @@ import pytest
 
 from replicax.cli import main
 from replicax.cli.diagnosis import device_check, environment_variables, host_machine, installed_packages, reachability
-from replicax.cli.diagnosis.examination import Check, at_the_same_time, examine
+from replicax.cli.diagnosis.check_runner import Check, run_checks, run_concurrently
 from replicax.cli.diagnosis.findings import Finding, State, ok
 from tests import processes
 
@@ -108,7 +108,7 @@ def test_nobody_is_waited_for() -> None:
         return []
 
     checks = [Check("stuck", hangs), Check("well", lambda seconds: [ok("well", f"{seconds}")]), Check("broken", fails)]
-    stuck, well, broken = examine(checks, 0.5)
+    stuck, well, broken = run_checks(checks, 0.5)
     never.set()
     assert (stuck.state, stuck.what) == (State.WRONG, "no answer within 0.5 s")
     assert (well.state, well.what) == (State.OK, "0.5")
@@ -117,9 +117,9 @@ def test_nobody_is_waited_for() -> None:
 
 
 def test_many_calls_at_the_same_time() -> None:
-    squares = at_the_same_time(lambda n: n * n, range(500), time.monotonic() + 60)
+    squares = run_concurrently(lambda n: n * n, range(500), time.monotonic() + 60)
     assert squares == {n: n * n for n in range(500)}
-    assert at_the_same_time(len, [], 0.0) == {}
+    assert run_concurrently(len, [], 0.0) == {}
 
 
 # --- devices --------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def fake_jax(monkeypatch, tmp_path):
 
 def test_a_driver_that_hangs(fake_jax) -> None:
     fake_jax("import time\ntime.sleep(1000)")
-    [finding] = device_check.look(0.5)
+    [finding] = device_check.check(0.5)
     assert finding.state is State.WRONG
     assert finding.what == "importing JAX did not end within 0.5 s"
     assert "a driver hangs, or another program holds the devices" in finding.to_do
@@ -156,7 +156,7 @@ def test_a_driver_that_ends_the_process(fake_jax) -> None:
             print("no such libfoo", file=sys.stderr, flush=True)
             os.abort()
     """)
-    [finding] = device_check.look(60)
+    [finding] = device_check.check(60)
     assert finding.what == "finding the devices ended the process with code -6: no such libfoo"
     assert finding.to_do.endswith("device_probe.py")
 
@@ -170,7 +170,7 @@ def test_devices_that_do_not_compute(fake_jax) -> None:
         def local_devices():
             return [Device(), Device()]
     """)
-    found, failed = device_check.look(60)
+    found, failed = device_check.check(60)
     assert (found.state, found.what) == (State.OK, "2 × NVIDIA H100 (gpu), 80.0 GiB each")
     assert failed.state is State.WRONG
     assert failed.what.startswith("compiling a small program failed: AttributeError")
@@ -184,12 +184,12 @@ def test_wrong_numbers(monkeypatch) -> None:
         {"stage": "sum", "seconds": 0.5, "right": False, "again": 0.1, "first": 0.2},
     ]
     monkeypatch.setattr(device_check, "_probe", lambda seconds: (lines, "", 0))
-    found = device_check.look(1)
+    found = device_check.check(1)
     assert told(found, State.WRONG).startswith(
         "collectives: all-reduce of 1 MiB on 1 device gave wrong numbers → don't"
     )
     monkeypatch.setattr(device_check, "_probe", lambda seconds: (lines[:3], "", None))
-    found = device_check.look(1)
+    found = device_check.check(1)
     assert "summing over the devices did not end within 1.0 s → devices wait for each other" in told(found, State.WRONG)
 
 
@@ -199,16 +199,16 @@ def test_an_accelerator_that_jax_does_not_use(monkeypatch) -> None:
     monkeypatch.setattr(device_check, "has_nvidia_gpu", lambda: True)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     expected = "devices: 1 × cpu, though there is a NVIDIA GPU → unset JAX_PLATFORMS=cpu"
-    assert told(device_check.look(1), State.WARNING) == expected
+    assert told(device_check.check(1), State.WARNING) == expected
     monkeypatch.delenv("JAX_PLATFORMS")
-    assert "→ pip install 'replicax[cuda12]'" in told(device_check.look(1), State.WARNING)
+    assert "→ pip install 'replicax[cuda12]'" in told(device_check.check(1), State.WARNING)
 
 
 # --- software and machine -------------------------------------------------------------------------------------
 
 
 def test_versions(monkeypatch) -> None:
-    assert told(installed_packages.look(1), State.WRONG) == ""
+    assert told(installed_packages.check(1), State.WRONG) == ""
     versions = {"jax": "0.9.0", "jaxlib": "0.10.2", "jax-cuda12-plugin": "0.8.0", "numpy": "9.9", "replicax": "0.1.0"}
     needed = {"replicax": ["jax>=0.10.2,<0.12.1", "numpy", "optax", "pytest; extra == 'dev'"], "jax": ["jaxlib<=0.9.1"]}
 
@@ -220,7 +220,7 @@ def test_versions(monkeypatch) -> None:
     monkeypatch.setattr(installed_packages.importlib.metadata, "version", version)
     monkeypatch.setattr(installed_packages.importlib.metadata, "requires", needed.get)
     monkeypatch.setattr(installed_packages.platform, "python_version", lambda: "3.9.1")
-    wrong = told(installed_packages.look(1), State.WRONG).splitlines()
+    wrong = told(installed_packages.check(1), State.WRONG).splitlines()
     assert wrong == [
         "software: Python 3.9.1, Replicax 0.1.0 → Replicax supports Python >=3.11: use such a Python",
         "software: jax 0.9.0 is not supported: <0.12.1,>=0.10.2 → pip install 'jax<0.12.1,>=0.10.2'",
@@ -237,25 +237,25 @@ def test_a_container_that_has_less_than_its_machine(monkeypatch, tmp_path) -> No
     monkeypatch.delenv("NPROC", raising=False)
     for name, value in {"cpu.max": "150000 100000", "memory.max": "2147483648", "memory.current": "2000000000"}.items():
         (tmp_path / name).write_text(value + "\n")
-    warnings = told(host_machine.look(1), State.WARNING)
+    warnings = told(host_machine.check(1), State.WARNING)
     assert re.search(
         r"cores: 1(\.5)? of 64 cores; XLA takes 64 threads → the container has .* cores: set NPROC=2", warnings
     )
     assert "memory: 0.1 of 2.0 GiB free → end what uses it" in warnings
     monkeypatch.setenv("NPROC", "4")
-    assert "cores:" not in told(host_machine.look(1), State.WARNING)
+    assert "cores:" not in told(host_machine.check(1), State.WARNING)
 
 
 def test_shared_memory_and_open_files(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(host_machine.resource, "getrlimit", lambda kind: (256, 4096))
-    found = told(host_machine.look(1), State.WARNING)
+    found = told(host_machine.check(1), State.WARNING)
     assert "open files: 256 at a time, at most 4096 → readers of many files need more: ulimit -n 4096" in found
     monkeypatch.setattr(host_machine, "_SHARED", tmp_path / "none")
-    assert f"there is no {tmp_path / 'none'} → mount it" in told(host_machine.look(1), State.WARNING)
+    assert f"there is no {tmp_path / 'none'} → mount it" in told(host_machine.check(1), State.WARNING)
     small = type(host_machine.shutil.disk_usage(tmp_path))(2**26, 0, 2**26)
     monkeypatch.setattr(host_machine, "_SHARED", tmp_path)
     monkeypatch.setattr(host_machine.shutil, "disk_usage", lambda path: small)
-    assert "0.1 of 0.1 GiB free → NCCL and Grain's worker processes" in told(host_machine.look(1), State.WARNING)
+    assert "0.1 of 0.1 GiB free → NCCL and Grain's worker processes" in told(host_machine.check(1), State.WARNING)
 
 
 def test_the_disk_for_checkpoints(monkeypatch, tmp_path) -> None:
@@ -282,7 +282,7 @@ def test_variables_that_are_mistakes(monkeypatch) -> None:
     }
     monkeypatch.setattr(environment_variables, "environment_at_start", lambda: environment)
     monkeypatch.setattr(environment_variables, "has_nvidia_gpu", lambda: True)
-    shown, hidden, fraction = environment_variables.look(1)
+    shown, hidden, fraction = environment_variables.check(1)
     assert f"NCCL_DEBUG={'x' * 39}…" in shown.what
     assert "A=b" not in shown.what
     assert told([hidden]) == "environment: CUDA_VISIBLE_DEVICES=-1 hides all GPUs → unset it, or name some: 0,1"
@@ -297,7 +297,7 @@ def in_cluster(monkeypatch: pytest.MonkeyPatch, index: int, *addresses: str) -> 
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    return reachability.look(20)
+    return reachability.check(20)
 
 
 def here() -> str:
@@ -331,7 +331,7 @@ def test_a_proxy_in_the_way(monkeypatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    found = told(reachability.look(20), State.WARNING)
+    found = told(reachability.check(20), State.WARNING)
     assert found.startswith("cluster: https_proxy is set, and workers would go through it to 127.0.0.1 → add")
     monkeypatch.setenv("no_proxy", "example.org, 127.0.0.1")
-    assert told(reachability.look(20), State.WARNING) == ""
+    assert told(reachability.check(20), State.WARNING) == ""

@@ -45,7 +45,7 @@ def machine(monkeypatch, tmp_path):
 
         monkeypatch.setattr(importlib.metadata, "version", version)
         monkeypatch.setattr(nvidia_gpus, "environment_at_start", lambda: environment)
-        return nvidia_gpus.look(20)
+        return nvidia_gpus.check(20)
 
     def command(text: str) -> None:
         path = pathlib.Path(tmp_path / "bin" / "nvidia-smi")
@@ -98,7 +98,7 @@ def test_one_gpu_has_nothing_between(machine) -> None:
 def test_a_machine_without_gpus_says_nothing(monkeypatch) -> None:
     monkeypatch.setattr(nvidia_gpus, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(nvidia_gpus.shutil, "which", lambda name: None)
-    assert nvidia_gpus.look(5) == []
+    assert nvidia_gpus.check(5) == []
 
 
 # --- driver and plugin ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_two_plugins(machine) -> None:
 
 def test_no_tool_to_ask(machine, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    [finding] = nvidia_gpus.look(5)
+    [finding] = nvidia_gpus.check(5)
     assert finding.state is State.WARNING
     assert finding.what == "there is an NVIDIA GPU, and no nvidia-smi to ask about it"
 
@@ -131,7 +131,7 @@ def test_no_tool_to_ask(machine, monkeypatch, tmp_path) -> None:
 def test_a_driver_that_hangs(machine) -> None:
     machine.command("sleep 1000")
     start = time.monotonic()
-    [finding] = nvidia_gpus.look(1)
+    [finding] = nvidia_gpus.check(1)
     assert time.monotonic() - start < 5
     assert told([finding], State.WRONG)[0].startswith("GPUs: nvidia-smi did not end within 0.9 s → the driver hangs")
 
@@ -289,7 +289,7 @@ def test_gpus_that_are_broken(machine) -> None:
 def test_variables_that_jax_refuses(machine, monkeypatch) -> None:
     def look(**environment: str) -> list[str]:
         monkeypatch.setattr(environment_variables, "environment_at_start", lambda: environment)
-        return bad(environment_variables.look(1))
+        return bad(environment_variables.check(1))
 
     assert look(XLA_PYTHON_CLIENT_ALLOCATOR="bfc", XLA_CLIENT_MEM_FRACTION=".9") == []
     assert "expected one of default, platform" in look(XLA_PYTHON_CLIENT_ALLOCATOR="fast")[0]

@@ -25,7 +25,7 @@ def devices(monkeypatch):
     """Has the devices be what the test says, as there is no need to ask JAX in a process of its own again."""
 
     def answer(*findings):
-        monkeypatch.setattr(device_check, "look", lambda seconds: [*findings])
+        monkeypatch.setattr(device_check, "check", lambda seconds: [*findings])
 
     answer(ok("devices", "8 × NVIDIA H100 80GB HBM3 (gpu), 59.5 GiB each"), ok("compiler", "a small program: 0.1 s"))
     monkeypatch.setattr(environment_variables, "environment_at_start", lambda: {"NCCL_DEBUG": "INFO", "HOME": "/me"})

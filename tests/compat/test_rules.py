@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax.compat import v1 as tf
-from replicax.compat.v1.tower_words import translated
+from replicax.compat.v1.error_translation import translated
 from tests.compat.executors import Executor, entered, on_both, two_towers
 
 

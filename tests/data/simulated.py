@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import InputOptions
 from replicax.data.dataset import DistributedDataset
-from replicax.data.input_workers import InputWorkers
+from replicax.data.workers import InputWorkers
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run

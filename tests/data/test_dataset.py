@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.data.elements import to_devices
+from replicax.data.batches import to_devices
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 

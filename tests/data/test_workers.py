@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 import replicax
-from replicax.data.elements.agreed_elements import MOST_AHEAD
+from replicax.data.batches.agreed_batches import MOST_AHEAD
 from tests import processes
 from tests.data import workers_input
 from tests.data.workers_input import local_ids, sources

@@ -13,7 +13,7 @@ import numpy as np
 
 import replicax
 from replicax import InputOptions
-from replicax.data.elements.agreed_elements import MOST_AHEAD
+from replicax.data.batches.agreed_batches import MOST_AHEAD
 from replicax.workers.exchange import DistributedWorkers
 from tests.sources import Stream, wait_until
 

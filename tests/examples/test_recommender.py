@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from examples import recommender
-from replicax.parameter_server import cluster_coordinator
+from replicax.parameter_server import coordinator as coordinator_module
 from tests.parameter_server.thread_actors import ThreadActors
 
 
@@ -17,7 +17,7 @@ from tests.parameter_server.thread_actors import ThreadActors
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"USERS": 120, "ITEMS": 60, "CLICKS": 8192, "EPOCHS": 3, "BATCH": 256}.items():
         monkeypatch.setattr(recommender, name, value)
-    monkeypatch.setattr(cluster_coordinator, "_make_actors", ThreadActors)
+    monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)
     strict = {name: getattr(jax.config, name) for name in ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")}
     jax.config.update("jax_numpy_dtype_promotion", "standard")  # on all threads, as users have it
     jax.config.update("jax_numpy_rank_promotion", "allow")

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from replicax.launcher.attempt import AttemptOutcome, AttemptResult
-from replicax.launcher.launch_settings import LaunchSettings
 from replicax.launcher.restarts import RestartPolicy
+from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
 from replicax.launcher.worker_program import WorkerProgram
 from replicax.system.exit_codes import EXIT_PREEMPTED

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 
-from replicax.launcher.meeting_point import free_port
+from replicax.launcher.rendezvous import free_port
 from tests.compiler import HURRIED
 from tests.launcher.launches import Launch, said
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.launcher.watchdog import vital_signs
+from replicax.launcher.watchdog import worker_monitor
+from replicax.launcher.watchdog.hang_detection import Hang, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
-from replicax.launcher.watchdog.verdict import Hang, verdict
-from replicax.launcher.watchdog.vital_signs import ARMED, LONG_PATIENCE, Condition, VitalSigns, WorkerMonitor
+from replicax.launcher.watchdog.worker_monitor import ARMED, LONG_PATIENCE, Condition, WorkerMonitor, WorkerStatus
 from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import StepRecord, new_page
 
@@ -35,7 +35,7 @@ class Worker:
 
     def __init__(self, *program: str) -> None:
         self.process = subprocess.Popen(program or ("sleep", "600"))
-        while not program and vital_signs._state(self.process.pid) != "S":
+        while not program and worker_monitor._state(self.process.pid) != "S":
             time.sleep(0.001)  # until it sleeps
         file, self.page = new_page()
         os.close(file)
@@ -47,7 +47,7 @@ class Worker:
         self.monitor = WorkerMonitor(1, self.page, TIMEOUT, MARGIN)
         self.page.numbers[page.THREAD] = self.page.numbers[page.PID] = self.process.pid
 
-    def look(self, seconds: float, beats: bool = True) -> VitalSigns:
+    def look(self, seconds: float, beats: bool = True) -> WorkerStatus:
         """Look for so long, as often as the launcher does."""
         until = self.now + seconds
         while True:
@@ -130,15 +130,15 @@ def test_what_may_take_long_has_thirty_times_as_long(worker, phase) -> None:
     assert (overdue.condition, overdue.is_overdue) == (Condition.IDLE, True)
 
 
-@pytest.mark.parametrize("phase", [page.START, page.PAUSED, page.END, page.MEETING])
+@pytest.mark.parametrize("phase", [page.START, page.PAUSED, page.END, page.RENDEZVOUS])
 def test_who_starts_pauses_ends_or_waits_with_a_deadline_of_its_own_is_not_judged(worker, phase) -> None:
     worker.page.numbers[page.PHASE] = phase
-    assert verdict([worker.look(LONGER)], TIMEOUT) is None
+    assert find_hang([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_not_run_a_program_some_times_is_not_judged(worker) -> None:
     worker.page.numbers[page.CALLS] = ARMED - 1
-    assert verdict([worker.look(LONGER)], TIMEOUT) is None
+    assert find_hang([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_no_page_or_has_ended_is_not_judged(worker) -> None:
@@ -195,7 +195,7 @@ def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
     """On a machine that is busy with something else: a thread that is ready to run all the time, and hardly does."""
     starved = Worker(sys.executable, "-c", "while True: pass")
     had = itertools.count(0.0, 0.005)  # 1% of a processor, at two looks a second
-    monkeypatch.setattr(vital_signs, "_processor_seconds", lambda pid, thread: (used := next(had), used))
+    monkeypatch.setattr(worker_monitor, "_processor_seconds", lambda pid, thread: (used := next(had), used))
     try:
         starved.page.numbers[page.LAUNCHED] += 1
         starved.page.seconds[page.EXPECTED] = 0.01
@@ -209,7 +209,7 @@ def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
 def test_who_waits_for_a_disk_for_ever_is_overdue_in_the_end(monkeypatch) -> None:
     """What may take long, 300 seconds, takes another 300 if all the while a thread could go on, and no more."""
     stuck = Worker()
-    monkeypatch.setattr(vital_signs, "_could_go_on", lambda pid: True)
+    monkeypatch.setattr(worker_monitor, "_could_go_on", lambda pid: True)
     try:
         stuck.page.numbers[page.PHASE] = page.SAVING
         assert not stuck.look(590.0).is_overdue
@@ -223,8 +223,8 @@ def test_who_waits_for_a_disk_for_ever_is_overdue_in_the_end(monkeypatch) -> Non
 # --- all of them ----------------------------------------------------------------------------------------
 
 
-def signs(worker: int, condition: Condition, seconds: float = 11.0, **more: object) -> VitalSigns:
-    return VitalSigns(worker, condition, seconds, limit=10.0, launched=7, finished=6, **more)
+def signs(worker: int, condition: Condition, seconds: float = 11.0, **more: object) -> WorkerStatus:
+    return WorkerStatus(worker, condition, seconds, limit=10.0, launched=7, finished=6, **more)
 
 
 def named(hang: Hang | None) -> list[int]:
@@ -237,54 +237,54 @@ WAITING = signs(0, Condition.WAITING)
 
 def test_stopped_and_mute_workers_are_certain() -> None:
     for condition in (Condition.STOPPED, Condition.MUTE):
-        assert named(verdict([BUSY, signs(1, condition)], TIMEOUT)) == [1]
-        assert named(verdict([WAITING, signs(1, condition)], TIMEOUT)) == [1]
-        assert verdict([WAITING, signs(1, condition, 5.0)], TIMEOUT) is None
+        assert named(find_hang([BUSY, signs(1, condition)], TIMEOUT)) == [1]
+        assert named(find_hang([WAITING, signs(1, condition)], TIMEOUT)) == [1]
+        assert find_hang([WAITING, signs(1, condition, 5.0)], TIMEOUT) is None
 
 
 def test_of_those_that_wait_nobody_is_judged_while_another_has_a_reason_not_to_come() -> None:
     for condition in (Condition.IDLE, Condition.WAITING):
-        assert verdict([BUSY, signs(1, condition)], TIMEOUT) is None
-        assert named(verdict([signs(0, Condition.MEETING), signs(1, condition)], TIMEOUT)) == [1]
+        assert find_hang([BUSY, signs(1, condition)], TIMEOUT) is None
+        assert named(find_hang([signs(0, Condition.RENDEZVOUS), signs(1, condition)], TIMEOUT)) == [1]
     # But not for ever.
-    assert named(verdict([BUSY, signs(1, Condition.IDLE, 300.0)], TIMEOUT)) == [1]
-    assert verdict([signs(0, Condition.ENDED), signs(1, Condition.IDLE)], TIMEOUT) is None
+    assert named(find_hang([BUSY, signs(1, Condition.IDLE, 300.0)], TIMEOUT)) == [1]
+    assert find_hang([signs(0, Condition.ENDED), signs(1, Condition.IDLE)], TIMEOUT) is None
 
 
 def test_who_does_nothing_is_named_before_those_that_wait_in_programs() -> None:
-    hang = verdict([WAITING, signs(1, Condition.IDLE), signs(2, Condition.WAITING)], TIMEOUT)
+    hang = find_hang([WAITING, signs(1, Condition.IDLE), signs(2, Condition.WAITING)], TIMEOUT)
     assert (named(hang), hang.is_certain) == ([1], True)
     unknown = dataclasses.replace(WAITING, limit=300.0)  # nobody knows how long its program takes
-    assert named(verdict([unknown, signs(1, Condition.IDLE)], TIMEOUT)) == [1]
-    assert verdict([dataclasses.replace(unknown, seconds=1.0), signs(1, Condition.IDLE)], TIMEOUT) is None
+    assert named(find_hang([unknown, signs(1, Condition.IDLE)], TIMEOUT)) == [1]
+    assert find_hang([dataclasses.replace(unknown, seconds=1.0), signs(1, Condition.IDLE)], TIMEOUT) is None
 
 
 def test_of_workers_in_a_program_the_one_in_a_callback_or_behind_is_named_or_all() -> None:
     called = dataclasses.replace(signs(1, Condition.WAITING), in_callback=True)
-    assert named(verdict([WAITING, called], TIMEOUT)) == [1]
-    alone = verdict([signs(0, Condition.MEETING), called], TIMEOUT)
+    assert named(find_hang([WAITING, called], TIMEOUT)) == [1]
+    alone = find_hang([signs(0, Condition.RENDEZVOUS), called], TIMEOUT)
     assert (named(alone), alone.why) == ([1], "its program has called Python on the host, which does not return")
     behind = dataclasses.replace(signs(1, Condition.WAITING), launched=5)
-    assert named(verdict([WAITING, behind], TIMEOUT)) == [1]
-    everyone = verdict([WAITING, signs(1, Condition.WAITING)], TIMEOUT)
+    assert named(find_hang([WAITING, behind], TIMEOUT)) == [1]
+    everyone = find_hang([WAITING, signs(1, Condition.WAITING)], TIMEOUT)
     assert (named(everyone), everyone.is_certain) == ([0, 1], False)
-    assert verdict([WAITING, signs(1, Condition.WAITING, 5.0)], TIMEOUT) is None
+    assert find_hang([WAITING, signs(1, Condition.WAITING, 5.0)], TIMEOUT) is None
 
 
 def test_python_that_computes_is_judged_after_long_and_only_if_all_others_wait_for_it() -> None:
     computes = dataclasses.replace(BUSY, worker=1, computes=299.0)
-    assert verdict([WAITING, computes], TIMEOUT) is None
+    assert find_hang([WAITING, computes], TIMEOUT) is None
     computes = dataclasses.replace(computes, computes=300.0)
-    hang = verdict([WAITING, computes, dataclasses.replace(WAITING, worker=2)], TIMEOUT)
+    hang = find_hang([WAITING, computes, dataclasses.replace(WAITING, worker=2)], TIMEOUT)
     assert (named(hang), hang.is_certain) == ([1], True)
-    assert verdict([WAITING, computes, dataclasses.replace(BUSY, worker=2)], TIMEOUT) is None
-    assert verdict([computes], TIMEOUT) is None
+    assert find_hang([WAITING, computes, dataclasses.replace(BUSY, worker=2)], TIMEOUT) is None
+    assert find_hang([computes], TIMEOUT) is None
 
 
 def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> None:
-    assert verdict([WAITING], TIMEOUT, is_alone=False) is None
-    assert named(verdict([signs(0, Condition.WAITING, 300.0)], TIMEOUT, is_alone=False)) == [0]
-    assert named(verdict([signs(0, Condition.IDLE)], TIMEOUT, is_alone=False)) == [0]
+    assert find_hang([WAITING], TIMEOUT, is_alone=False) is None
+    assert named(find_hang([signs(0, Condition.WAITING, 300.0)], TIMEOUT, is_alone=False)) == [0]
+    assert named(find_hang([signs(0, Condition.IDLE)], TIMEOUT, is_alone=False)) == [0]
 
 
 # --- stragglers -----------------------------------------------------------------------------------------

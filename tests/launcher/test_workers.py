@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from replicax.launcher import LaunchError
-from replicax.launcher.device_shares import divided
+from replicax.launcher.device_allocation import allocate_devices
 from tests.launcher.launches import ROOT, launched
 
 ARGUMENTS = ["--rate", "0.1", "--workers", "9", "--help", "--", "a b", "", "--no-such=x", "-m", "$HOME", "--max"]
@@ -110,23 +110,23 @@ def test_emulated_devices_and_threads(tmp_path) -> None:
 
 def test_gpus_are_divided(tmp_path) -> None:
     there = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,GPU-abc,5,-1,7"}
-    shares = divided(2, None, there)
+    shares = allocate_devices(2, None, there)
     assert shares.gpus == (("0", "1"), ("GPU-abc", "5"))
     assert shares.variables(1, 2, there)["CUDA_VISIBLE_DEVICES"] == "GPU-abc,5"
     assert "NPROC" not in shares.variables(1, 2, there)
-    assert divided(3, 1, there).gpus == (("0",), ("1",), ("GPU-abc",))
-    assert divided(2, None, there | {"JAX_PLATFORMS": "cpu"}).gpus is None
+    assert allocate_devices(3, 1, there).gpus == (("0",), ("1",), ("GPU-abc",))
+    assert allocate_devices(2, None, there | {"JAX_PLATFORMS": "cpu"}).gpus is None
     with pytest.raises(
         LaunchError, match=r"--workers 3 with 2 GPU\(s\) each need 6 GPUs, and there are 4 \(0, 1, GPU-a"
     ):
-        divided(3, 2, there)
+        allocate_devices(3, 2, there)
     with pytest.raises(LaunchError, match="4 GPUs can't be divided evenly among 3 workers.*1 leaves 1 unused"):
-        divided(3, None, there)
+        allocate_devices(3, None, there)
     with pytest.raises(LaunchError, match="or emulates CPU devices, and JAX_PLATFORMS is 'tpu'"):
-        divided(1, 2, {"JAX_PLATFORMS": "tpu"})
-    assert divided(1, None, {"JAX_PLATFORMS": "tpu"}).gpus is None
+        allocate_devices(1, 2, {"JAX_PLATFORMS": "tpu"})
+    assert allocate_devices(1, None, {"JAX_PLATFORMS": "tpu"}).gpus is None
     with pytest.raises(LaunchError, match="there are 0 .none visible"):
-        divided(2, None, there | {"CUDA_VISIBLE_DEVICES": ""})
+        allocate_devices(2, None, there | {"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_a_dry_run_prints_commands_that_do_the_same_and_starts_nothing(tmp_path) -> None:
@@ -145,7 +145,7 @@ def test_a_dry_run_prints_commands_that_do_the_same_and_starts_nothing(tmp_path)
 
 def test_the_launcher_does_not_import_jax() -> None:
     code = (
-        "import sys, replicax, replicax.launcher.supervisor, replicax.launcher.written_jobs.jobset\n"
+        "import sys, replicax, replicax.launcher.supervisor, replicax.launcher.job_scripts.jobset\n"
         "from replicax.cli import main\n"
         "main(['launch', '--workers', '1', '--dry-run', sys.argv[1]])\n"
         "print(sorted({'jax', 'jaxlib', 'numpy', 'rich', 'threading'} & set(sys.modules)), file=sys.stderr)"

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import scheduled, served_variables
+from replicax.parameter_server import scheduled_functions, served_variables
 from replicax.parameter_server.work_report import WorkLog
 from tests.parameter_server.thread_actors import coordinator_of
 
@@ -20,7 +20,7 @@ WAIT = 100.0
 
 
 def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduled, "_KEPT_FUNCTIONS", 3)
+    monkeypatch.setattr(scheduled_functions, "_KEPT_FUNCTIONS", 3)
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
 
     def adding(v: replicax.Variable, optimizer: replicax.Optimizer) -> Callable[[Any], Any]:
@@ -47,9 +47,9 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         worker = actors.of("StepWorker")[0].object
         assert len(worker._functions) <= 3
         kept = worker._iterators, worker._datasets, worker._dataset_fns, worker._variables, worker._definitions
-        assert [len(known) for known in (*kept, worker._optimizers, worker.elsewhere._built)] == [0] * 7
+        assert [len(known) for known in (*kept, worker._optimizers, worker.server_variables._built)] == [0] * 7
         assert [len(known) for known in (cluster.home._optimizers, cluster.home._defined)] == [0, 0]
-        assert not worker.elsewhere.roles
+        assert not worker.server_variables.roles
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
             assert [len(known) for known in (server.object._values, server.object._optimizers)] == [0, 0]

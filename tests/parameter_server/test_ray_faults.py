@@ -51,9 +51,9 @@ def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathli
         print("told:", error)
     coordinator.close()
     deadline = time.monotonic() + 10  # those that have been killed are gone in a moment
-    while len(local_processes.left_of(here)) > 1 and time.monotonic() < deadline:
+    while len(local_processes.still_running(here)) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    print("left:", len(local_processes.left_of(here)) - 1)
+    print("left:", len(local_processes.still_running(here)) - 1)
     """
     program = running(tmp_path / "program.py", text)
     output, _ = program.communicate(timeout=WAIT)
@@ -117,7 +117,7 @@ def test_a_program_that_is_killed_leaves_no_server_and_no_worker(tmp_path: pathl
         noted = local_processes.of({program.pid})
         program.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + WAIT
-    while len(left := local_processes.left_of(noted)) > 2 and time.monotonic() < deadline:
+    while len(left := local_processes.still_running(noted)) > 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(left) <= 2
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import cluster_coordinator
+from replicax.parameter_server import coordinator as coordinator_module
 from replicax.parameter_server.engine.actors import ActorDiedError
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
@@ -116,7 +116,7 @@ def test_a_start_that_fails_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) ->
                 actor.kill()
             return actor
 
-    monkeypatch.setattr(cluster_coordinator, "_make_actors", Failing)
+    monkeypatch.setattr(coordinator_module, "_make_actors", Failing)
     before = set(threading.enumerate())
     with pytest.raises(ActorDiedError, match="parameter server 0 has died"):
         replicax.ClusterCoordinator(replicax.ParameterServerStrategy())

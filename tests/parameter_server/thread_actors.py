@@ -12,7 +12,7 @@ from typing import Any
 from ray import cloudpickle
 
 import replicax
-from replicax.parameter_server import cluster_coordinator
+from replicax.parameter_server import coordinator as coordinator_module
 from replicax.parameter_server.engine.actors import ActorDiedError, ReplyLostError
 
 
@@ -121,12 +121,12 @@ def _found(number: int) -> ThreadActor:
 def coordinator_of(strategy: replicax.ParameterServerStrategy) -> Iterator[tuple[Any, ThreadActors]]:
     """A coordinator whose servers and workers are threads, and those."""
     actors = ThreadActors()
-    usual = cluster_coordinator._make_actors
-    cluster_coordinator._make_actors = lambda: actors
+    usual = coordinator_module._make_actors
+    coordinator_module._make_actors = lambda: actors
     try:
         coordinator = replicax.ClusterCoordinator(strategy)
     finally:
-        cluster_coordinator._make_actors = usual
+        coordinator_module._make_actors = usual
     with coordinator:
         yield coordinator, actors
 

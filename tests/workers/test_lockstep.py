@@ -25,14 +25,14 @@ def on_each(count: int, fn: Any, timeout: float = 20.0) -> list[Any]:
 
 def test_everybody_gets_everything() -> None:
     def talk(index: int, lockstep: Lockstep) -> Any:
-        return [lockstep.share("counts", (index, step)) for step in range(3)]
+        return [lockstep.exchange("counts", (index, step)) for step in range(3)]
 
     for heard in on_each(3, talk):
         assert heard == [[(w, step) for w in range(3)] for step in range(3)]
 
 
 def test_whoever_does_something_else_is_named() -> None:
-    errors = on_each(2, lambda index, lockstep: lockstep.share(["creates", "runs"][index], 1, detail="x"))
+    errors = on_each(2, lambda index, lockstep: lockstep.exchange(["creates", "runs"][index], 1, detail="x"))
     for error in errors:
         assert isinstance(error, DeadlockError)
         assert str(error).startswith("the workers do not do the same: worker 0 creates x; worker 1 runs x. All")
@@ -40,7 +40,7 @@ def test_whoever_does_something_else_is_named() -> None:
 
 def test_whoever_does_not_come_is_named() -> None:
     def talk(index: int, lockstep: Lockstep) -> Any:
-        return lockstep.share("creates", 1, timeout=0.05) if index == 0 else None
+        return lockstep.exchange("creates", 1, timeout=0.05) if index == 0 else None
 
     error, _ = on_each(2, talk)
     assert isinstance(error, DeadlockError)
@@ -64,11 +64,11 @@ def test_an_error_of_one_is_raised_by_all_and_they_stay_together(error: Exceptio
             assert lockstep.is_known(error)
         else:
             try:
-                lockstep.share("meets", 1)
+                lockstep.exchange("meets", 1)
             except Exception as found:
                 caught = found
                 lockstep.fail(found, "replica 0 of 4")  # it comes from another worker
-        return caught, lockstep.share("goes on", index)
+        return caught, lockstep.exchange("goes on", index)
 
     (caught, after), (_, other_after) = on_each(2, talk)
     assert after == other_after == [0, 1]
@@ -83,7 +83,7 @@ def test_an_error_that_all_raise_is_told_to_nobody() -> None:
     def talk(index: int, lockstep: Lockstep) -> Any:
         error = lockstep.everywhere(ValueError("no"))
         lockstep.fail(error, "everybody")
-        return lockstep.share("goes on", index)
+        return lockstep.exchange("goes on", index)
 
     assert on_each(2, talk) == [[0, 1], [0, 1]]
 

@@ -28,7 +28,7 @@ from tests.processes import free_port
 keep_contexts()
 
 # Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
-liveness.INTERVAL, liveness.STUCK, liveness.PYTHONS_END = 0.1, 0.3, 60.0
+liveness.INTERVAL, liveness.STUCK, liveness.EXIT_PATIENCE = 0.1, 0.3, 60.0
 NEVER = 1000.0
 
 FEW = 6

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import replicax
-from replicax import old_names
+from replicax import name_hints
 from replicax_migrate.counterparts import public
 from replicax_migrate.old_names import ARGUMENTS, NAMES
 
@@ -36,5 +36,5 @@ def test_arguments_are_those_of_functions_that_take_what_is_said(path: str) -> N
 
 
 def test_what_the_core_has_is_here_too() -> None:
-    assert all(old_names.NAMES[kind].items() <= NAMES[kind].items() for kind in old_names.NAMES)
-    assert all(old_names.ARGUMENTS[path].items() <= ARGUMENTS[path].items() for path in old_names.ARGUMENTS)
+    assert all(name_hints.NAMES[kind].items() <= NAMES[kind].items() for kind in name_hints.NAMES)
+    assert all(name_hints.ARGUMENTS[path].items() <= ARGUMENTS[path].items() for path in name_hints.ARGUMENTS)

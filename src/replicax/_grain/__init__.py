@@ -1,9 +1,9 @@
-"""The only package that touches what Grain keeps to itself.
+"""The only package that uses Grain's private names.
 
-:mod:`~replicax._grain.graph` knows the nodes that datasets are made of, :mod:`~replicax._grain.nodes` has nodes of our
-own. Grain takes a while to load, so this file leaves it alone, and whoever imports those two does so when a dataset is
-made. `tests/data/test_grain_fence.py` looks for each private name in the installed Grain, and for those that are used
-elsewhere; `pyproject.toml` bounds the version.
+:mod:`~replicax._grain.graph` analyses the nodes of datasets, :mod:`~replicax._grain.nodes` has our own nodes. Grain
+loads slowly, so this file does not import it, and others import those two only when a dataset is created.
+`tests/data/test_grain_fence.py` looks for each private name in the installed Grain, and for uses outside this package;
+`pyproject.toml` bounds the version.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ class BatchedSource:
     _getitems: Any
 
     def __init_subclass__(cls) -> None:
-        # Only where it is defined: a subclass with a __getitem__ of its own is read one by one.
+        # Only in the class that defines it: a subclass with its own __getitem__ is read one by one.
         if "read_several" in vars(cls):
             cls._getitems = cls.read_several

@@ -1,7 +1,7 @@
-"""Grain's graphs: what a dataset is made of, and the same graph over another source or in other batches.
+"""Grain's graphs: analyses the nodes of a dataset, and rebuilds its graph on another source or with other batches.
 
-A Grain dataset is a chain of nodes, each of which knows its parent. What a node does is seen by its class's name, and
-by attributes that Grain keeps to itself. `tests/data/test_grain_graphs.py` runs all kinds of graphs.
+A Grain dataset is a chain of nodes, each of which knows its parent. The name of its class, and private attributes, say
+what a node does. `tests/data/test_grain_graphs.py` runs all kinds of graphs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def chain(dataset: Any) -> list[Any]:
-    """The nodes of ``dataset``, itself first, as far as each has one parent."""
+    """The nodes of ``dataset``, itself first, as long as each has one parent."""
     nodes = [dataset]
     while len(getattr(nodes[-1], "_parents", ())) == 1:
         nodes.append(nodes[-1]._parents[0])
@@ -23,18 +23,18 @@ def chain(dataset: Any) -> list[Any]:
 
 
 def parent(node: Any) -> Any:
-    """What a node with one parent is made from."""
+    """The only parent of a node."""
     [only] = node._parents
     return only
 
 
 def source_of(root: Any) -> Any:
-    """What a root node has been made from; ``None`` if it does not say."""
+    """The source of a root node; ``None`` if it has none."""
     return getattr(root, "_source", None)
 
 
 def is_random_access(node: Any) -> bool:
-    """Whether any element can be had by its number."""
+    """Whether a node has random access."""
     return isinstance(node, grain.MapDataset)
 
 
@@ -44,12 +44,12 @@ def is_batch(node: Any) -> bool:
 
 
 def is_repeat(node: Any) -> bool:
-    """Whether ``node`` goes through its parent several times."""
+    """Whether ``node`` iterates over its parent several times."""
     return _name(node) in _REPEATS
 
 
 def is_reader(node: Any) -> bool:
-    """Whether ``node`` hands on what its parent has, element by element, only sooner."""
+    """Whether ``node`` passes on its parent's elements unchanged, only earlier."""
     return _name(node) in _READERS
 
 
@@ -67,7 +67,7 @@ _PACKS = {"ConcatThenSplitIterDataset", "FirstFitPackIterDataset", "BestFitPackI
 
 
 def _with_parents(nodes: Sequence[Any]) -> list[Any]:
-    """``nodes``, and all that they are made from."""
+    """``nodes``, and all their ancestors."""
     found = list(nodes)
     for node in found:  # grows
         found += getattr(node, "_parents", ())
@@ -75,17 +75,17 @@ def _with_parents(nodes: Sequence[Any]) -> list[Any]:
 
 
 def keeps_order(node: Any) -> bool:
-    """Whether the elements of ``node`` come from its parent's in their order, so that a place in one is one in both."""
+    """Whether ``node`` keeps the order of its parent's elements, so that a place in one is a place in both."""
     return _name(node) in _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | {"FilterIterDataset"}
 
 
 def keeps_elements(node: Any) -> bool:
-    """Whether the elements of ``node`` are its parent's, in whatever order and however often."""
+    """Whether the elements of ``node`` are those of its parent, in any order and any number of times."""
     return _name(node) in _READERS | _SEEDS | _FILTERS | _SHUFFLES | _REPEATS
 
 
 def length(dataset: Any) -> int | None:
-    """How many elements a pass has; ``None`` if that can't be told without going through it, or if there is no end."""
+    """The number of elements of a pass; ``None`` if it is unknown without reading, or infinite."""
     nodes = chain(dataset)
     at = next((i for i, node in enumerate(nodes) if is_random_access(node)), None)
     one_by_one = _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | _SHUFFLES
@@ -98,16 +98,16 @@ def length(dataset: Any) -> int | None:
 
 
 _ENDLESS = 1 << 48
-"""Grain says that what repeats for ever has ``sys.maxsize`` elements; batches of it are fewer."""
+"""For infinite repetition Grain reports ``sys.maxsize`` elements; batches of these are fewer."""
 
 
 def has_parents_state(node: Any) -> bool:
-    """Whether the state of an iterator over ``node`` is that of its parent's."""
+    """Whether the state of an iterator over ``node`` is that of its parent's iterator."""
     return _name(node) in {"MapIterDataset", "FilterIterDataset", "WithOptionsIterDataset", "_WithSeedIterDataset"}
 
 
 def is_movable(node: Any) -> bool:
-    """Whether :func:`on_top_of` can put ``node`` on top of something else."""
+    """Whether :func:`on_top_of` can put ``node`` on another parent."""
     if is_batch(node) or _name(node) == "RepeatMapDataset":
         return True
     if len(getattr(node, "_parents", ())) != 1:
@@ -116,56 +116,56 @@ def is_movable(node: Any) -> bool:
 
 
 def is_divisible(node: Any) -> bool:
-    """Whether ``node`` over parts of a dataset gives, part by part, what it gives over the whole.
+    """Whether ``node`` over the parts of a dataset yields, part by part, what it yields over the whole.
 
-    Not so, for example, what takes the first 100 elements, or is told their numbers.
+    Nodes that take the first 100 elements, or that get the numbers of elements, do not.
     """
     known = _READERS | _SEEDS | _MAPS | _FILTERS | _SHUFFLES | _REPEATS | _BATCHES | _FLAT_MAPS | _PACKS
     return _name(node) in known and is_movable(node)
 
 
 def stacks_examples(node: Any) -> bool:
-    """Whether a batch node makes of each example one row, and does so with any examples."""
+    """Whether a batch node makes one row of each example, for any examples."""
     function = node._batch_fn
     return (getattr(function, "__module__", None) or type(function).__module__).split(".")[0] == "grain"
 
 
 def batch_size(node: Any) -> int:
-    """Of a batch node."""
+    """The size of a batch node."""
     return int(node._batch_size)
 
 
 def batch_sizes(nodes: Sequence[Any]) -> list[int]:
-    """Of all batch nodes among ``nodes`` and in what these are made from."""
+    """The sizes of all batch nodes among ``nodes`` and their ancestors."""
     return [batch_size(node) for node in _with_parents(nodes) if is_batch(node)]
 
 
 def drops_remainder(node: Any) -> bool:
-    """Whether a batch node leaves out a last batch that is not full."""
+    """Whether a batch node drops a last batch that is not full."""
     return bool(node._drop_remainder)
 
 
 def batched(parent: Any, like: Any, size: int) -> Any:
-    """``parent`` in batches of ``size``, made as the batch node ``like`` makes them.
+    """``parent`` in batches of ``size``, made like those of the batch node ``like``.
 
-    A last batch that is not full is left out only if ``like`` does so, with batches of the same size.
+    A last batch that is not full is dropped only if ``like`` does so with batches of this size.
     """
     drops = size == like._batch_size and like._drop_remainder
     return parent.batch(size, drop_remainder=drops, batch_fn=like._batch_fn)
 
 
 def only_selects(nodes: Sequence[Any]) -> bool:
-    """Whether ``nodes``, the last of which is a root, hand on what a random-access source has, as it is."""
+    """Whether ``nodes``, the last of which is a root, pass on the elements of a random-access source unchanged."""
     *above, root = nodes
     return _name(root) == "SourceMapDataset" and all(_name(node) in _SELECTIONS for node in above)
 
 
 def is_in_memory(dataset: Any) -> bool:
-    """Whether reading ``dataset`` is nothing but copying rows of arrays."""
+    """Whether reading ``dataset`` only copies rows of arrays."""
     nodes = [node for node in chain(dataset) if not (is_batch(node) and stacks_examples(node))]
     if not only_selects(nodes):
         return False
-    source = nodes[-1]._source  # of these very types: other ones may read files, as np.memmap does
+    source = nodes[-1]._source  # exactly these types: subclasses may read files, like np.memmap
     return type(source) in (np.ndarray, list, tuple) or getattr(source, "is_in_memory", False)
 
 
@@ -176,7 +176,7 @@ def seeds(dataset: Any) -> list[tuple[str, int]]:
 
 
 def on_top_of(nodes: list[Any], parent: Any) -> Any:
-    """The movable ``nodes``, the last of which is the lowest, with another parent under them."""
+    """The movable ``nodes``, the last of which is the lowest, on top of another parent."""
     for node in reversed(nodes):
         if is_batch(node):
             parent = batched(parent, node, node._batch_size)
@@ -191,7 +191,7 @@ def on_top_of(nodes: list[Any], parent: Any) -> Any:
 
 
 def _name(node: Any) -> str:
-    """The class of one of Grain's own nodes; empty for somebody else's."""
+    """The class of one of Grain's own nodes; empty for other nodes."""
     return type(node).__name__ if type(node).__module__.split(".")[0] == "grain" else ""
 
 
@@ -199,9 +199,9 @@ def _name(node: Any) -> str:
 
 
 def file_source(root: Any) -> Any:
-    """What has the ``files`` of a root node; ``None`` if it reads no files.
+    """The object with the ``files`` of a root node; ``None`` if it reads no files.
 
-    That is the root itself, or the random-access source under it.
+    It is the root itself, or its random-access source.
     """
     for candidate in (root, getattr(root, "_source", None)):
         if hasattr(candidate, "files") and hasattr(candidate, "with_files"):

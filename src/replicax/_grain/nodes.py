@@ -1,4 +1,4 @@
-"""Nodes of our own in Grain's graphs, and what Grain's classes want of them."""
+"""Our own nodes for Grain's graphs, and the interface of Grain's classes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from replicax._grain import graph
 
 
 class Iterator(grain.DatasetIterator):
-    """An iterator that is made from no other; begin ``__next__`` with ``check_open()``."""
+    """An iterator without a parent; its ``__next__`` must begin with ``check_open()``."""
 
     check_open = grain.DatasetIterator._assert_not_closed
 
     def release(self) -> None:
-        """Let go of what it holds. It may be called again, and before ``__init__`` has ended."""
+        """Free its resources. May be called again, and before ``__init__`` has ended."""
 
     def close(self) -> None:
         super().close()
@@ -24,11 +24,11 @@ class Iterator(grain.DatasetIterator):
 
 
 class Iterated(grain.IterDataset):
-    """A dataset whose passes are iterators of our own.
+    """A dataset whose passes are our own iterators.
 
     Args:
       iterator: the class.
-      arguments: that each is made with.
+      arguments: of its constructor.
     """
 
     def __init__(self, iterator: Callable[..., Iterator], *arguments: Any) -> None:
@@ -41,10 +41,10 @@ class Iterated(grain.IterDataset):
 
 
 class OwnRows:
-    """Those rows of a batch that belong to a worker's replicas.
+    """The rows of a batch for a worker's replicas.
 
     Attributes:
-      rows: a pytree of arrays; of one row too many, if there is none (a batch of no examples can't be made).
+      rows: a pytree of arrays; with one row too many if there is none (a batch of no examples can't be made).
       size: of the whole batch.
     """
 
@@ -58,19 +58,19 @@ class Batches(grain.MapDataset):
 
     Args:
       batch: Grain's node.
-      own: of a batch of so many rows, where the worker's own begin and how many they are; elements are then
-        :class:`OwnRows`. ``None``: whole batches are read.
-      together: whether the examples of a batch are asked for together, and not one after the other as Grain does.
-        Each node then has all of its parent's examples at once; and one that inherits from Grain's may know nothing of
-        being asked so.
+      own: for a batch of so many rows, the first row of this worker and the number of its rows; elements are then
+        :class:`OwnRows`. ``None``: reads whole batches.
+      batched: whether to request all examples of a batch in one call, instead of one by one as Grain does. Each
+        node then gets all of its parent's examples at once; a class derived from one of Grain's may not support
+        such calls.
     """
 
-    def __init__(self, batch: Any, own: Callable[[int], tuple[int, int]] | None, together: bool) -> None:
+    def __init__(self, batch: Any, own: Callable[[int], tuple[int, int]] | None, batched: bool) -> None:
         super().__init__(graph.parent(batch))
         self._length = len(batch)
         self._examples, self._size, self._stack = len(self._parent), graph.batch_size(batch), batch._batch_fn
         self._own = own
-        self._together = together
+        self._batched = batched
 
     def __len__(self) -> int:
         return self._length
@@ -85,7 +85,7 @@ class Batches(grain.MapDataset):
         start, count = min(start, rows - 1), max(1, count)
         start += first + epoch * self._examples
         numbers = range(start, start + count)
-        read = self._parent._getitems(list(numbers)) if self._together else [self._example(i) for i in numbers]
+        read = self._parent._getitems(list(numbers)) if self._batched else [self._example(i) for i in numbers]
         batch = self._stack(read)
         return batch if self._own is None else OwnRows(batch, rows)
 
@@ -99,21 +99,21 @@ class Batches(grain.MapDataset):
             raise
 
 
-def asked_together(root: Any) -> Any:
-    """A root node with the same examples, which can be asked for several at once.
+def with_batched_reads(root: Any) -> Any:
+    """A root node with the same examples, which supports requests for several at once.
 
-    Grain's keeps books on each example, and that takes 10 µs: more than to read it, where it is in memory.
+    Grain's own does bookkeeping for each example, which takes 10 µs: more than reading it from memory.
     """
     source = graph.source_of(root)
-    return _Examples(source) if graph.only_selects([root]) and not _gives_several(source) else root
+    return _Examples(source) if graph.only_selects([root]) and not _reads_several(source) else root
 
 
-def _gives_several(source: Any) -> bool:
-    """Whether a source has Grain's method for several examples, as sure as it has ``__getitem__``.
+def _reads_several(source: Any) -> bool:
+    """Whether a source has Grain's method for several examples, as specific as its ``__getitem__``.
 
-    One that it has from a class below that of ``__getitem__``, or from what it wraps, gives the examples of those.
+    A method that it inherits from a base class of the one with ``__getitem__`` ignores that one.
     """
-    if isinstance(source, grain.MapDataset):  # of which functions may be a part
+    if isinstance(source, grain.MapDataset):  # functions may be part of it
         return False
     for base in type(source).__mro__:
         if "_getitems" in vars(base):
@@ -124,7 +124,7 @@ def _gives_several(source: Any) -> bool:
 
 
 class _Examples(grain.MapDataset):
-    """What a random-access source has."""
+    """The examples of a random-access source."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()

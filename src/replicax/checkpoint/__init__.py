@@ -1,6 +1,6 @@
-"""Checkpoints: saving what a run consists of, and restoring it onto any strategy."""
+"""Checkpoints: save the objects of a run, and restore them under any strategy."""
 
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.checkpoint_manager import CheckpointManager
+from replicax.checkpoint.manager import CheckpointManager
 
 __all__ = ["Checkpoint", "CheckpointManager"]

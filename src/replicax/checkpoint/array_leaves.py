@@ -1,7 +1,7 @@
-"""Arrays that are saved and restored: what is saved of each kind of array, and how its value is put back.
+"""Arrays in checkpoints: what is saved for each kind of array, and how its value is restored.
 
-A variable's stored array has one block for each device, and the same block on several devices is saved once. A block
-is described in terms of the variable's *value*, not of its layout, so any layout reads what any other has written.
+A variable's stored array has one block for each device, and a block that several devices have is saved once. Blocks are
+described by the indices of the variable's *value*, not by its layout, so a checkpoint fits any layout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from replicax.checkpoint.storage.blocks import (
     size_of,
     whole_block,
 )
-from replicax.checkpoint.storage.checkpoint_index import ArrayKind
+from replicax.checkpoint.storage.index import ArrayKind
 from replicax.devices.arrays import put
 from replicax.devices.host_values import is_key
 from replicax.variables import Aggregation, Variable
@@ -47,10 +47,10 @@ class ArrayLeaf(Protocol):
     """An array in a checkpoint.
 
     Attributes:
-      kind: what has to be the same when it is restored.
-      owner: the object that has the array: one that has two names is written once.
-      is_on_host: whether what :meth:`here` returns shows memory that others change: that of a CPU device, which the
-        next step takes, or of the user's own array. Other devices send what they have to new memory.
+      kind: must be the same when the array is restored.
+      owner: the object that has the array: one with two names is written once.
+      is_on_host: whether :meth:`here` returns memory that others change: that of a CPU device, which the next step
+        takes over, or of the user's array. Other devices send their data to new memory.
     """
 
     kind: ArrayKind
@@ -58,32 +58,32 @@ class ArrayLeaf(Protocol):
     is_on_host: bool
 
     def parts(self) -> tuple[Part, ...]:
-        """All blocks, each once. They are the same as long as the array has its place."""
+        """All blocks, each once; unchanged as long as the array keeps its layout."""
 
     def here(self) -> Sequence[Any]:
-        """What this worker has, by the positions of parts: arrays of one device, or of the host."""
+        """This worker's parts, by their positions: arrays of one device, or of the host."""
 
     def check(self) -> None:
-        """Raise if the array is gone; the message says why.
+        """Raise if the array is lost; the message says why.
 
         Raises:
-          VariableLostError: it is a variable's, and gone.
+          VariableLostError: it is a variable's, and lost.
         """
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
 
     def restored(self, read: Read) -> Any:
-        """Take the saved value; returns the object that has it."""
+        """Restore the saved value; returns the object that has it."""
 
 
 class VariableLeaf:
-    """A variable of which all replicas have the same value, whole or in parts."""
+    """A variable with the same value on all replicas, whole or in parts."""
 
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
         self.kind = kind_of_array(variable)
-        self._arrays_of = _way_to_arrays(variable.sharding, self.kind)
+        self._arrays_of = _arrays_here(variable.sharding, self.kind)
         self.is_on_host = _is_on_cpu(variable.sharding)
 
     def parts(self) -> tuple[Part, ...]:
@@ -104,24 +104,24 @@ class VariableLeaf:
 
     def restored(self, read: Read) -> Variable:
         variable = self.variable
-        if self.kind.generator is not None:  # small, and never split
+        if self.kind.generator is not None:  # keys are small, and never split
             key = _as_keys(read(whole_block(self.kind.shape)), self.kind)
             _store(variable, variable.to_storage(key))
             return variable
         sharding, shape = self._laid_out()
         places = device_blocks(sharding, shape)
-        _let_go_of_large(variable, [block for block, _ in places])
+        _free_large(variable, [block for block, _ in places])
         laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
         _store(variable, variable.layout.to_stored(laid_out, variable.replicas.mesh))
         return variable
 
     def _laid_out(self) -> tuple[Sharding, tuple[int, ...]]:
-        """How the value lies on the devices, seen so that it is there once, and the shape of what does."""
+        """The sharding of the stored array, restricted to one copy of the value, and its shape."""
         layout = self.variable.layout
         return layout.laid_out_sharding(self.variable.replicas.mesh), layout.laid_out_shape(self.variable.shape)
 
     def _places(self) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
-        """The blocks of the value, without what a split one is filled up with, and the devices that have them."""
+        """The blocks of the value, without padding, and the devices of each."""
         variable = self.variable
         places = device_blocks(*self._laid_out())
         if self.kind.generator is not None:
@@ -136,9 +136,9 @@ class VariableLeaf:
 class CopiesLeaf:
     """An on-read variable: a copy on each replica.
 
-    With an aggregation its value is what a read outside of a step gives, and is shared out anew when it is restored.
-    Without, each copy is saved. The copies of all workers are brought together before they are written: usually they
-    are small, and so each worker's disk has them all.
+    With an aggregation, its value is that of a read outside a step, and restoring divides it among the copies.
+    Without one, each copy is saved. The copies of all workers are gathered before they are written: usually they
+    are small, so each worker's disk gets all of them.
     """
 
     is_on_host = True
@@ -171,7 +171,7 @@ class CopiesLeaf:
         return found
 
     def combined(self, copies: dict[int, HostArray]) -> HostArray:
-        """What is saved, from the copies of all replicas."""
+        """The array to save, from the copies of all replicas."""
         rows = [copies[replica] for replica in range(self._count)]
         aggregation = self.variable.aggregation
         if aggregation is Aggregation.NONE:
@@ -190,7 +190,7 @@ class CopiesLeaf:
         return (Part(whole_block(self.kind.shape), everyone),)
 
     def here(self) -> Sequence[Any]:
-        return ()  # they are combined later
+        return ()  # the copies are combined later
 
     def check(self) -> None:
         self.variable.stored()
@@ -216,9 +216,9 @@ class CopiesLeaf:
 
 
 class DeviceArrayLeaf:
-    """An array of JAX, which is replaced by another with the same sharding.
+    """A JAX array, which restoring replaces by another with the same sharding.
 
-    If it is on devices of one worker only, all workers have the same.
+    If its devices belong to one worker only, all workers must have the same value.
     """
 
     def __init__(self, array: jax.Array, workers: int) -> None:
@@ -226,7 +226,7 @@ class DeviceArrayLeaf:
         self.kind = kind_of_array(array)
         self._workers = workers
         self._is_everywhere = workers > 1 and array.is_fully_addressable
-        self._arrays_of = _way_to_arrays(array.sharding, self.kind)
+        self._arrays_of = _arrays_here(array.sharding, self.kind)
         self.is_on_host = _is_on_cpu(array.sharding)
 
     def parts(self) -> tuple[Part, ...]:
@@ -241,7 +241,7 @@ class DeviceArrayLeaf:
         return self._arrays_of(self.array)
 
     def check(self) -> None:
-        """Nothing is known of the array but what JAX says."""
+        """Do nothing: JAX reports lost arrays."""
 
     def needed(self) -> list[Block]:
         return _blocks_here(self._places(), self.kind)
@@ -250,7 +250,7 @@ class DeviceArrayLeaf:
         array = self.array
         if self.kind.generator is not None or not array.committed:
             value = _as_keys(read(whole_block(self.kind.shape)), self.kind)
-            if not array.committed:  # it may go wherever it is needed
+            if not array.committed:  # JAX may move it
                 return jnp.array(value)
             return put(value, array.sharding, may_alias=False)
         return assembled(array.sharding, array.shape, array.dtype, read)
@@ -260,7 +260,7 @@ class DeviceArrayLeaf:
 
 
 class HostArrayLeaf:
-    """An array or scalar of NumPy, which is replaced; all workers have the same."""
+    """A NumPy array or scalar, which restoring replaces; all workers must have the same value."""
 
     is_on_host = True
 
@@ -276,7 +276,7 @@ class HostArrayLeaf:
         return (self.array,)
 
     def check(self) -> None:
-        """It is always there."""
+        """Do nothing: it can't be lost."""
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
@@ -305,21 +305,21 @@ def _kind_of_keys(shape: tuple[int, ...], dtype: Any) -> ArrayKind:
     return ArrayKind(aval.shape, np.dtype(aval.dtype).name, generators[0])
 
 
-# --- what is here ---------------------------------------------------------------------------------------
+# --- this worker's parts --------------------------------------------------------------------------------
 
 
 def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: ArrayKind) -> list[Block]:
-    """The blocks that this worker reads; of keys, which are small, it is the whole."""
+    """The blocks that this worker reads; for keys, which are small, the whole array."""
     if kind.generator is not None:
         return [whole_block(kind.shape)]
     return [block for block, devices in places if any(map(is_here, devices))]
 
 
-def _way_to_arrays(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
-    """A function from an array to those of one device that it has here; if all are the same, to the first.
+def _arrays_here(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
+    """A function from an array to this worker's single-device arrays of it; to the first if all are the same.
 
-    On CPU it is the quickest that there is. Elsewhere it makes new arrays, because JAX keeps what an array has sent as
-    long as there is the array.
+    On CPU it uses the fastest way. Elsewhere it makes new arrays, because JAX keeps a host copy that was made of an
+    array as long as the array lives.
     """
     if kind.generator is not None:
         return lambda keys: [_without_keys(shard.data) for shard in keys.addressable_shards]
@@ -338,7 +338,7 @@ def _is_on_cpu(sharding: Sharding) -> bool:
 
 
 def _without_keys(data: jax.Array) -> jax.Array:
-    """The data of keys; other arrays as they are."""
+    """The data of keys; other arrays unchanged."""
     return jax.random.key_data(data) if is_key(data.dtype) else data
 
 
@@ -351,7 +351,7 @@ def _with_data_dims(block: Block, kind: ArrayKind) -> Block:
     return block if kind.generator is None else (*block, *whole_block(kind.shape[len(block) :]))
 
 
-# --- putting values back --------------------------------------------------------------------------------
+# --- restoring values -----------------------------------------------------------------------------------
 
 
 def _as_keys(data: HostArray, kind: ArrayKind) -> Any:
@@ -364,8 +364,8 @@ def _store(variable: Variable, stored: jax.Array) -> None:
         escaped.discard(variable.slot)
 
 
-def _let_go_of_large(variable: Variable, blocks: Sequence[Block]) -> None:
-    """Two copies of a large array may be more than there is room for."""
+def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
+    """Free the arrays of large variables: two copies may exceed the memory."""
     if any(is_large(block, variable.dtype) for block in blocks):
         with exchanging():
             variable.slot.array = LostArray("it was let go to be restored, and the restore was broken off")
@@ -373,7 +373,7 @@ def _let_go_of_large(variable: Variable, blocks: Sequence[Block]) -> None:
 
 
 def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
-    """A block of a stored array, which goes on with zeros where the value ends."""
+    """A block of a stored array, padded with zeros after the end of the value."""
     real = common(block, whole_block(kind.shape))
     if real == block or not size_of(block):
         return read(block)
@@ -384,7 +384,7 @@ def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
 
 
 def _share(total: HostArray, replica: int, count: int) -> HostArray:
-    """As :func:`replicax.variables.aggregation.share_of`, on the host."""
+    """Like :func:`replicax.variables.aggregation.share_of`, on the host."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return np.asarray(total / np.asarray(count, total.dtype)).astype(total.dtype)
     quotient, remainder = np.divmod(total, np.asarray(count, total.dtype))

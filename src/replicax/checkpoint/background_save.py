@@ -1,4 +1,4 @@
-"""The thread that writes a checkpoint while training goes on."""
+"""A thread that writes checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Callable
 log = logging.getLogger("replicax")
 
 Write = Callable[[Callable[[], bool]], None]
-"""Writes a checkpoint; it is given a function that says whether the program is at its end and waits no longer."""
+"""Writes a checkpoint; its argument is a function that returns whether to give up, at the end of the program."""
 
-FAREWELL = 20.0
-"""For how many seconds the end of the program waits for a save that needs other workers, who may be gone."""
+SHUTDOWN_PATIENCE = 20.0
+"""For how many seconds the end of the program waits for a save that needs other workers, which may be gone."""
 
 
 class BackgroundSave:
-    """At most one save that is going on, and what came of the last.
+    """Runs at most one save at a time, and keeps the error of the last.
 
-    A save that has failed raises its error at the next call of anything here. A program that comes to its end waits
-    until its checkpoint is written.
+    The next call of any method raises the error of a failed save. The end of the program waits until its checkpoint is
+    written.
     """
 
     def __init__(self) -> None:
@@ -33,21 +33,21 @@ class BackgroundSave:
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
-        """Copy at once, and write in the background; waits for the save before.
+        """Copy at once, and write in the background; waits for the previous save.
 
         Args:
-          copy: copies what is to be saved, and returns what writes it.
+          copy: copies the values to save, and returns a function that writes them.
           needs_others: whether other workers take part.
 
         Raises:
-          CheckpointError: the save before has failed.
-          Exception: what ``copy`` raised.
+          CheckpointError: the previous save has failed.
+          Exception: raised by ``copy``.
         """
         self.wait()
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
-            # A daemon: if other workers are gone, Python's own end would wait for ever. It is there before the first
-            # copy, and stays: a thread that starts is waited for until it runs.
+            # A daemon: if other workers are gone, Python's own shutdown would wait for ever. It starts before the first
+            # copy and stays, because starting a thread waits until it runs.
             threading.Thread(target=_carry_out, args=(self._jobs,), name="replicax-checkpoint", daemon=True).start()
             weakref.finalize(self, self._jobs.put, None).atexit = False
         job = _Job(needs_others, self._gives_up)
@@ -63,16 +63,16 @@ class BackgroundSave:
         """Raise if the last save has failed; does not wait for it.
 
         Raises:
-          CheckpointError: it has. It is raised once.
+          CheckpointError: it has failed. It is raised once.
         """
         if self._last.is_over.is_set():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save that is going on.
+        """Wait for the current save.
 
         Raises:
-          CheckpointError: it, or the one before, has failed. It is raised once.
+          CheckpointError: this save or the previous one has failed. It is raised once.
         """
         self._last.is_over.wait()
         error, self._last.error = self._last.error, None
@@ -80,22 +80,22 @@ class BackgroundSave:
             raise error
 
     def at_exit(self) -> None:
-        """Let the save come to its end, as the program does."""
-        if not self._last.is_over.wait(FAREWELL if self._last.needs_others else None):
+        """Wait for the save at the end of the program."""
+        if not self._last.is_over.wait(SHUTDOWN_PATIENCE if self._last.needs_others else None):
             self._gives_up.set()
             self._last.is_over.wait(1.0)
         if self._last.error is not None:
-            log.error("%s", self._last.error)  # nobody is there any more to raise it to
+            log.error("%s", self._last.error)  # no caller is left to raise it to
 
 
 class _Job:
-    """A save, and what came of it."""
+    """A save, and its error."""
 
     def __init__(self, needs_others: bool, gives_up: threading.Event) -> None:
         self.write: Write | None = None
         self.needs_others = needs_others
         self.error: BaseException | None = None
-        # Not Thread.join: an interrupt there makes Python 3.11 take the thread for one that has ended.
+        # Not Thread.join: after an interrupt there Python 3.11 takes the thread for ended.
         self.is_over = threading.Event()
         self._gives_up = gives_up
 
@@ -107,12 +107,12 @@ class _Job:
         except BaseException as error:
             self.error = error
         finally:
-            del write  # with the memory that it has copied to, which the next save takes
+            del write  # with the memory of its copies, which the next save reuses
             self.is_over.set()
 
 
 def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
-    """One save after the other, until the :class:`BackgroundSave` is gone."""
+    """Run saves one after the other, until the :class:`BackgroundSave` is gone."""
     while (job := jobs.get()) is not None:
         job.carry_out()
         del job
@@ -123,7 +123,7 @@ _unfinished: weakref.WeakSet[BackgroundSave] = weakref.WeakSet()
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """From now on; so this comes before what was registered earlier, the end of the workers among it."""
+    """Register the wait; exit handlers that are registered earlier, such as the end of the workers, run after it."""
     atexit.register(_at_exit)
 
 

@@ -1,4 +1,4 @@
-"""``Checkpoint``: the objects of a run, saved together and restored together."""
+"""``Checkpoint``: saves and restores the objects of a run together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import jax
 
 from replicax import _jax, context
 from replicax.checkpoint.background_save import BackgroundSave, Write
+from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint, find_complete
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
 from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
-from replicax.checkpoint.whole_checkpoint import WholeCheckpoint, find_whole
 from replicax.errors import CheckpointError, ContextError
 from replicax.execution.tracing.stateful_arguments import updated
 from replicax.workers import heartbeat, heartbeat_page
@@ -29,18 +29,18 @@ _counter = itertools.count()
 
 
 class Checkpoint:
-    """The objects of a run, which are saved together and restored together.
+    """The objects of a run, which are saved and restored together.
 
-    Objects are variables, optimizers, metrics, iterators of distributed datasets, arrays of JAX and NumPy, random keys,
-    numbers, strings, bools and ``None``, and pytrees of these. Each is an attribute under the name that it is given.
-    What changes in place (variables, optimizers, metrics, iterators, objects of Flax NNX) is restored in place. Of
-    everything else the attribute gets a new value: assign it before you save, and read it after you have restored.
+    Objects are variables, optimizers, metrics, iterators of distributed datasets, JAX and NumPy arrays, random keys,
+    numbers, strings, bools and ``None``, and pytrees of these. Each is an attribute with the name that you give it.
+    Objects that change in place (variables, optimizers, metrics, iterators, objects of Flax NNX) are restored in place.
+    For everything else the attribute gets a new value: assign it before you save, and read it after you have restored.
 
-    Where a value lies does not matter. What was saved under one strategy is restored under any other, with any number
-    of replicas and workers and any global batch size. An on-read variable with an aggregation is saved as what it
-    reads as, and shared out anew: a sum of 7 becomes 3.5 on each of two replicas.
+    The layout of a value does not matter. What was saved under one strategy can be restored under any other, with any
+    number of replicas and workers and any global batch size. An on-read variable with an aggregation is saved as its
+    aggregated value, and divided again when it is restored: a sum of 7 becomes 3.5 on each of two replicas.
 
-    With several workers all make the same checkpoint, and call its methods together.
+    With several workers all create the same checkpoint, and call its methods together.
 
     Args:
       *unnamed: nothing: every object needs a name.
@@ -101,21 +101,21 @@ class Checkpoint:
 
     @heartbeat.during(heartbeat_page.SAVING)
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> None:
-        """Save the objects as they are now.
+        """Save the present values of the objects.
 
-        They are copied to the host; then a thread writes them, flushes them to the disk, and at last gives the folder
-        its name. So the folder is there whole, or not at all, whatever happens in between. At most one save is going
-        on; another waits for it.
+        It copies them to the host; then a thread writes them, flushes them to the disk, and finally renames the folder
+        to ``path``. So the folder is complete or does not exist, whatever happens in between. At most one save is
+        running; the next one waits for it.
 
         Args:
-          path: the folder to make. Folders above it are made, too.
-          wait: whether to wait until it is written. If not, an error is raised at the next call of ``save``, ``wait``
-            or ``restore``; a program that comes to its end waits, too.
+          path: the folder to create, with its parents.
+          wait: whether to wait until it is written. If not, the next call of ``save``, ``wait`` or ``restore`` raises
+            an error of the save; the end of the program waits for it, too.
 
         Raises:
-          FileExistsError: there is something in ``path`` already.
+          FileExistsError: ``path`` exists already.
           OSError: nothing can be written there.
-          CheckpointError: it could not be written, or the save before could not; says why. Nothing is left of it.
+          CheckpointError: this save or the previous one failed; says why. No file of it is left.
           ValueError: the place of an iterator can't be saved.
           VariableLostError: a variable has no value.
           AbsentDeviceError: the variables are on devices that are only described, and have no values.
@@ -130,30 +130,30 @@ class Checkpoint:
 
     @heartbeat.during(heartbeat_page.RESTORING)
     def restore(self, path: str | os.PathLike[str], partial: bool = False) -> dict[str, Any]:
-        """Give the objects the values that were saved.
+        """Restore the saved values of the objects.
 
-        Every byte is checked first, and all names, shapes and dtypes are compared. An optimizer that has no state yet,
-        because no step has run, gets one. Nothing is changed if there is an error.
+        It first checks every byte, and compares all names, shapes and dtypes. An optimizer without state, because no
+        step has run, gets one. If there is an error nothing is changed.
 
         Args:
           path: the folder of a checkpoint.
-          partial: whether to leave out what is only in the checkpoint, or only here. What is in both still has to fit.
+          partial: whether to ignore what is only in the checkpoint, or only here. What is in both still has to fit.
 
         Returns:
           The objects, by name.
 
         Raises:
           FileNotFoundError: there is no checkpoint.
-          CheckpointError: it is damaged, or unfinished; says what is wrong with it.
-          ValueError: it does not fit; lists everything that is missing, left over, or different.
+          CheckpointError: it is damaged or unfinished; says what is wrong.
+          ValueError: it does not fit; lists everything that is missing, extra, or different.
           ContextError: called in a step.
         """
         _check_outside("Checkpoint.restore")
         self._background.wait()
         path = os.path.abspath(os.fspath(path))
-        source, problem = find_whole(path, self._lockstep)
+        source, problem = find_complete(path, self._lockstep)
         if source is None:
-            there = self._lockstep.share("looks for a checkpoint", os.path.lexists(path), path)
+            there = self._lockstep.exchange("looks for a checkpoint", os.path.lexists(path), path)
             if not any(there):
                 raise FileNotFoundError(f"there is no checkpoint {path}")
             raise CheckpointError(f"the checkpoint {path} can't be restored: {problem}")
@@ -162,14 +162,14 @@ class Checkpoint:
 
     @heartbeat.during(heartbeat_page.SAVING)
     def wait(self) -> None:
-        """Wait until the save that is going on is written.
+        """Wait until the current save is written.
 
         Raises:
           CheckpointError: it could not be written.
         """
         self._background.wait()
 
-    # --- what CheckpointManager uses --------------------------------------------------------------------
+    # --- for CheckpointManager --------------------------------------------------------------------------
 
     def _begin(
         self,
@@ -183,7 +183,7 @@ class Checkpoint:
     ) -> None:
         """Copy the objects, and write them in the background.
 
-        ``first`` is called before anything else, and ``then`` when all workers have written.
+        Calls ``first`` before anything else, and ``then`` when all workers have written.
         """
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
@@ -203,7 +203,7 @@ class Checkpoint:
             if not lockstep.several:
                 raise
         offer = uuid.uuid4().hex, time.time(), plain, None if problem is None else str(problem)
-        told = lockstep.share("saves a checkpoint", offer)
+        told = lockstep.exchange("saves a checkpoint", offer)
         for worker, (*_, theirs) in enumerate(told):
             if theirs is not None:
                 raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't save: {theirs}"))
@@ -219,8 +219,8 @@ class Checkpoint:
         def copy() -> Write:
             snapshot = take(leaves, plain)
 
-            def write(called_off: Callable[[], bool]) -> None:
-                carry_out(save, snapshot, called_off)
+            def write(is_cancelled: Callable[[], bool]) -> None:
+                carry_out(save, snapshot, is_cancelled)
                 if then is not None:
                     then()
 
@@ -228,18 +228,18 @@ class Checkpoint:
 
         self._background.begin(copy, lockstep.several)
 
-    def _take(self, source: WholeCheckpoint, partial: bool = False) -> None:
-        self._plan = None  # with the memory that saves copy to, as a restore needs some of its own
+    def _take(self, source: CompleteCheckpoint, partial: bool = False) -> None:
+        self._plan = None  # frees the memory that saves copy to, as restoring needs memory
         values = restored(self._objects, source, self._lockstep, partial)
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
 
     def _may_look(self, path: str) -> bool:
-        """Whether it is this worker who says that there is something in the place of a new checkpoint."""
+        """Whether this worker checks that the path of a new checkpoint is free."""
         groups = self._groups.get(os.path.dirname(path))
         return groups is None or self._lockstep.workers.index in {group[0] for group in groups}
 
     def _present_leaves(self) -> Leaves:
-        """The leaves as they are now; the same object as at the last save, if only values have changed."""
+        """The present leaves; the same object as at the last save if only values have changed."""
         if self._saved_leaves is None or not self._saved_leaves.are_still(self._objects):
             self._saved_leaves = Leaves(self._objects, self._lockstep.workers.count)
         return self._saved_leaves
@@ -251,7 +251,7 @@ class Checkpoint:
 
 
 def _lockstep_of(leaves: Leaves) -> Lockstep:
-    """Of the workers that the objects belong to."""
+    """The lockstep of the workers of the objects."""
     for _, variable in leaves.variables():
         return variable.replicas.lockstep
     for leaf in leaves.of(IteratorLeaf).values():
@@ -262,10 +262,10 @@ def _lockstep_of(leaves: Leaves) -> Lockstep:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder, and those above it.
+    """Create a folder, with its parents.
 
     Raises:
-      OSError: that can't be, or it can't be written to.
+      OSError: it can't be created or written to.
     """
     try:
         os.makedirs(path, exist_ok=True)

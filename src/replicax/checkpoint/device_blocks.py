@@ -1,4 +1,4 @@
-"""Blocks on devices: which block of an array each device has, and an array put together from blocks."""
+"""Blocks on devices: the block of an array that each device has, and assembling an array from blocks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Read = Callable[[Block], HostArray]
 """Returns a block of the saved array."""
 
 LARGE = 256 << 20
-"""A block of more bytes goes to its device piece by piece, and the old array is let go before."""
+"""A larger block goes to its device piece by piece, after the old array has been freed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A block of an array, as it lies on devices.
+    """A block of an array, with its devices.
 
     Attributes:
-      block: which one.
+      block: the block.
       workers: the indices of the processes that have it.
       is_here: whether this worker has it.
-      position: which of this worker's devices it is copied from, if it lies on one in just this block.
-      is_filled: whether the device has more, which is no part of the value.
+      position: the number of this worker's device to copy it from, if one has exactly this block.
+      is_filled: whether the device also has padding, which is not part of the value.
     """
 
     block: Block
@@ -46,9 +46,9 @@ class PartPiece:
     """A piece of a part.
 
     Attributes:
-      part: of which.
-      block: which one, in the array.
-      cut: where it is in what the device has; ``None`` if it is all of it.
+      part: the part.
+      block: the block of the piece, in the array.
+      cut: its slices in the device's array; ``None`` if it is all of it.
     """
 
     part: Part
@@ -57,21 +57,21 @@ class PartPiece:
 
     @property
     def position(self) -> int:
-        """Which of the arrays that a worker has it is in."""
+        """The position of the worker's array that contains it."""
         return self.part.position or 0
 
     @classmethod
     def of(cls, part: Part, block: Block) -> PartPiece:
-        """The piece of ``part`` that is ``block``."""
+        """The piece of ``part`` with this ``block``."""
         return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
 
 
-# --- which device has which ----------------------------------------------------------------------------
+# --- the devices of each block -------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=10_000)
 def device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Block, tuple[jax.Device, ...]], ...]:
-    """The blocks that an array of ``shape`` is in, each with all devices that have it."""
+    """The blocks of an array of ``shape``, each with all devices that have it."""
     found: dict[Block, list[jax.Device]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         found.setdefault(block_at(index or (), shape), []).append(device)
@@ -80,13 +80,13 @@ def device_blocks(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[Blo
 
 @functools.lru_cache(maxsize=10_000)
 def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]:
-    """This worker's devices that an array of ``shape`` is on, in the order of its shards."""
+    """This worker's devices of an array of ``shape``, in the order of its shards."""
     devices: Iterable[Any] = sharding.devices_indices_map(shape)
     return {device: position for position, device in enumerate(filter(is_here, devices))}
 
 
 def is_here(device: jax.Device) -> bool:
-    """Whether it is one of this worker's devices."""
+    """Whether a device is one of this worker's."""
     return bool(device.process_index == jax.process_index())
 
 
@@ -101,13 +101,13 @@ def parts_of(
     shape: tuple[int, ...],
     is_filled: bool = False,
 ) -> tuple[Part, ...]:
-    """The parts that an array of ``shape`` is saved in.
+    """The parts in which an array of ``shape`` is saved.
 
     Args:
       places: its blocks, each with all devices that have it.
       sharding: of the array.
-      shape: of what is stored, which may be more than the value.
-      is_filled: whether it is more.
+      shape: of the stored array, which may include padding.
+      is_filled: whether it does.
     """
     order = _local_devices(sharding, shape)
     found = []
@@ -118,11 +118,11 @@ def parts_of(
     return tuple(found)
 
 
-# --- putting an array together --------------------------------------------------------------------------
+# --- assembling an array --------------------------------------------------------------------------------
 
 
 def assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read) -> jax.Array:
-    """An array with ``sharding`` of what is read; each worker puts together what it has."""
+    """An array with ``sharding``, assembled from blocks; each worker assembles its parts."""
     shards = []
     for block, devices in device_blocks(sharding, shape):
         here = list(filter(is_here, devices))
@@ -135,7 +135,7 @@ def assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read
 
 
 def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
-    """A block on a device, of which the host never has more than a piece."""
+    """A block on a device; the host never has more than a piece of it."""
     array = jax.jit(
         lambda: jnp.zeros(shape_of(block), dtype), out_shardings=jax.sharding.SingleDeviceSharding(device)
     )()

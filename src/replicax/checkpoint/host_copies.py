@@ -1,8 +1,8 @@
-"""Copies on the host: the run waits while a save makes them, and so nothing else is done in that time.
+"""Copies on the host: the run waits while a save makes them, so nothing else is done during that time.
 
-All that the devices have is copied into one piece of memory, which the next save gets again. New memory costs as much
-time as the copy itself, because the system clears each page when it is first written. What is where in it is found out
-before the first save, and is asked for when the copy is over.
+Everything on the devices is copied into one block of memory, which the next save reuses. New memory costs as much
+time as the copy itself, because the system clears each page when it is first written. The layout of the block is
+determined before the first save, and its pieces are looked up after the copy.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from replicax.checkpoint.device_blocks import HostArray, PartPiece
 from replicax.checkpoint.storage.blocks import Block, shape_of, size_of
 
 Place = tuple[str, Block]
-"""A piece: the name of its array, and which block of it."""
+"""A piece: the name of its array, and its block."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 KEPT = 512 << 20
-"""More bytes than these are given back when a save is written."""
+"""A larger block of memory is freed when a save is written."""
 ALIGNMENT = 64
 
 
 @dataclasses.dataclass
 class HostCopies:
-    """Pieces of arrays as they were.
+    """Pieces of arrays at the time of the save.
 
     Attributes:
-      memory: what was copied.
-      stretches: where which pieces are in it.
-      others: pieces that are in memory of their own.
+      memory: the copied bytes.
+      segments: the places of the pieces in it.
+      others: pieces in separate memory.
     """
 
     memory: Bytes
-    stretches: Sequence[_Stretch]
+    segments: Sequence[_Segment]
     others: dict[Place, HostArray]
 
     def pieces(self) -> dict[Place, HostArray]:
-        """All of them, by place."""
+        """All pieces, by place."""
         found = dict(self.others)
-        for stretch in self.stretches:
-            values = stretch.of(self.memory)
-            for name, own in stretch.pieces:
+        for segment in self.segments:
+            values = segment.of(self.memory)
+            for name, own in segment.pieces:
                 for piece in own:
                     found[name, piece.block] = values[piece.start : piece.stop].reshape(shape_of(piece.block))
         return found
 
 
 class HostCopier:
-    """Copies pieces of arrays to the host; the same ones again and again.
+    """Copies the same pieces of arrays to the host for each save.
 
     Args:
       leaves: the arrays, by name.
-      own: which pieces of which of them.
+      own: the pieces to copy, by the name of the array.
     """
 
     def __init__(self, leaves: Mapping[str, ArrayLeaf], own: Mapping[str, Sequence[PartPiece]]) -> None:
@@ -65,16 +65,16 @@ class HostCopier:
         alike: dict[np.dtype[Any], list[str]] = {}
         for name in (name for name in own if name not in self._sent):
             alike.setdefault(leaves[name].kind.numpy_dtype, []).append(name)
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[_Segment] = []
         size = 0
         for dtype, names in alike.items():
-            stretch = _Stretch.laid_out(size, dtype, {name: own[name] for name in names})
-            self._stretches.append(stretch)
-            size += -(-stretch.size // ALIGNMENT) * ALIGNMENT
+            segment = _Segment.laid_out(size, dtype, {name: own[name] for name in names})
+            self._stretches.append(segment)
+            size += -(-segment.size // ALIGNMENT) * ALIGNMENT
         self._memory = _Memory(max(size, 1))
 
     def copied(self, leaves: Mapping[str, ArrayLeaf]) -> HostCopies:
-        """The pieces of leaves that lie as the first ones did, as they are now.
+        """The present pieces of leaves that have the same layout as the first ones.
 
         Raises:
           VariableLostError: a variable has no value.
@@ -82,33 +82,33 @@ class HostCopier:
         try:
             sent = {name: leaves[name].here() for name in self._sent}
             positions = {name: sorted({piece.position for piece in pieces}) for name, pieces in self._sent.items()}
-            for name, here in sent.items():  # all are on their way before the first is waited for
+            for name, here in sent.items():  # start all transfers before waiting for the first
                 for position in positions[name]:
                     here[position].copy_to_host_async()
-            memory = self._memory.lend()
-            for stretch in self._stretches:
-                stretch.fill(memory, leaves)
+            memory = self._memory.reserve()
+            for segment in self._stretches:
+                segment.fill(memory, leaves)
             others: dict[Place, HostArray] = {}
             for name, pieces in self._sent.items():
                 data = {position: np.asarray(sent[name][position]) for position in positions[name]}
                 others |= {(name, piece.block): data[piece.position][piece.cut or ...] for piece in pieces}
         except Exception:
-            for name in (*self._sent, *(name for stretch in self._stretches for name, _ in stretch.pieces)):
-                leaves[name].check()  # says what has become of it
+            for name in (*self._sent, *(name for segment in self._stretches for name, _ in segment.pieces)):
+                leaves[name].check()  # raises with the reason
             raise
         return HostCopies(memory, self._stretches, others)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Placed:
-    """A piece in a stretch.
+    """A piece in a segment.
 
     Attributes:
-      block: which one, in the array.
-      position: which of the leaf's arrays here has it.
-      cut: where it is in that; ``None`` if it is all of it.
-      start: its first element in the stretch.
-      stop: the one after its last.
+      block: the block of the piece, in the array.
+      position: the number of the leaf's array here that has it.
+      cut: its slices in that array; ``None`` if it is all of it.
+      start: its first element in the segment.
+      stop: the element after its last.
     """
 
     block: Block
@@ -119,12 +119,12 @@ class _Placed:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stretch:
+class _Segment:
     """A part of the memory that holds pieces of one dtype.
 
     Attributes:
       start: its first byte.
-      size: how many bytes it has.
+      size: the number of bytes.
       dtype: of the pieces.
       pieces: by the names of their leaves, in order.
     """
@@ -135,8 +135,8 @@ class _Stretch:
     pieces: Sequence[tuple[str, Sequence[_Placed]]]
 
     @classmethod
-    def laid_out(cls, start: int, dtype: np.dtype[Any], own: Mapping[str, Sequence[PartPiece]]) -> _Stretch:
-        """One for these pieces."""
+    def laid_out(cls, start: int, dtype: np.dtype[Any], own: Mapping[str, Sequence[PartPiece]]) -> _Segment:
+        """A segment for these pieces."""
         end, placed = 0, []
         for name, pieces in own.items():
             here = []
@@ -147,11 +147,11 @@ class _Stretch:
         return cls(start, end * dtype.itemsize, dtype, placed)
 
     def of(self, memory: Bytes) -> HostArray:
-        """Its elements."""
+        """The elements of the segment."""
         return memory[self.start : self.start + self.size].view(self.dtype)
 
     def fill(self, memory: Bytes, leaves: Mapping[str, ArrayLeaf]) -> None:
-        """Copy the pieces; a state has thousands, so each microsecond counts."""
+        """Copy the pieces; a state has thousands of them, so each microsecond counts."""
         values = self.of(memory)
         for name, pieces in self.pieces:
             here = leaves[name].here()
@@ -165,28 +165,28 @@ class _Stretch:
 
 
 class _Memory:
-    """So many bytes of the host, for one save after the other."""
+    """A block of memory of the host, reused by one save after the other."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._kept: Bytes | None = None
         self._lent: weakref.ref[Bytes] | None = None
 
-    def lend(self) -> Bytes:
-        """The bytes, with anything in them; those of before if no array refers to them any more.
+    def reserve(self) -> Bytes:
+        """The bytes, uninitialized; the same memory as before unless an array still refers to it.
 
         >>> from replicax.checkpoint.host_copies import _Memory
         >>> memory = _Memory(8)
-        >>> part = memory.lend()[2:4]
-        >>> np.shares_memory(part, memory.lend())
+        >>> part = memory.reserve()[2:4]
+        >>> np.shares_memory(part, memory.reserve())
         False
         """
         if self._size > KEPT:
             return np.empty(self._size, np.uint8)
         if self._kept is None or (self._lent is not None and self._lent() is not None):
             self._kept = np.empty(self._size, np.uint8)
-        # NumPy lets a view refer to the array that has the memory, and not to those in between. What frombuffer has
-        # made is such an array to it: it goes no further than to what is no array.
+        # NumPy lets a view refer to the array that owns the memory, not to views in between. To NumPy, the result of
+        # frombuffer is such an owner: it does not look beyond it, because its base is not an array.
         lent: Bytes = np.frombuffer(self._kept.data, np.uint8)
         self._lent = weakref.ref(lent)
         return lent

@@ -1,7 +1,7 @@
-"""Leaves: what a checkpoint saves of the objects that it is given, each under a name.
+"""Leaves: the parts of objects that a checkpoint saves, each under a name.
 
-Pytrees are walked down to variables, arrays and plain values. Optimizers, metrics and iterators are not pytrees to JAX;
-what is saved of them is found here. A name is the path of a leaf, as in ``model/layers/0/w``.
+Pytrees are traversed down to variables, arrays and plain values. JAX does not treat optimizers, metrics and iterators
+as pytrees; this module finds their leaves. A name is the path of a leaf, as in ``model/layers/0/w``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replicax.checkpoint.array_leaves import (
     HostArrayLeaf,
     VariableLeaf,
 )
-from replicax.checkpoint.storage.checkpoint_index import OptimizerEntry
+from replicax.checkpoint.storage.index import OptimizerEntry
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.errors import shortened
 from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
@@ -57,7 +57,7 @@ class IteratorLeaf:
 
     @property
     def lockstep(self) -> Lockstep:
-        """Of the workers that read the dataset."""
+        """The lockstep of the workers that read the dataset."""
         return self.iterator._pipeline.workers.lockstep
 
     def state(self, name: str) -> Any:
@@ -74,12 +74,12 @@ class IteratorLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerLeaf:
-    """An optimizer; its slots are leaves of their own."""
+    """An optimizer; its slots are separate leaves."""
 
     optimizer: Optimizer
 
     def entry(self, names: Mapping[int, str]) -> OptimizerEntry:
-        """What is saved of it, with the names of variables by their ids."""
+        """The saved entry, with the names of variables by their ids."""
         if not self.optimizer.variables and self.optimizer.parameters is None:
             return OptimizerEntry(False, None)
         try:
@@ -96,13 +96,13 @@ class Leaves:
 
     Args:
       objects: pytrees, by name.
-      workers: how many processes save together.
+      workers: the number of processes that save together.
 
     Attributes:
       by_name: the leaves, in the order of the objects.
 
     Raises:
-      TypeError: an object that can't be saved; names it.
+      TypeError: an object can't be saved; names it.
       ValueError: two leaves have one name.
     """
 
@@ -129,15 +129,15 @@ class Leaves:
         ]
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
-        """Whether these are the leaves of ``objects``, but for plain values and arrays, which it takes as they are now.
+        """Whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
 
-        To find all leaves anew takes longer than to copy them, if they are many and small.
+        Finding all leaves again takes longer than copying them if they are many and small.
         """
         fresh: dict[str, Any] = {}
         for name, tree in objects.items():
             if self._is_just(name, tree):
                 continue
-            self._seen[name] = None  # it will be another next time, too
+            self._seen[name] = None  # it will probably be another one next time, too
             structure, names = self._trees[name]
             leaves, now = jax.tree_util.tree_flatten(registered(tree), is_leaf=_stays_whole)
             if now != structure:
@@ -155,18 +155,18 @@ class Leaves:
             if not isinstance(before, PlainLeaf | DeviceArrayLeaf | HostArrayLeaf):
                 return False
             leaf = self._leaf(name, value)
-            if not _lie_alike(leaf, before):
+            if not _same_layout(leaf, before):
                 return False
             self._values[name], self.by_name[name] = value, leaf
         return True
 
     def _is_just(self, name: str, tree: Any) -> bool:
-        """Whether an object has the very leaves that it had, as one whose variables are all that changes."""
+        """Whether an object has the same leaves as before, as one does in which only variables change."""
         seen = self._seen[name]
         return seen is not None and tree is seen[0] and are_unchanged(seen[1])
 
     def variables(self) -> Iterator[tuple[str, Variable]]:
-        """The variables among them, slots too, with their names."""
+        """The variables, including slots, with their names."""
         for name, leaf in self.by_name.items():
             if isinstance(leaf, VariableLeaf | CopiesLeaf):
                 yield name, leaf.variable
@@ -177,7 +177,7 @@ class Leaves:
         return {id(variable): name for name, variable in self.variables()}
 
     def others(self) -> Iterator[tuple[str, PlainLeaf | IteratorLeaf | OptimizerLeaf]]:
-        """The leaves that are no arrays, with their names."""
+        """The leaves other than arrays, with their names."""
         for name in self._not_arrays:
             leaf: Any = self.by_name[name]
             yield name, leaf
@@ -243,8 +243,8 @@ class Leaves:
         raise _refused(name, value)
 
 
-def _lie_alike(leaf: Leaf, before: Leaf) -> bool:
-    """Whether an array has the kind and the place of another; or both are plain values."""
+def _same_layout(leaf: Leaf, before: Leaf) -> bool:
+    """Whether an array has the same kind and layout as before; or both are plain values."""
     if isinstance(leaf, PlainLeaf) or isinstance(before, PlainLeaf):
         return isinstance(leaf, PlainLeaf) and isinstance(before, PlainLeaf)
     if isinstance(leaf, DeviceArrayLeaf | HostArrayLeaf) and isinstance(before, DeviceArrayLeaf | HostArrayLeaf):
@@ -253,7 +253,7 @@ def _lie_alike(leaf: Leaf, before: Leaf) -> bool:
 
 
 def _has_variables(value: Any) -> bool:
-    """Whether it is a metric, or anything else that says which variables it has."""
+    """Whether it is a metric, or another object that lists its variables."""
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
 
 
@@ -357,10 +357,10 @@ def _names_in(tree: Any, names: Mapping[int, str]) -> Any:
 
 
 def variables_named(parameters: Any, variables: Mapping[str, Variable]) -> Any:
-    """The pytree that ``_names_in`` was given, with this program's variables.
+    """The pytree for ``_names_in``'s data, with this program's variables.
 
     Raises:
-      KeyError: there is none of this name.
+      KeyError: there is no variable of this name.
     """
     if parameters is None:
         return None

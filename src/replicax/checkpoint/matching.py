@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits the objects that it is to be restored into, and what to say if it does not."""
+"""Checks whether a checkpoint fits the objects to restore, and describes the differences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf, PlainLeaf
-from replicax.checkpoint.storage.checkpoint_index import (
+from replicax.checkpoint.storage.index import (
     ArrayEntry,
     Entry,
     IteratorEntry,
@@ -27,7 +27,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
       partial: whether leaves and entries may be missing.
 
     Raises:
-      ValueError: lists all that does not fit.
+      ValueError: lists all differences.
     """
     slots = tuple(f"{name}/" for name in _without_slots(leaves, entries))
     ours = [n for n in leaves.by_name if n not in entries and not n.startswith(slots or "\0")]
@@ -51,7 +51,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
 
 
 def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
-    """Optimizers that were saved before they had slots: theirs begin anew."""
+    """Optimizers that were saved before they had slots, which are reset."""
     return [
         name
         for name in leaves.of(OptimizerLeaf)

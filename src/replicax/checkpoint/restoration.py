@@ -1,7 +1,7 @@
-"""Restoring: the saved values of a whole checkpoint, read block by block and put where they belong.
+"""Restoring: reads the values of a complete checkpoint block by block, and puts them into objects.
 
-Nothing changes before everything has been compared. Then arrays are read some at a time, so that the host never has
-more than a part of them. A piece that a worker's own disk lacks is read by another, who tells all.
+Everything is compared before anything changes. Then it reads some arrays at a time, so that the host never has
+more than a part of them. If a worker's own disk lacks a piece, another worker reads it and sends it to all.
 """
 
 from __future__ import annotations
@@ -15,39 +15,41 @@ from typing import Any
 import numpy as np
 
 from replicax.checkpoint.array_leaves import ArrayLeaf
+from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf, variables_named
 from replicax.checkpoint.matching import check_fits
 from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of
-from replicax.checkpoint.storage.checkpoint_index import (
+from replicax.checkpoint.storage.index import (
     ArrayEntry,
     IteratorEntry,
     OptimizerEntry,
     PlainEntry,
 )
 from replicax.checkpoint.storage.piece_store import Request, read_pieces
-from replicax.checkpoint.whole_checkpoint import WholeCheckpoint
 from replicax.errors import CheckpointError
 from replicax.training import Optimizer
 from replicax.workers.lockstep import Lockstep
 
 BATCH = 128 << 20
-"""Arrays are read together up to so many bytes."""
+"""Groups of arrays up to so many bytes are read together."""
 
 
-def restored(objects: Mapping[str, Any], source: WholeCheckpoint, lockstep: Lockstep, partial: bool) -> dict[str, Any]:
-    """Put saved values into objects; returns them, with new ones for what can't change.
+def restored(
+    objects: Mapping[str, Any], source: CompleteCheckpoint, lockstep: Lockstep, partial: bool
+) -> dict[str, Any]:
+    """Restore saved values; returns the objects, with new ones for those that can't change.
 
     Args:
       objects: pytrees, by name.
       source: the checkpoint.
       lockstep: of all workers that restore together.
-      partial: whether only what is both in the checkpoint and here is restored.
+      partial: whether to ignore what is only in the checkpoint or only here.
 
     Raises:
-      ValueError: names, shapes or dtypes don't fit; or an iterator can't go on from its place. Nothing has changed.
-      CheckpointError: the files can't be read any more, after they have been checked.
+      ValueError: names, shapes or dtypes don't fit, or an iterator can't continue from its place. Nothing has changed.
+      CheckpointError: the files have become unreadable since they were checked.
     """
     entries = source.index.entries
     with contextlib.ExitStack() as undo:
@@ -68,9 +70,9 @@ def restored(objects: Mapping[str, Any], source: WholeCheckpoint, lockstep: Lock
 
 
 def _with_slots(
-    objects: Mapping[str, Any], source: WholeCheckpoint, lockstep: Lockstep, undo: contextlib.ExitStack
+    objects: Mapping[str, Any], source: CompleteCheckpoint, lockstep: Lockstep, undo: contextlib.ExitStack
 ) -> Leaves:
-    """The leaves, after optimizers that were saved with slots, and have none here yet, have been built."""
+    """The leaves, after building optimizers that were saved with slots and have none here."""
     workers = lockstep.workers.count
     leaves = Leaves(objects, workers)
     variables = dict(leaves.variables())
@@ -95,7 +97,7 @@ def _with_slots(
 
 def _set_state(name: str, leaf: IteratorLeaf, state: Any, undo: contextlib.ExitStack) -> None:
     before = None
-    with contextlib.suppress(ValueError):  # a dataset that can't be gone through again
+    with contextlib.suppress(ValueError):  # a dataset that can't be repeated
         before = leaf.iterator.get_state()
     try:
         leaf.iterator.set_state(state)
@@ -105,8 +107,8 @@ def _set_state(name: str, leaf: IteratorLeaf, state: Any, undo: contextlib.ExitS
         undo.callback(leaf.iterator.set_state, before)
 
 
-def _arrays(leaves: Leaves, source: WholeCheckpoint, lockstep: Lockstep) -> dict[str, Any]:
-    """Restore the arrays; returns those that are replaced."""
+def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> dict[str, Any]:
+    """Restore the arrays; returns the replaced ones."""
     arrays = {
         name: (leaf, entry)
         for name, leaf in leaves.arrays().items()
@@ -122,7 +124,7 @@ def _arrays(leaves: Leaves, source: WholeCheckpoint, lockstep: Lockstep) -> dict
                 leaf, _ = arrays[name]
                 values[name] = leaf.restored(lambda block, name=name: reader.read(name, block))  # type: ignore[misc]
             reader.forget()
-        lockstep.share("has restored a checkpoint", None, source.path)
+        lockstep.exchange("has restored a checkpoint", None, source.path)
     except OSError as error:
         failure = CheckpointError(
             f"restoring {source.path} was broken off at {name}: {error}. What comes before it has its saved value, and "
@@ -134,7 +136,7 @@ def _arrays(leaves: Leaves, source: WholeCheckpoint, lockstep: Lockstep) -> dict
 
 
 def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[list[str]]:
-    """The names, in groups that are read together."""
+    """The names, in groups to read together."""
     batch: list[str] = []
     size = 0
     for name, (_, entry) in arrays.items():
@@ -153,12 +155,12 @@ class _Reader:
 
     Args:
       source: the checkpoint.
-      lockstep: of the workers, who come to each method together.
-      arrays: what is restored.
+      lockstep: of the workers, which call each method together.
+      arrays: the arrays to restore.
     """
 
     def __init__(
-        self, source: WholeCheckpoint, lockstep: Lockstep, arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]
+        self, source: CompleteCheckpoint, lockstep: Lockstep, arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]
     ) -> None:
         self._source = source
         self._lockstep = lockstep
@@ -175,11 +177,11 @@ class _Reader:
             for place in self._pieces(name, leaf.needed())
             if me not in source.holders[place]
         ]
-        told = lockstep.share("says what its disk lacks", lacking, source.path)
+        told = lockstep.exchange("says what its disk lacks", lacking, source.path)
         self._lacking = set().union(*told)
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Read what these arrays need, side by side; what is large is read when it is asked for."""
+        """Read what these arrays need, in parallel; large arrays are read on demand."""
         self._exchange(names)
         wanted = []
         for name in names:
@@ -195,29 +197,29 @@ class _Reader:
         return self._read_now([(name, block)])[0] if found is None else found
 
     def forget(self) -> None:
-        """Let go of what was read."""
+        """Free what was read."""
         self._read, self._received = {}, {}
 
     def _pieces(self, name: str, blocks: Sequence[Block]) -> list[Place]:
-        """The stored pieces that have something of these blocks."""
+        """The stored pieces that overlap these blocks."""
         stored = self._blocks.get(name, [])
         return [(name, piece) for piece in stored if any(common(piece, block) is not None for block in blocks)]
 
     def _exchange(self, names: Sequence[str]) -> None:
-        """Those who have them send the pieces of these arrays that others lack."""
+        """Exchange the pieces of these arrays that some workers lack."""
         pieces = [(name, piece) for name in names for piece in self._blocks.get(name, [])]
         wanted = [place for place in pieces if place in self._lacking]
         if not wanted:
             return
         me = self._lockstep.workers.index
         mine = [place for place in wanted if self._source.holders[place][0] == me]
-        for everyones in self._lockstep.share(
+        for everyones in self._lockstep.exchange(
             "sends pieces", dict(zip(mine, self._read_now(mine), strict=True)), self._source.path
         ):
             self._received |= everyones
 
     def _read_now(self, wanted: Sequence[Place]) -> list[HostArray]:
-        """Blocks of arrays, put together from the pieces that have something of them."""
+        """Blocks of arrays, assembled from the pieces that overlap them."""
         requests: list[Request] = []
         targets: list[tuple[int, Block]] = []
         sent: list[tuple[tuple[int, Block], HostArray]] = []
@@ -241,7 +243,7 @@ class _Reader:
             else:
                 array = found.setdefault(number, np.empty(shape_of(block), data.dtype))
                 array[inside(part, block)] = data
-        return [  # no piece has anything of an array without elements
+        return [  # an array without elements has no pieces
             found[number] if number in found else np.empty(shape_of(block), self._arrays[name][1].kind.numpy_dtype)
             for number, (name, block) in enumerate(wanted)
         ]

@@ -1,7 +1,7 @@
-"""The folder of a manager: which checkpoints are in it, which are this manager's, and which of these go.
+"""The folder of a manager: finds the checkpoints in it, and deletes this manager's old ones.
 
-A file in the folder has an id, and so has each checkpoint that is written there. What has another id, or none, or has
-files that were not written with it, is somebody else's and stays.
+A file in the folder has an id, and so has each checkpoint that is written there. Checkpoints with another id, with
+none, or with files that were not written with them belong to others and stay.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import uuid
 from collections.abc import Mapping
 from typing import Literal
 
+from replicax.checkpoint.complete_checkpoint import problem_of
 from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
-from replicax.checkpoint.storage.checkpoint_index import read_index
+from replicax.checkpoint.storage.index import read_index
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
-from replicax.checkpoint.whole_checkpoint import what_is_wrong
 from replicax.system.json_files import read_json
 
 log = logging.getLogger("replicax")
 
 Best = tuple[str, Literal["min", "max"]]
-"""The name of a metric, and whether the lowest or the highest is best."""
+"""The name of a metric, and whether the lowest or the highest value is best."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 _OWNER = "manager.json"
@@ -40,7 +40,7 @@ class Folder:
       path: of the folder, which exists.
 
     Attributes:
-      id: which every checkpoint has that is written for it; ``None`` before :meth:`own`.
+      id: of every checkpoint that is written here; ``None`` before :meth:`own`.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +48,7 @@ class Folder:
         self.id: str | None = None
 
     def own(self) -> None:
-        """Find the folder's id, or give it one.
+        """Read the folder's id, or create one.
 
         Raises:
           OSError: it can't be read, or written.
@@ -75,15 +75,15 @@ class Folder:
         return os.path.join(self.path, f"step-{step:08d}")
 
     def steps(self) -> list[int]:
-        """The steps of which there is something, be it damaged; the newest last."""
+        """The steps with a checkpoint, even a damaged one; the newest last."""
         return sorted(int(found[1]) for name in os.listdir(self.path) if (found := _NAME.fullmatch(name)))
 
     def unfinished(self) -> list[str]:
-        """The names of what saves have left that were broken off."""
+        """The names of the remains of interrupted saves."""
         return sorted(n for n in os.listdir(self.path) if UNFINISHED in n and _NAME.fullmatch(n.split(UNFINISHED)[0]))
 
     def complete(self) -> dict[int, dict[str, float]]:
-        """The metrics of each step whose checkpoint is there with all its files; their bytes are not looked at."""
+        """The metrics of each step whose checkpoint has all its files; does not read their bytes."""
         found = {}
         for step in self.steps():
             try:
@@ -95,19 +95,19 @@ class Folder:
         return found
 
     def make_room(self, step: int, is_damaged: bool) -> None:
-        """Give what is in the place of a step, and is no whole checkpoint, another name.
+        """Rename an incomplete checkpoint of a step.
 
         Args:
-          step: which.
-          is_damaged: whether that is known already.
+          step: the step.
+          is_damaged: whether it is known to be damaged.
 
         Raises:
-          FileExistsError: it is a whole one.
+          FileExistsError: it is complete.
         """
         path = self.path_of(step)
         if not os.path.lexists(path):
             return
-        if not is_damaged and what_is_wrong(path) is None:
+        if not is_damaged and problem_of(path) is None:
             raise FileExistsError(f"there is a checkpoint {path} now, which this manager has not written")
         number = 1
         while os.path.lexists(f"{path}.damaged-{number}"):
@@ -116,10 +116,10 @@ class Folder:
         log.warning("%s is damaged, and has been renamed to %s.damaged-%d", path, path, number)
 
     def keep(self, newest: int | None, best: Best | None) -> None:
-        """Delete this manager's checkpoints but the newest so many, and the best; and what broken saves have left.
+        """Delete this manager's checkpoints except the newest and the best, and the remains of interrupted saves.
 
         Raises:
-          OSError: something can't be deleted.
+          OSError: a file can't be deleted.
         """
         for name in self.unfinished():
             if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
@@ -133,7 +133,7 @@ class Folder:
             if step in kept:
                 continue
             gone = f"{self.path_of(step)}{UNFINISHED}{str(self.id)[:8]}-deleted"
-            os.rename(self.path_of(step), gone)  # so it is never there in part
+            os.rename(self.path_of(step), gone)  # so the path never has a part of it
             shutil.rmtree(gone)
 
     def _own(self, step: int) -> Manifest | None:
@@ -151,7 +151,7 @@ class Folder:
 
 
 def best_of(steps: Mapping[int, Mapping[str, float]], best: Best | None) -> int | None:
-    """The step with the best metric, the latest of them; ``None`` if none has it.
+    """The latest step with the best metric; ``None`` if no step has the metric.
 
     >>> from replicax.checkpoint.retention import best_of
     >>> best_of({1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": float("nan")}, 4: {}}, ("loss", "min"))

@@ -1,8 +1,8 @@
-"""Saving: how a snapshot becomes a checkpoint, all at once or not at all.
+"""Saving: writes a snapshot as a checkpoint, completely or not at all.
 
-Everything is written into a folder whose name says that it is unfinished, and flushed to the disk. Then the manifest is
+Everything is written into a folder whose name marks it as unfinished, and flushed to the disk. Then the manifest is
 written, and the folder gets its name. With several workers each writes its pieces and tells the others their hashes;
-when all have, the first worker of each disk finishes the folder there. All of this is in the background.
+after that the first worker of each disk finishes the folder there. All of this happens in the background.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from replicax.checkpoint.device_blocks import HostArray
 from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.snapshot import Snapshot, as_data
-from replicax.checkpoint.storage import checkpoint_index, manifest
-from replicax.checkpoint.storage.checkpoint_index import CheckpointIndex
+from replicax.checkpoint.storage import manifest
+from replicax.checkpoint.storage.index import NAME as INDEX_NAME
+from replicax.checkpoint.storage.index import CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
 from replicax.checkpoint.storage.piece_store import write_pieces
 from replicax.checkpoint.storage.shared_disks import Groups
@@ -31,18 +32,18 @@ PATIENCE = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """A checkpoint that is to be written.
+    """A checkpoint to write.
 
     Attributes:
       path: its folder, on this worker.
-      id: which tells it from all others.
-      time: when it began.
+      id: identifies the save.
+      time: of its start.
       manager: the id of the manager; ``None`` without one.
-      step: its number there.
-      metrics: what the manager was told.
+      step: its number for the manager.
+      metrics: from the user.
       groups: the workers that share a disk.
       worker: this one.
-      series: for what the workers tell each other; ``None`` if there is one only.
+      series: exchanges of the workers; ``None`` if there is only one.
     """
 
     path: str
@@ -57,7 +58,7 @@ class Save:
 
     @property
     def unfinished(self) -> str:
-        """The folder that it is written into."""
+        """The folder for its unfinished files."""
         owner = "" if self.manager is None else f"{self.manager[:8]}-"
         return f"{self.path}{UNFINISHED}{owner}{self.id[:8]}"
 
@@ -70,14 +71,14 @@ class Save:
 UNFINISHED = ".unfinished-"
 
 
-def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = never) -> None:
+def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] = never) -> None:
     """Write a checkpoint, together with the other workers.
 
     Raises:
-      CheckpointError: it could not be written, here or by another worker; says why. Nothing is left of it.
+      CheckpointError: this worker or another one could not write it; says why. No file of it is left.
     """
-    meeting = _Meeting(save, called_off)
-    everyones = meeting.all_told((snapshot.digest, as_data(snapshot.copies)))
+    exchange = _Exchange(save, is_cancelled)
+    everyones = exchange.gather((snapshot.digest, as_data(snapshot.copies)))
     for worker in save.group:
         if everyones[worker][0] != everyones[save.group[0]][0]:
             raise CheckpointError(
@@ -91,31 +92,31 @@ def carry_out(save: Save, snapshot: Snapshot, called_off: Callable[[], bool] = n
     except OSError as error:
         problem = error
     try:
-        everyones = meeting.all_told(files, problem)
+        everyones = exchange.gather(files, problem)
         if save.worker == save.group[0]:
             try:
                 _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
             except OSError as error:
                 problem = error
-        meeting.all_told(None, problem)
+        exchange.gather(None, problem)
     except CheckpointError:
         if save.worker == save.group[0]:
             shutil.rmtree(save.unfinished, ignore_errors=True)
-            if meeting.has_failed and is_finished:  # here, but not on another disk
+            if exchange.has_failed and is_finished:  # finished here, but not on another disk
                 shutil.rmtree(save.path, ignore_errors=True)
         raise
 
 
 def _keys(snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
-    """Where each piece goes: a folder for each worker, and a number."""
+    """The place of each piece: a folder for each worker, and a number."""
     return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(snapshot.writers.items())}
 
 
 def _write_own(
     save: Save, pieces: dict[Place, HostArray], keys: Mapping[Place, tuple[str, str]]
 ) -> dict[str, tuple[int, str]]:
-    """Write this worker's pieces, and let them go; returns sizes and hashes of the files."""
+    """Write this worker's pieces, and free them; returns sizes and hashes of the files."""
     if not pieces:
         return {}
     os.makedirs(save.unfinished, exist_ok=True)
@@ -132,8 +133,8 @@ def _finish(
 ) -> None:
     index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries(keys))
     os.makedirs(save.unfinished, exist_ok=True)
-    manifest.write_flushed(os.path.join(save.unfinished, checkpoint_index.NAME), index.dumps())
-    files = {**files, **manifest.hashes(save.unfinished, [checkpoint_index.NAME])}
+    manifest.write_flushed(os.path.join(save.unfinished, INDEX_NAME), index.dumps())
+    files = {**files, **manifest.hashes(save.unfinished, [INDEX_NAME])}
     listed = Manifest(save.id, save.manager, save.step, dict(sorted(files.items())))
     manifest.write_flushed(os.path.join(save.unfinished, manifest.NAME), listed.dumps())
     manifest.flush(save.unfinished)
@@ -141,19 +142,19 @@ def _finish(
     manifest.flush(os.path.dirname(save.path))
 
 
-class _Meeting:
-    """Where workers tell each other how far they have come; each is told of what went wrong on any of them."""
+class _Exchange:
+    """Exchanges the progress of the workers; a failure on one worker raises on all."""
 
-    def __init__(self, save: Save, called_off: Callable[[], bool]) -> None:
+    def __init__(self, save: Save, is_cancelled: Callable[[], bool]) -> None:
         self._save = save
-        self._gives_up = called_off
-        self.has_failed = False  # as one has said; one that has died may have come to the end before
+        self._gives_up = is_cancelled
+        self.has_failed = False  # reported by another worker; one that died may have finished before
 
-    def all_told(self, item: Any, problem: Exception | None = None) -> list[Any]:
-        """What all have brought.
+    def gather(self, item: Any, problem: Exception | None = None) -> list[Any]:
+        """The items of all workers.
 
         Raises:
-          CheckpointError: one has a problem; or has not come.
+          CheckpointError: one has failed, or does not come.
         """
         save = self._save
         what = f"the checkpoint {save.path} could not be written"

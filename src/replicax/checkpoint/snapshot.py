@@ -1,4 +1,4 @@
-"""Snapshots: what is to be written, copied to the host, so that training can go on."""
+"""Snapshots: copies on the host of the values to write, so that training can continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, PlainLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
-from replicax.checkpoint.storage.checkpoint_index import (
+from replicax.checkpoint.storage.index import (
     ArrayEntry,
     ArrayKind,
     Entry,
@@ -27,16 +27,16 @@ from replicax.variables.slots import exchanging
 
 @dataclasses.dataclass
 class Snapshot:
-    """The values of some leaves at one time, as far as one worker writes them.
+    """One worker's part of the values of some leaves at one time.
 
     Attributes:
-      plain: entries that are no arrays.
+      plain: entries other than arrays.
       kinds: of the arrays, by name.
-      same: names of arrays that have another name, too, under which they are written.
-      writers: the pieces that one disk gets, with the worker that writes each.
-      taken: those of this worker, on the host.
-      copies: of on-read variables, this worker's copies, which are not combined yet.
-      digest: of what is written, the same on all workers that share a disk.
+      same: names of arrays that are written under another name.
+      writers: the pieces for one disk, with the worker that writes each.
+      taken: this worker's pieces, on the host.
+      copies: this worker's copies of on-read variables, which are not combined yet.
+      digest: of the list of pieces, the same on all workers that share a disk.
     """
 
     plain: dict[str, Entry]
@@ -48,7 +48,7 @@ class Snapshot:
     digest: str
 
     def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
-        """What ``worker``, which is this one, writes, given the copies of all workers."""
+        """The pieces that ``worker``, this one, writes, given the copies of all workers."""
         found = self.taken.pieces()
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
@@ -59,7 +59,7 @@ class Snapshot:
         return found
 
     def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
-        """All entries, with the pieces that are on one disk."""
+        """All entries, with the pieces on one disk."""
         pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in self.kinds}
         for (name, block), place in keys.items():
             pieces[name][block] = place
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def plain_entries(leaves: Leaves) -> dict[str, Entry]:
-    """The entries of all leaves that are no arrays.
+    """The entries of all leaves other than arrays.
 
     Raises:
       ValueError: the place of an iterator can't be saved; says why.
@@ -85,10 +85,10 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Which worker writes what of some leaves; it holds as long as the leaves lie where they do.
+    """Assigns the pieces of some leaves to workers; valid as long as the leaves keep their layout.
 
     Args:
-      leaves: what is to be saved.
+      leaves: the leaves to save.
       groups: the workers that share a disk.
       worker: this one.
     """
@@ -110,19 +110,19 @@ class SavePlan:
             if isinstance(leaf, CopiesLeaf):
                 self._copies.append(name)
             for part in leaf.parts():
-                mine = self._share_out(name, leaf, part, loads, worker)
+                mine = self._assign(name, leaf, part, loads, worker)
                 if mine and not isinstance(leaf, CopiesLeaf):
                     own.setdefault(name, []).extend(mine)
         self._copier = HostCopier(leaves.arrays(), own)
         whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
         self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
-    def _share_out(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
-        """Give each piece of a part to that one of its workers which has least to write; returns this worker's."""
-        is_alone = len(loads) == 1  # a worker alone may be one of many processes that have nothing to do with it
+    def _assign(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
+        """Assign each piece of a part to the one of its workers with least to write; returns this worker's pieces."""
+        is_alone = len(loads) == 1  # a single worker may be one of many unrelated processes
         having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
         if not having:
-            return []  # another disk has it
+            return []  # it goes to another disk
         itemsize, mine = leaf.kind.numpy_dtype.itemsize, []
         for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
@@ -133,18 +133,18 @@ class SavePlan:
         return mine
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
-        """The present values of the leaves, with the :func:`plain_entries` of them.
+        """The present values of the leaves, with their :func:`plain_entries`.
 
         Raises:
           VariableLostError: a variable has no value.
         """
-        arrays: Any = leaves.by_name  # those that are named here
-        with exchanging():  # all of one step, whatever other threads do
+        arrays: Any = leaves.by_name  # those with names here
+        with exchanging():  # all values from one step, whatever other threads do
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             taken = self._copier.copied(arrays)
         return Snapshot(plain, self.kinds, self.same, self.writers, taken, copies, self._digest)
 
 
 def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:
-    """This worker's copies as they travel."""
+    """This worker's copies as data for other workers."""
     return {name: own for name, (_, own) in copies.items()}

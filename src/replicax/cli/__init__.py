@@ -3,8 +3,8 @@
 Each command is a module with ``add_parser(subparsers)`` that describes its arguments and names the function
 that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
 
-Another distribution adds a command by an entry point of the group ``replicax.commands``: its name is the command's, its
-value such a module.
+Another distribution adds a command by an entry point of the group ``replicax.commands``, with the command's name and
+such a module as its value.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 
 from replicax import __version__
-from replicax.cli import demo, doctor, env_command, launch_command, plan
+from replicax.cli import demo, doctor, env, launch, plan
 from replicax.cli.command_line import CommandError, Parser, add_absent
 
-_COMMANDS = (demo, plan, launch_command, doctor, env_command)
+_COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
 _EXTRAS = {"migrate": "read a program for tf.distribute, and say what takes the place of what"}
-"""Commands of distributions of their own, which the extra of the same name installs: what they do."""
+"""Commands that other distributions contain, installed by the extra of the same name, with their help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

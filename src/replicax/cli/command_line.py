@@ -1,4 +1,4 @@
-"""What commands have in common: wrong input is one line and exit status 2, and files are checked before the work."""
+"""Shared parts of the commands: errors in one line with exit status 2, and checks of files before the work."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NOT_WRITTEN = 3
-"""The exit status if the work is done, and a file could not be written."""
+"""The exit status if the work was done but a file could not be written."""
 
 
 class CommandError(Exception):
-    """A command can't run with the input that it got; the message is one line that says what to change."""
+    """A command can't run with the given input; the message is one line that says what to change."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that raises :class:`CommandError` instead of printing its usage and leaving."""
+    """An ``ArgumentParser`` that raises :class:`CommandError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{self.prog}: error: {message} (see {self.prog} --help)")
 
 
 def add_absent(subparsers: Any, name: str, purpose: str) -> None:
-    """Describe a command that is not installed: whatever its arguments, it says how to install it."""
+    """Describe a command that is not installed: with any arguments, it tells how to install it."""
     install = f"pip install 'replicax[{name}]'"
 
     def refuse(args: argparse.Namespace) -> NoReturn:
         raise CommandError(f"replicax {name}: error: the command is not installed: {install}")
 
-    # Without a prefix of options, options are arguments, too.
+    # Without prefix characters the parser takes options as arguments, too.
     parser = subparsers.add_parser(name, help=f"{purpose} ({install})", prefix_chars="\0", add_help=False)
     parser.add_argument("arguments", nargs="*")
     parser.set_defaults(run=refuse)
 
 
 def positive_int(text: str) -> int:
-    """The type of an argument that must be 1 or more."""
+    """Parse an argument that must be 1 or more."""
     number = _int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
@@ -45,7 +45,7 @@ def positive_int(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """The type of an argument that seeds random numbers, in Grain as in JAX."""
+    """Parse the seed of random numbers, valid for Grain and JAX."""
     number = _int(text)
     if not 0 <= number < 2**31:
         raise argparse.ArgumentTypeError(f"must be from 0 to 2147483647, got {text}")
@@ -53,7 +53,7 @@ def seed(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """The type of an argument that is a time in seconds."""
+    """Parse a time in seconds."""
     try:
         found = float(text)
     except ValueError:
@@ -71,9 +71,9 @@ def _int(text: str) -> int:
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Why ``path`` can't be written, as far as can be told beforehand; ``None`` if nothing speaks against it.
+    """The reason why ``path`` can't be written, as far as it is known beforehand; ``None`` if there is none.
 
-    An existing file is left as it is, and none is left behind.
+    Leaves an existing file unchanged, and leaves no new file behind.
     """
     try:
         if path.is_dir():
@@ -82,7 +82,7 @@ def why_not_writable(path: Path) -> str | None:
             return f"there is no folder {path.parent}"
         is_there = os.path.lexists(path)
         if is_there and not path.is_file():
-            return None  # a device, a pipe or a link to nothing, which trying could change
+            return None  # a device, a pipe or a broken link, which an attempt could change
         with path.open("ab"):
             pass
         if not is_there:
@@ -93,7 +93,7 @@ def why_not_writable(path: Path) -> str | None:
 
 
 def written(path: Path, write: Callable[[Path], object]) -> str | None:
-    """Have ``path`` written; returns why that failed, if it did."""
+    """Write ``path``; returns the reason if that failed."""
     try:
         write(path)
     except OSError as error:

@@ -1,7 +1,7 @@
 """``replicax demo``: the main job, on real data.
 
-Runs ``examples/digits_demo.py``, which trains a network with a strategy and again on one device. It makes the report
-and the pictures; here are the arguments, the devices, and the exit status.
+Runs ``examples/digits_demo.py``, which trains a network with a strategy and again on one device, and makes the report
+and the pictures. This file has the arguments, the devices, and the exit status.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import replicax
 
 _PROG = "replicax demo"
-_EXAMPLES = "replicax_examples"  # what the folder is imported as, wherever it is
+_EXAMPLES = "replicax_examples"  # the package name of the folder, wherever it is
 _REPLICAS = 8
 _STRATEGIES = ("mirrored", "sharded", "one_device")
 
@@ -87,7 +87,7 @@ def load_example() -> ModuleType:
         raise _error(
             f"the example is in neither {places[0]} nor {places[1]}; install Replicax anew, or run it from a checkout"
         )
-    # A package, so that the example finds the files beside it, and nobody else's of the same names.
+    # A package, so that the example imports the files beside it, and not others of the same names.
     examples = sys.modules.setdefault(_EXAMPLES, ModuleType(_EXAMPLES))
     examples.__path__ = [str(path.parent)]
     return importlib.import_module(f"{_EXAMPLES}.{path.stem}")
@@ -154,7 +154,7 @@ def _local_devices() -> list[Any]:
 
     try:
         return jax.local_devices()
-    except (RuntimeError, AssertionError) as error:  # JAX asserts where the platform has no devices
+    except (RuntimeError, AssertionError) as error:  # JAX fails an assertion if the platform has no devices
         reason = " ".join(str(error).split()) or "JAX has no such device here"
         raise _error(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}") from error
 

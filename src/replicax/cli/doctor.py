@@ -1,4 +1,4 @@
-"""``replicax doctor``: what this machine and its cluster offer, and what is wrong with them."""
+"""``replicax doctor``: checks this machine and its cluster, and reports what is wrong."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from replicax.cli.diagnosis.findings import Finding
 
 _TOTAL = 9.0
-"""Seconds that all of it may take, with the start of Python and the import of JAX."""
+"""Seconds for the whole command, including the start of Python and the import of JAX."""
 _LEAST = 5.0
-"""Seconds that the checks have however long that took."""
+"""Seconds that the checks have at least, however long that took."""
 _EPILOG = """\
 Nothing is changed, and no worker is started: the devices are asked in a process of their own, and hosts of the
 cluster get a connection that is closed again. Each finding that is not well says what to do.
@@ -54,14 +54,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or 1 if something is wrong."""
     from replicax.cli.diagnosis import reachability
-    from replicax.cli.diagnosis.examination import Check, examine
+    from replicax.cli.diagnosis.check_runner import Check, run_checks
     from replicax.cli.diagnosis.findings import State
     from replicax.cli.diagnosis.machine_checks import machine_checks
 
     began = time.monotonic()
-    checks = [*machine_checks(args.directory), Check("cluster", reachability.look)]
+    checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
     limit = max(_LEAST, _TOTAL - _since_the_start()) if args.timeout is None else args.timeout
-    findings = examine(checks, limit)
+    findings = run_checks(checks, limit)
     took = time.monotonic() - began
     is_well = all(finding.state is not State.WRONG for finding in findings)
     if args.json:
@@ -104,7 +104,7 @@ def _print(findings: Sequence[Finding], took: float) -> None:
 
 
 def _since_the_start() -> float:
-    """How many seconds this process is old; 0 where that can't be told."""
+    """The age of this process in seconds; 0 if unknown."""
     try:
         stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

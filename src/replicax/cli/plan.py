@@ -1,4 +1,4 @@
-"""``replicax plan``: what a step would need on devices that need not be there."""
+"""``replicax plan``: predicts what a step needs, on devices that need not exist."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         found = replicax.plan(strategy, step, element, chip=chip)
     except CommandError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code, or what it may not do
+    except (Exception, SystemExit) as error:  # raised by the user's code
         print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if args.case is not None:
@@ -202,7 +202,7 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
         raise _error("--html is the page of one plan: use the command that the search prints")
     if args.topology is not None:
         _make_strategy(argparse.Namespace(**{**vars(args), "strategy": None, "logical": None, "microbatches": None}))
-    _chip(args)  # like the line above, it raises an error for what no case could do
+    _chip(args)  # like the line above, it raises an error that would fail every case
 
     def check(varied: dict[str, Any]) -> None:
         check_keywords(function, {**keywords, **varied}, args.target, _PROG)
@@ -214,7 +214,7 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
 def _pruned(
     strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.planning.Chip | None
 ) -> dict[str, Any] | None:
-    """What there is to say of a case whose variables alone do not fit, so that it need not be compiled."""
+    """The report of a case whose variables alone do not fit, so that it need not be compiled."""
     from replicax.planning.planner import variables_alone
 
     needed, capacity = variables_alone(strategy, step, element, chip=chip)
@@ -232,7 +232,7 @@ def _write_case(path: Path, strategy: replicax.Strategy, element: Any, found: di
 
 
 def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namespace) -> Any:
-    """The element of a replica, of which each step takes the batch that was asked for."""
+    """The element of a replica, for steps with the requested batch."""
     from replicax.planning.global_batch import examples_of, with_examples
 
     replicas, parts = strategy.num_replicas_in_sync, args.microbatches or 1
@@ -242,7 +242,7 @@ def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namesp
         given = examples_of(element)
         if given is None:
             return element
-        spread = strategy.extended.num_logical_devices if args.case is not None else 1  # each device has its part
+        spread = strategy.extended.num_logical_devices if args.case is not None else 1  # each device has a part
         rows = Fraction(given * spread, parts) if args.batch is None else Fraction(args.batch, replicas)
         return with_examples(element, rows)
     except ValueError as error:
@@ -270,7 +270,7 @@ def _variables(text: str) -> str:
 
 
 def _keyword(text: str) -> tuple[str, Any, str]:
-    """The name and the value, and both as they are written."""
+    """The name, the value, and the text of both."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, such as size=70b, got {text!r}")
@@ -291,7 +291,7 @@ def _positive_float(text: str) -> float:
 
 
 def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
-    """The chip of the table, or that of a file, with the network that was asked for; ``None``: what a plan finds."""
+    """The chip from the table or a file, with the requested network; ``None``: the plan's default."""
     from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
     from replicax.planning.chip_specs import CHIPS, Chip, chip_of
     from replicax.tpu.generations import parse_slice
@@ -354,7 +354,7 @@ def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
     from replicax.planning.strategy_spec import StrategySpec
 
     if args.topology is not None and not os.environ.get("JAX_PLATFORMS"):
-        jax.config.update("jax_platforms", "cpu")  # what is computed along the way needs no accelerator
+        jax.config.update("jax_platforms", "cpu")  # computations along the way need no accelerator
     try:
         return StrategySpec(
             topology=args.topology,

@@ -1,4 +1,4 @@
-"""The function that a command line names: where it is, what it is given, and where it fails."""
+"""Loads the function that a command line names, checks its arguments, and finds the line where it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(target: str, prog: str) -> tuple[ModuleType, Callable[..., Any]]:
     """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``.
 
     Raises:
-      CommandError: there is none, or its module can't be imported.
+      CommandError: there is no such function, or its module can't be imported.
     """
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
     if not place or not name.isidentifier():
@@ -49,7 +49,7 @@ def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], ta
     """Check that a function takes a strategy and these arguments.
 
     Raises:
-      CommandError: it does not.
+      CommandError: it does not take them.
     """
     if not keywords:
         return
@@ -63,7 +63,7 @@ def once(pairs: list[tuple[str, Any]], prog: str) -> dict[str, Any]:
     """The arguments of ``--with`` by name.
 
     Raises:
-      CommandError: one is there twice.
+      CommandError: one is given twice.
     """
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -72,7 +72,7 @@ def once(pairs: list[tuple[str, Any]], prog: str) -> dict[str, Any]:
 
 
 def last_line(error: BaseException) -> str:
-    """Where in the user's code it happened."""
+    """The place in the user's code where the error occurred."""
     here = Path(__file__).parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(here)]
     frames = [f for f in frames if "site-packages" not in f.filename]
@@ -87,7 +87,7 @@ def _from_file(path: Path, prog: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))  # as if it were run
+    sys.path.insert(0, str(path.parent))  # as when it runs as a script
     spec.loader.exec_module(module)
     return module
 

@@ -4,11 +4,11 @@ A :class:`ClusterResolver` describes a cluster as ``tf.distribute`` does. :func:
 cluster's workers processes of ``jax.distributed``.
 """
 
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.simple import SimpleClusterResolver
 from replicax.cluster.slurm import SlurmClusterResolver
+from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import TFConfigClusterResolver
 from replicax.cluster.union import UnionClusterResolver
 

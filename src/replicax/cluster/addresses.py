@@ -1,4 +1,4 @@
-"""Addresses: where a task of a cluster listens, as ``host:port``."""
+"""Addresses: ``host:port``, at which a task of a cluster listens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def split_address(address: str, what: str) -> tuple[str, int | None]:
 
     Args:
       address: such as ``"node0:2222"``.
-      what: whose address it is, for errors.
+      what: the task that it belongs to, for errors.
 
     Raises:
-      TypeError: it is no string.
-      ValueError: it is no address, or the port is none.
+      TypeError: it is not a string.
+      ValueError: it is not an address, or its port is not a number from 1 to 65535.
 
     >>> from replicax.cluster.addresses import split_address
     >>> split_address("node0:2222", "the chief"), split_address("[::1]:80", "the chief"), split_address("::1", "")
@@ -46,11 +46,11 @@ def split_address(address: str, what: str) -> tuple[str, int | None]:
 
 
 def host_and_port(address: str, what: str) -> tuple[str, int]:
-    """The same, of an address that must have a port, as somebody is to be reached there.
+    """The host and the port of an address that must have a port.
 
     Raises:
-      TypeError: it is no string.
-      ValueError: it is no address, or has no port.
+      TypeError: it is not a string.
+      ValueError: it is not an address, or has no port.
     """
     host, port = split_address(address, what)
     if port is None:
@@ -64,7 +64,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine under an address that no other machine can reach."""
+    """Whether a host name stands for this machine, under an address that no other machine can reach."""
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""``initialize_workers``: connects the processes that run one program, by what resolvers or the environment tell."""
+"""``initialize_workers``: connects the processes that run one program, as a resolver or the environment describes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import time
 import jax
 
 from replicax import _jax
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
 from replicax.cluster.preflight import bind_address, run_preflight
+from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.simple import SimpleClusterResolver
+from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
 
 DEFAULT_TIMEOUT = 300.0
-"""How many seconds workers wait for each other at the start, where nobody has said otherwise."""
+"""How many seconds workers wait for each other at the start, by default."""
 _AFTER_THE_ROLL = 30.0
-"""How many seconds JAX has at least to connect workers who are all there."""
+"""How many seconds JAX has, at least, to connect workers that are all there."""
 
 
 def initialize_workers(
@@ -31,20 +31,20 @@ def initialize_workers(
     :class:`MultiWorkerMirroredStrategy` calls it. Call it yourself, at the top of the program, if devices are needed
     before the strategy is made. A second call does nothing, and neither does one for a process that is alone.
 
-    The cluster is that of ``cluster_resolver``. Without one it is the first of these that there is: that of
-    ``TF_CONFIG``; that of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; what JAX finds by
-    itself, on Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and
+    The cluster is that of ``cluster_resolver``. Without one it is the first of these that exists: that of
+    ``TF_CONFIG``; that of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; the one that JAX
+    detects, on Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and
     the workers meet at its address, or at ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is this
     machine's. ``replicax launch`` sets these variables.
 
     Args:
-      cluster_resolver: tells of the cluster, and which task this process is.
+      cluster_resolver: describes the cluster, and says which task this process is.
       timeout_seconds: how many seconds to wait for the other workers. ``None`` for ever.
 
     Raises:
-      ValueError: the cluster is not described rightly or not in one way only: JAX has been initialized with another
-        number of workers or as another one; ``TF_CONFIG`` and JAX's variables differ; the task is no worker.
-      TypeError: ``cluster_resolver`` is none.
+      ValueError: the cluster is described wrongly, or in two ways: JAX has been initialized with another number of
+        workers or as another one; ``TF_CONFIG`` and JAX's variables differ; the task is not a worker.
+      TypeError: ``cluster_resolver`` is not a resolver.
       RuntimeError: JAX has made its devices already; the coordinator's port is in use; two processes are the same
         worker.
       TimeoutError: the coordinator can't be reached, or workers are missing; the message names them.
@@ -80,7 +80,7 @@ def initialize_workers(
 
 
 def resolver_of_this_process() -> ClusterResolver:
-    """What tells which worker this process is, if no resolver was given: ``TF_CONFIG``, or only JAX."""
+    """The resolver for a process whose caller gave none: ``TF_CONFIG``, or what JAX knows."""
     if os.environ.get(VARIABLE, "").strip():
         return TFConfigClusterResolver()
     return SimpleClusterResolver(ClusterSpec({}), task_type="worker", task_id=_jax.process_index_and_count()[0])
@@ -99,16 +99,16 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
         process_id=group.index,
         coordinator_bind_address=bind,
         initialization_timeout=math.ceil(left),
-        # What JAX has detected gives a process its devices, too; it is not asked where the cluster is another.
+        # The cluster that JAX detects determines a process' devices, too; don't use it for another cluster.
         cluster_detection_method=None if group.is_detected else "deactivate",
     )
 
 
 def _check_agrees(told: WorkerGroup | None) -> None:
-    """Raise if JAX has been initialized otherwise than ``told``.
+    """Raise if JAX has been initialized for another worker or cluster than ``told``.
 
     Raises:
-      ValueError: it has.
+      ValueError: it has been.
     """
     index, count = _jax.process_index_and_count()
     if told is not None and (told.index, told.count) != (index, count):

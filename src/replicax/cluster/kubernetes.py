@@ -10,15 +10,15 @@ from typing import Any
 
 from replicax.argument_checks import parse_enum
 from replicax.cluster.addresses import join_address
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation that an indexed Job gives each of its pods."""
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where the program runs, and so where it finds how to reach the cluster's API.
+    """Where the program runs, which determines how it reaches the cluster's API.
 
     >>> import replicax
     >>> replicax.cluster.KubernetesExecutableLocation("off_cluster")  # with a kubeconfig file
@@ -30,10 +30,10 @@ class KubernetesExecutableLocation(enum.Enum):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The running pods with certain labels, as the Kubernetes API lists them whenever it is asked.
+    """The running pods with certain labels, as the Kubernetes API lists them at each call.
 
-    You do not need it to train in an indexed Job or a JobSet: without a resolver JAX finds the pods by itself. This
-    resolver is for pods of several Jobs, or of none.
+    You do not need it to train in an indexed Job or a JobSet: without a resolver JAX finds the pods. This resolver is
+    for pods of several Jobs, or of none.
 
     The tasks of a job are its pods in the order of their completion indices, where all have one, and otherwise of
     their names, with numbers as numbers. The task of this process is that of the pod with the name in the environment
@@ -43,11 +43,11 @@ class KubernetesClusterResolver(ClusterResolver):
       job_to_label_mapping: by the name of a job, the label selectors of its pods:
         ``{"worker": ["job-name=digits"]}``.
       tf_server_port: the port of every task; that of the chief has to be free.
-      rpc_layer: what :meth:`master` puts before addresses.
-      override_client: a ``kubernetes.client.CoreV1Api`` that is ready; ``None`` means one with the settings that
-        ``executable_location`` says.
+      rpc_layer: the prefix of the addresses that :meth:`master` returns.
+      override_client: a ``kubernetes.client.CoreV1Api`` to use; ``None`` makes one as ``executable_location``
+        requires.
       executable_location: whether the program runs in a pod, or outside with a ``kubeconfig`` file.
-      namespace: where to look for pods; ``None`` means in all namespaces, which takes the right to list those.
+      namespace: where to look for pods; ``None`` means all namespaces, which requires the right to list them.
 
     Raises:
       ImportError: the package ``kubernetes`` is not installed, and no client is given.
@@ -82,7 +82,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._client = _client(location) if override_client is None else override_client
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods as they are now.
+        """The present pods.
 
         Raises:
           RuntimeError: a pod is not running, or there is none for a job; the message names it.
@@ -183,5 +183,5 @@ def _in_order(pods: Sequence[Any]) -> list[Any]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A name as what it is sorted by: ``"pod-10"`` after ``"pod-9"``."""
+    """A sort key that puts ``"pod-10"`` after ``"pod-9"``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

@@ -1,11 +1,11 @@
-"""The preflight check: all workers come to the coordinator's address before JAX starts its service there.
+"""The preflight check: all workers connect to the coordinator's address before JAX starts its service there.
 
-Where something is wrong with the cluster, JAX's own start ends the process without a Python error: a worker that does
-not come or an address that can't be reached is SIGABRT after the timeout, a port in use is a segmentation fault, and a
-second worker with the same number ends both. So workers first meet on a plain socket at the same address. Each says
-which one it is, and worker 0 tells all that they are complete, or what is wrong. Then the port is free for JAX.
+If something is wrong with the cluster, JAX's own start ends the process without a Python error: a missing worker or an
+unreachable address means SIGABRT after the timeout, a port in use a segmentation fault, and a second worker with the
+same number ends both. So workers first connect to a plain socket at the same address. Each sends its number, and
+worker 0 answers that they are complete, or what is wrong. Then the port is free for JAX.
 
-What is exchanged is one line of JSON each way.
+Each message is one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from replicax.system.json_files import parsed
 
 _GREETING = "replicax preflight"
 _LIMIT = 65536
-"""So many bytes a line may have."""
+"""The longest line, in bytes."""
 _RETRY = 0.05
-"""Seconds between two tries to reach the coordinator, at first; then more, up to a second."""
+"""Seconds between two attempts to reach the coordinator, at first; later up to a second."""
 _PATIENCE = 1.0
-"""Seconds for which a stranger may keep the coordinator waiting."""
+"""For how many seconds the coordinator waits for the first line of a stranger."""
 
 
 def bind_address(group: WorkerGroup) -> str:
-    """Where worker 0 listens: at the coordinator's address, if that is this machine's; otherwise on all interfaces.
+    """Where worker 0 listens: at the coordinator's address if that is this machine's; otherwise on all interfaces.
 
-    ``JAX_COORDINATOR_BIND_ADDRESS`` goes before.
+    ``JAX_COORDINATOR_BIND_ADDRESS`` takes precedence.
     """
     if told := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
         return told
@@ -43,16 +43,16 @@ def bind_address(group: WorkerGroup) -> str:
 
 
 def host_to_listen_on(host: str) -> str:
-    """The address of a host, if that is this machine; otherwise the one that stands for all interfaces.
+    """The address of a host if that is this machine; otherwise the address that means all interfaces.
 
-    That of ``JAX_COORDINATOR_BIND_ADDRESS`` goes before.
+    ``JAX_COORDINATOR_BIND_ADDRESS`` takes precedence.
     """
     if told := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
         return host_and_port(told, "JAX_COORDINATOR_BIND_ADDRESS")[0]
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as s, contextlib.suppress(OSError):
-                s.bind(address)  # any port: only whether the address is this machine's
+                s.bind(address)  # any port: this only tests whether the address is this machine's
                 return str(address[0])
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
@@ -70,15 +70,15 @@ def listening_socket(address: str) -> socket.socket:
 
 
 def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
-    """Wait until all workers have come to the coordinator, each once; then its port is free.
+    """Wait until every worker has connected to the coordinator, once; then its port is free.
 
     Args:
       group: the workers.
-      bind: where worker 0 listens.
-      deadline: of ``time.monotonic()``.
+      bind: the address at which worker 0 listens.
+      deadline: in ``time.monotonic()``.
 
     Raises:
-      RuntimeError: two workers have one number, or know of different numbers of workers; the port is in use.
+      RuntimeError: two workers have one number, or expect different numbers of workers; the port is in use.
       TimeoutError: the coordinator can't be reached, or workers are missing; the message names them.
     """
     if group.index == 0:
@@ -112,7 +112,7 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
                 break
             theirs = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
             if theirs is None:
-                continue  # somebody else, who has lost the way
+                continue  # another program's connection
             _forget_who_has_gone(present, connections)
             problem = _problem(group, present, theirs)
             present.setdefault(theirs["index"], theirs)
@@ -120,7 +120,7 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
                 _send(connection, {"problem": problem})
             else:
                 connections[theirs["index"]] = connection
-        server.close()  # before the others look whether JAX's service listens
+        server.close()  # before the others look for JAX's service
         for connection in connections.values():
             _send(connection, {"problem": problem})
     if problem is not None:
@@ -128,7 +128,7 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
 
 
 def _forget_who_has_gone(present: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
-    """Leave out workers that have closed their connections: they have ended, and perhaps come again."""
+    """Forget workers that have closed their connections: they have ended, and may have been restarted."""
     for index in [index for index, connection in connections.items() if _has_gone(connection)]:
         del present[index], connections[index]
 
@@ -175,18 +175,18 @@ def _come(group: WorkerGroup, deadline: float) -> None:
     while answer is None:
         with _reach(group, deadline) as connection:
             _send(connection, _about(group))
-            answer = _read(connection, deadline + 2 * _PATIENCE)  # worker 0 says who is missing when its time is over
+            answer = _read(connection, deadline + 2 * _PATIENCE)  # at its deadline worker 0 names the missing ones
         if answer is None and time.monotonic() >= deadline:
             raise TimeoutError(
                 f"{group.name_of(group.index)} has reached {group.coordinator}, and worker 0 has not answered there "
                 f"within {time.monotonic() - started:.0f} s: look at what it printed, and whether another program or "
                 "an earlier run of this one has the port"
             )
-        if answer is None:  # worker 0 has ended, or an earlier one has not yet, where all are being started again
+        if answer is None:  # worker 0 has ended; or, after a restart, its predecessor has not ended yet
             time.sleep(max(0.0, min(10 * _RETRY, deadline - time.monotonic())))
     if answer.get("problem"):
         raise _error(answer["problem"])
-    # JAX's client would wait a second after it was refused once.
+    # JAX's client would wait for a second after a refused attempt.
     with contextlib.suppress(TimeoutError):
         _reach(group, min(deadline, time.monotonic() + 5 * _PATIENCE)).close()
 
@@ -216,7 +216,7 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
 
 
 def _ask(group: WorkerGroup, deadline: float) -> dict[str, Any] | None:
-    """What whoever listens at the coordinator's address answers to this worker; ``None`` if it is something else."""
+    """The answer at the coordinator's address to this worker; ``None`` if another program listens there."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(host_and_port(group.coordinator, "the coordinator"), timeout=_PATIENCE) as connection,
@@ -242,7 +242,7 @@ def _where(about: dict[str, Any]) -> str:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection on which it waits for an answer."""
+    """Whether the other side has closed a connection on which it was waiting for an answer."""
     try:
         connection.setblocking(False)
         return connection.recv(1, socket.MSG_PEEK) == b""
@@ -253,13 +253,13 @@ def _has_gone(connection: socket.socket) -> bool:
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it has gone, which is found out where it matters
+    with contextlib.suppress(OSError):  # the other side has gone; its absence is noticed elsewhere
         connection.settimeout(_PATIENCE)
         connection.sendall(json.dumps({"greeting": _GREETING, **message}).encode() + b"\n")
 
 
 def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
-    """The message that comes before the deadline; ``None`` if none does."""
+    """The message that comes before the deadline, if any."""
     data = b""
     try:
         while not data.endswith(b"\n") and len(data) < _LIMIT:

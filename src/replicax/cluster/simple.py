@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax.cluster.cluster_resolver import ClusterResolver, url
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver, url
+from replicax.cluster.spec import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
@@ -13,15 +13,15 @@ class SimpleClusterResolver(ClusterResolver):
 
     Args:
       cluster_spec: the :class:`ClusterSpec`.
-      master: what :meth:`master` returns for no task.
+      master: returned by :meth:`master` when no task is named.
       task_type: the job of this process.
       task_id: its number in the job.
-      environment: where the cluster is, in a word.
+      environment: the kind of place where the cluster is, in a word.
       num_accelerators: how many accelerators each task drives, by kind: ``{"GPU": 8}``.
-      rpc_layer: what :meth:`master` puts before addresses.
+      rpc_layer: the prefix of the addresses that :meth:`master` returns.
 
     Raises:
-      TypeError: ``cluster_spec`` is no ``ClusterSpec``, or ``master`` no string.
+      TypeError: ``cluster_spec`` is not a ``ClusterSpec``, or ``master`` not a string.
 
     >>> import replicax
     >>> cluster = replicax.cluster.ClusterSpec({"worker": ["node0:2222", "node1:2222"]})
@@ -63,7 +63,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._environment
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, if both arguments that name it are given; otherwise what was given as ``master``.
+        """The address of a task if both arguments that name it are given; otherwise the constructor's ``master``.
 
         Args:
           task_type: a job.
@@ -78,5 +78,5 @@ class SimpleClusterResolver(ClusterResolver):
         return url(self._master, rpc_layer or self.rpc_layer)
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """What was given as ``num_accelerators``, for every task."""
+        """The constructor's ``num_accelerators``, for every task."""
         return dict(self._num_accelerators)

@@ -9,37 +9,37 @@ import subprocess
 from collections.abc import Mapping
 
 from replicax.cluster.addresses import join_address
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 1 << 17
-"""More nodes, and more tasks, than any cluster of Slurm has."""
+"""More nodes, and more tasks, than any Slurm cluster has."""
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """The tasks of a Slurm job step, by the environment variables that ``srun`` sets.
+    """The tasks of a Slurm job step, from the environment variables that ``srun`` sets.
 
-    You do not need it to train on Slurm: without a resolver JAX finds the step by itself. This resolver tells of it
-    in the original's words, with jobs of your own, and chooses the ports.
+    You do not need it to train on Slurm: without a resolver JAX detects the step. This resolver describes it as
+    ``tf.distribute`` does, with jobs of your own, and chooses the ports.
 
-    Tasks are numbered as Slurm does: node by node, or round the nodes with ``--distribution=cyclic``. The ports of the
+    Tasks are numbered as in Slurm: node by node, or round the nodes with ``--distribution=cyclic``. The ports of the
     tasks of one node are ``port_base``, ``port_base + 1``, …
 
     Args:
-      jobs: the number of tasks of each job; they have the tasks in the order of their names. ``None`` means that all
-        are of the job ``"worker"``.
+      jobs: the number of tasks of each job; jobs get tasks in the order of their names. ``None`` means that all
+        tasks are of the job ``"worker"``.
       port_base: the first port on each node.
-      gpus_per_node: how many GPUs a node has; ``None`` means as many as ``SLURM_GPUS_ON_NODE``,
-        ``CUDA_VISIBLE_DEVICES`` or ``nvidia-smi`` say, and 0 if none does.
-      gpus_per_task: how many each task gets; ``None`` means an equal share.
-      tasks_per_node: how many tasks run on each node, or by the name of the node; ``None`` means what Slurm says.
-      auto_set_gpu: whether to set ``CUDA_VISIBLE_DEVICES`` to this task's share, if the task sees more GPUs than that.
-      rpc_layer: what :meth:`master` puts before addresses.
+      gpus_per_node: the number of GPUs of a node; ``None`` takes it from ``SLURM_GPUS_ON_NODE``,
+        ``CUDA_VISIBLE_DEVICES`` or ``nvidia-smi``, and is 0 without these.
+      gpus_per_task: the number of GPUs of each task; ``None`` divides them equally.
+      tasks_per_node: the number of tasks on each node, or a dict by the name of the node; ``None`` takes Slurm's.
+      auto_set_gpu: whether to set ``CUDA_VISIBLE_DEVICES`` to this task's GPUs, if the task sees more than these.
+      rpc_layer: the prefix of the addresses that :meth:`master` returns.
 
     Raises:
-      RuntimeError: this is no Slurm step, or there are too few GPUs or tasks.
-      ValueError: a list of nodes or tasks is not as Slurm writes it.
+      RuntimeError: this is not a Slurm step, or there are too few GPUs or tasks.
+      ValueError: a list of nodes or tasks is not in Slurm's format.
 
     >>> import os, replicax
     >>> step = {"NODELIST": "node[01-02]", "NUM_TASKS": "4", "TASKS_PER_NODE": "2(x2)"}
@@ -101,15 +101,15 @@ class SlurmClusterResolver(ClusterResolver):
         return "slurm"
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """How many GPUs each task has: ``{"GPU": 2}``; JAX is not asked."""
+        """The number of GPUs of each task: ``{"GPU": 2}``; does not ask JAX."""
         return {"GPU": self._gpus_per_task}
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """The nodes of a list as Slurm writes it, in its order.
+    """The nodes of a list in Slurm's format, in its order.
 
     Raises:
-      ValueError: it is no such list.
+      ValueError: it is not such a list.
 
     >>> from replicax.cluster.slurm import expand_hostlist
     >>> expand_hostlist("node[01-03,07],login,rack[1-2]n[8,10]-ib")
@@ -130,10 +130,10 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks: str) -> list[int]:
-    """The numbers of tasks of the nodes, from what Slurm writes.
+    """The number of tasks of each node, from a list in Slurm's format.
 
     Raises:
-      ValueError: it is no such list.
+      ValueError: it is not such a list.
 
     >>> from replicax.cluster.slurm import expand_tasks_per_node
     >>> expand_tasks_per_node("2(x3),1")
@@ -151,17 +151,17 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
 
 
 def _check_count(count: int, what: str, written: str) -> None:
-    """Raise if a list is longer than it can be.
+    """Raise if a list is longer than any real one.
 
     Raises:
-      ValueError: it is.
+      ValueError: it is longer.
     """
     if count > _MOST:
         raise ValueError(f"{written!r} stands for {count} {what}, and no cluster has more than {_MOST}")
 
 
 def _split(hostlist: str) -> list[str]:
-    """The parts between the commas that are not in brackets."""
+    """Split at the commas outside brackets."""
     return re.sub(r",(?![^[]*\])", "\n", hostlist.strip()).split("\n")
 
 
@@ -178,7 +178,7 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
 
 
 def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
-    """How many tasks each node has, in the order of the nodes.
+    """The number of tasks of each node, in the order of the nodes.
 
     Raises:
       RuntimeError: Slurm's variables are missing, or contradict each other.
@@ -199,10 +199,10 @@ def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
 
 
 def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The node of each task, and its number there, by the task's rank."""
+    """The node of each task, and the task's number there, by its rank."""
     places = [(node, place) for node, count in nodes.items() for place in range(count)]
     if os.environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
-        places.sort(key=lambda at: at[1])  # the first of each node, then the second, …
+        places.sort(key=lambda at: at[1])  # the first task of each node, then the second, …
     return places
 
 
@@ -223,7 +223,7 @@ def _task_of(jobs: Mapping[str, int], rank: int) -> tuple[str, int]:
 
 
 def _gpus_of_this_node() -> int:
-    """How many GPUs the node has, as far as can be told without a driver; 0 if nothing can."""
+    """The number of the node's GPUs, as far as that is known without a driver; 0 if it is not."""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdigit():
         return int(on_node)
@@ -243,7 +243,7 @@ def _gpus_of_this_node() -> int:
 
 
 def _choose_gpus(place: int, count: int) -> None:
-    """Let this task see its share of the node's GPUs, unless Slurm has given it that already.
+    """Let this task see only its part of the node's GPUs, unless Slurm has done so.
 
     Raises:
       RuntimeError: it sees too few for all of the node's tasks.

@@ -8,8 +8,8 @@ from typing import Any
 
 from replicax.argument_checks import as_integer
 from replicax.cluster.addresses import host_and_port
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
 from replicax.errors import shortened
 from replicax.system.json_files import parsed
 
@@ -18,20 +18,20 @@ _EXAMPLE = '{"cluster": {"worker": ["node0:2222", "node1:2222"]}, "task": {"type
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """The cluster that the environment variable ``TF_CONFIG`` describes; it is read when the resolver is made.
+    """The cluster that the environment variable ``TF_CONFIG`` describes; read when the resolver is created.
 
-    It is JSON: the addresses of each job's tasks, and which task this process is. ``replicax launch``, Kubeflow and
-    others set it. If it is not set, empty or ``{}``, the cluster is empty, and a strategy of several workers has this
-    one only.
+    It is JSON: the addresses of each job's tasks, and the task of this process. ``replicax launch``, Kubeflow and
+    others set it. If it is not set, empty or ``{}``, the cluster is empty, and a strategy for several workers has only
+    this one.
 
     Args:
-      task_type: instead of the job that ``TF_CONFIG`` says.
-      task_id: instead of the index that it says.
-      rpc_layer: instead of its ``"rpc_layer"``.
-      environment: instead of its ``"environment"``.
+      task_type: replaces the job that ``TF_CONFIG`` names.
+      task_id: replaces the index that it names.
+      rpc_layer: replaces its ``"rpc_layer"``.
+      environment: replaces its ``"environment"``.
 
     Raises:
-      ValueError: ``TF_CONFIG`` is no JSON, or not as above; the message says what is wrong and where.
+      ValueError: ``TF_CONFIG`` is not JSON, or not as above; the message says what is wrong and where.
 
     >>> import json, os, replicax
     >>> cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
@@ -67,7 +67,9 @@ class TFConfigClusterResolver(ClusterResolver):
         return self._environment
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task; ``""`` if there is only one task. ``"session_master"`` in ``TF_CONFIG`` goes before.
+        """The address of a task; ``""`` if there is only one task.
+
+        ``"session_master"`` in ``TF_CONFIG`` takes precedence.
 
         Args:
           task_type: a job; ``None`` means this process's.

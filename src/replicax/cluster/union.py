@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax.cluster.cluster_resolver import ClusterResolver, url
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver, url
+from replicax.cluster.spec import ClusterSpec
 
 
 class UnionClusterResolver(ClusterResolver):
-    """Several resolvers as one: it has the tasks of all; everything else is what the first one says that knows it.
+    """Several resolvers as one: it has the tasks of all; everything else comes from the first one that knows it.
 
-    Jobs of the same name are put together. Two equal lists are that list. Two lists without an address in common are
-    one after the other. Where tasks are given by index, each index may have one address.
+    Jobs of the same name are merged. Two equal lists are one list. Two lists without an address in common are
+    concatenated. Where tasks are given by index, each index may have one address.
 
     Args:
       *cluster_resolvers: the resolvers; at least one.
       task_type: the job of this process; ``None`` means that of the first resolver that knows which task it is.
       task_id: its number in the job; ``None`` means as for ``task_type``.
-      rpc_layer: what :meth:`master` puts before addresses; ``None`` means that of the first resolver that has one.
+      rpc_layer: the prefix of the addresses that :meth:`master` returns; ``None`` means that of the first resolver with
+        one.
 
     Raises:
-      TypeError: one is no resolver.
+      TypeError: one of them is not a resolver.
       ValueError: there is none.
 
     >>> import replicax
@@ -84,7 +85,7 @@ class UnionClusterResolver(ClusterResolver):
         self._task_id = task_id
 
     def _task(self) -> tuple[str | None, int | None]:
-        """What was given, and otherwise both from one resolver: halves of two would be a task that nobody has named."""
+        """The given task, or else type and index from one resolver: mixed from two they could name no task at all."""
         known = [(r.task_type, r.task_id) for r in self._resolvers]
         kind, index = next((task for task in known if None not in task), known[0])
         return kind if self._task_type is None else self._task_type, index if self._task_id is None else self._task_id
@@ -102,7 +103,7 @@ class UnionClusterResolver(ClusterResolver):
         return next((r.environment for r in self._resolvers if r.environment), "")
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task; without both arguments that name it, what the first resolver says that knows one.
+        """The address of a task; without type and index the first one that a resolver knows.
 
         Args:
           task_type: a job.
@@ -118,13 +119,13 @@ class UnionClusterResolver(ClusterResolver):
         return next((address for address in found if address), "")
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """What the first resolver says that has accelerators."""
+        """The accelerators that the first resolver with any reports."""
         found = (r.num_accelerators(task_type, task_id) for r in self._resolvers)
         return next((counts for counts in found if counts), {})
 
 
 def _joined(job: str, ours: Any, theirs: Any, our_name: str, their_name: str) -> list[str] | dict[int, str]:
-    """The tasks of a job of two resolvers.
+    """The merged tasks of a job of two resolvers.
 
     Raises:
       ValueError: they contradict each other.

@@ -1,4 +1,4 @@
-"""From a cluster to the workers of one program: which number this process has, of how many, and where they meet."""
+"""The workers of a cluster that run one program: their number, this process' index, and the coordinator's address."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 
 from replicax import _jax
 from replicax.cluster.addresses import host_and_port
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
@@ -18,7 +18,7 @@ INDEX = "JAX_PROCESS_ID"
 _TRAINING = ("chief", "worker")
 """The jobs whose tasks are workers, in the order of their numbers."""
 _BESIDE = ("ps", "evaluator")
-"""The jobs of the original whose tasks do not take part in synchronous training."""
+"""The jobs of ``tf.distribute`` whose tasks do not take part in synchronous training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,12 @@ class WorkerGroup:
     """The workers of one program.
 
     Attributes:
-      coordinator: the address where they meet; worker 0 listens there. ``""`` if the source has none.
-      count: how many there are.
-      index: which of them this process is.
-      source: who says so, for errors.
-      addresses: where each is said to be, by number; may be empty.
-      is_detected: whether JAX has found them, and so which devices are this process's, too.
+      coordinator: the address at which worker 0 listens and the others connect; ``""`` if the source has none.
+      count: the number of workers.
+      index: the number of this process.
+      source: where this comes from, for errors.
+      addresses: the address of each worker, by number; may be empty.
+      is_detected: whether JAX has detected the workers, and so determines the devices of this process, too.
     """
 
     coordinator: str
@@ -42,16 +42,16 @@ class WorkerGroup:
     is_detected: bool = False
 
     def name_of(self, index: int) -> str:
-        """What a worker is called in errors."""
+        """The name of a worker in errors."""
         return f"worker {index}" + (f" ({self.addresses[index]})" if self.addresses else "")
 
 
 def group_of(resolver: ClusterResolver) -> WorkerGroup | None:
-    """The workers that a resolver tells of; ``None`` if there is no cluster, so that this process is alone.
+    """The workers that a resolver describes; ``None`` if there is no cluster, so that this process is alone.
 
     Raises:
-      ValueError: it does not say which task this process is; the task is no worker; JAX's environment variables say
-        otherwise.
+      ValueError: it does not say which task this process is; the task is not a worker; JAX's environment variables
+        contradict it.
     """
     source = VARIABLE if isinstance(resolver, TFConfigClusterResolver) else type(resolver).__name__
     cluster = resolver.cluster_spec()
@@ -75,7 +75,7 @@ def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
     """The addresses of a cluster's workers, by number: the chief first, then the tasks of the job ``"worker"``.
 
     Raises:
-      ValueError: there is none, several are chief, a job is unknown, or an address is missing.
+      ValueError: there is none, there are several chiefs, a job is unknown, or an address is missing.
     """
     unknown = [job for job in cluster.jobs if job not in (*_TRAINING, *_BESIDE)]
     if unknown:
@@ -104,10 +104,10 @@ def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
 
 
 def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, what: str) -> int:
-    """Which worker a task is.
+    """The number of the worker that a task is.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is not a worker.
     """
     if task_type in _BESIDE:
         others = "parameter servers" if task_type == "ps" else "evaluators"
@@ -134,10 +134,10 @@ def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, w
 
 
 def group_from_environment() -> WorkerGroup | None:
-    """The workers that this process's environment tells of: TF_CONFIG, or JAX's variables; ``None`` if neither is set.
+    """The workers that this process' environment describes: TF_CONFIG or JAX's variables; ``None`` if neither is set.
 
     Raises:
-      ValueError: one is wrong, only some of JAX's are set, or they do not agree.
+      ValueError: one is wrong, only some of JAX's are set, or they contradict each other.
     """
     if os.environ.get(VARIABLE, "").strip():
         return group_of(TFConfigClusterResolver())
@@ -161,10 +161,10 @@ def group_from_environment() -> WorkerGroup | None:
 
 
 def detected_group(timeout_seconds: float) -> WorkerGroup | None:
-    """The workers that JAX finds by itself: on Slurm, Open MPI, Kubernetes and Cloud TPU; ``None`` if there are none.
+    """The workers that JAX detects, on Slurm, Open MPI, Kubernetes and Cloud TPU; ``None`` if there are none.
 
     Raises:
-      RuntimeError: JAX finds such a cluster, and can't find out which.
+      RuntimeError: JAX detects such a cluster, but fails to read it.
     """
     found = _jax.detected_cluster(timeout_seconds)
     if found is None:
@@ -174,7 +174,7 @@ def detected_group(timeout_seconds: float) -> WorkerGroup | None:
 
 
 def _with_jax_variables(group: WorkerGroup) -> WorkerGroup:
-    """The group with the coordinator that JAX's variable names; the others have to agree.
+    """The group with the coordinator that JAX's variable names; the other variables have to agree with it.
 
     Raises:
       ValueError: they don't.

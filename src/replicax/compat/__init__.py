@@ -1,1 +1,1 @@
-"""Older generations of the API, over the same core: ``v1`` has the tower words."""
+"""Older generations of the API on the same core: ``v1`` has the API with towers."""

@@ -2,10 +2,10 @@
 
 from replicax.data.dataset import DistributedDataset, DistributedIterator, source_of
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
-from replicax.data.input_options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.input_plan import InputPlan
-from replicax.data.input_workers import InputContext
+from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
+from replicax.data.plan import InputPlan
 from replicax.data.value_context import ValueContext
+from replicax.data.workers import InputContext
 
 __all__ = [
     "AutoShardPolicy",

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicax import _jax, context
 from replicax.data import states
-from replicax.data.elements.pass_reader import IteratorSource, PassReader
-from replicax.data.input_options import InputOptions
-from replicax.data.input_plan import InputPlan, how_to_resume, planned
-from replicax.data.input_workers import InputContext, InputWorkers
+from replicax.data.batches.pass_reader import IteratorSource, PassReader
+from replicax.data.options import InputOptions
+from replicax.data.plan import InputPlan, how_to_resume, planned
+from replicax.data.workers import InputContext, InputWorkers
 from replicax.errors import ContextError, cant_be_pickled
-from replicax.old_names import NameHints
+from replicax.name_hints import NameHints
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.input_pipeline import InputPipeline
+    from replicax.data.pipeline import InputPipeline
     from replicax.data.reading.batches import State
 
 
 class DistributedDataset:
     """A re-iterable of pytrees with ``PerReplica`` leaves; see ``Strategy.distribute_dataset``.
 
-    Each iteration is a pass of its own, from the start.
+    Each iteration is a new pass, from the start.
 
     >>> import replicax, numpy as np
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -45,38 +45,38 @@ class DistributedDataset:
         dataset_fn: Callable[[InputContext], Any] | None = None,
         examples: bool = False,
     ) -> None:
-        from replicax.data.input_pipeline import InputPipeline  # loads Grain
+        from replicax.data.pipeline import InputPipeline  # loads Grain
 
         self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn, examples)
 
     def __repr__(self) -> str:
         pipeline = self._pipeline
-        kind, policy = pipeline.source.kind, pipeline.sharing.policy.name
+        kind, policy = pipeline.source.kind, pipeline.sharding.policy.name
         return f"DistributedDataset({kind}; policy {policy}; resume {how_to_resume(pipeline)})"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise cant_be_pickled("a DistributedDataset", "distribute the dataset itself in the other process")
 
     def __iter__(self) -> DistributedIterator:
-        """Start anew."""
+        """Start a new pass."""
         return DistributedIterator(self._pipeline)
 
     @property
     def element_spec(self) -> Any:
-        """The pytree of ``jax.ShapeDtypeStruct`` of what a replica gets of a full batch; see ``extended.trace``.
+        """The pytree of ``jax.ShapeDtypeStruct`` of one replica's part of a full batch; see ``extended.trace``.
 
-        With ``partial_batch="pad"`` they say that there may be padding, too, so that the traced program allows for it.
-        The first batch is read for it, once.
+        With ``partial_batch="pad"`` they also say that there may be padding, so that the traced program allows for it.
+        The first access reads a batch.
         """
         return self._pipeline.element_spec
 
     @property
     def cardinality(self) -> int | None:
-        """How many elements a pass has; ``None`` if that can't be told without reading it, or if there is no end."""
+        """The number of elements of a pass; ``None`` if it is unknown without reading, or infinite."""
         return self._pipeline.cardinality
 
     def plan(self) -> InputPlan:
-        """Print, and return, what each worker and replica will read, and why.
+        """Print and return what each worker and replica will read, and why.
 
         >>> import replicax, numpy as np
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -98,8 +98,8 @@ class DistributedDataset:
 class DistributedIterator(Iterator[Any], NameHints):
     """One pass over a :class:`DistributedDataset`.
 
-    Elements are read and put on the devices in the background, ``InputOptions.prefetch`` of them ahead. Closing the
-    iterator, or dropping it, ends the threads and frees what was read ahead; it is a context manager, too.
+    Threads read elements and put them on the devices, ``InputOptions.prefetch`` of them ahead. Closing or dropping the
+    iterator ends the threads and frees what they have read; it is a context manager, too.
 
     >>> import replicax, numpy as np
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -117,7 +117,7 @@ class DistributedIterator(Iterator[Any], NameHints):
         elements = pipeline.opened(streams, position, batch)
         self._reader = PassReader(elements, pipeline.options.prefetch, pipeline.workers.owner)
         self._streams = streams
-        # Also at the end of the process: a thread that is then still in JAX takes the process down.
+        # Also at the end of the process: a thread that is still in JAX then crashes the process.
         self._end = weakref.finalize(self, self._reader.end)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -128,7 +128,7 @@ class DistributedIterator(Iterator[Any], NameHints):
 
     @property
     def element_spec(self) -> Any:
-        """What a replica gets of a full batch; see :attr:`DistributedDataset.element_spec`."""
+        """One replica's part of a full batch; see :attr:`DistributedDataset.element_spec`."""
         return self._pipeline.element_spec
 
     @_jax.hiding_frames
@@ -155,10 +155,10 @@ class DistributedIterator(Iterator[Any], NameHints):
             raise ValueError("the iterator has been closed: iter(dataset) makes another one")
 
     def close(self) -> None:
-        """End the threads, and free what was read ahead. May be called again, and by any thread.
+        """End the threads, and free what they have read. May be called several times, and by any thread.
 
-        A thread that is waiting for a slow source ends as soon as that lets it; nobody waits for it longer than a
-        second.
+        A thread that is waiting for a slow source ends as soon as the source returns; ``close`` waits for it for at
+        most a second.
         """
         self._end()
 
@@ -171,12 +171,12 @@ class DistributedIterator(Iterator[Any], NameHints):
     # --- saving and restoring ---------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Where the pass is: after the element that ``next`` gave last. Plain data, as goes into JSON.
+        """The place of the pass: after the element that ``next`` returned last. Plain data that JSON can hold.
 
-        Where workers read streams of their own, all of them have to call this together, and get the same.
+        Where each worker reads its own stream, all workers have to call this together, and get the same state.
 
         Raises:
-          ValueError: a second pass over the source could go another way; the message says why.
+          ValueError: a second pass over the source could differ; the message says why.
         """
         if self._pipeline.source.unrepeatable:
             raise ValueError(f"the place in this dataset can't be saved: {self._pipeline.source.unrepeatable}")
@@ -184,16 +184,16 @@ class DistributedIterator(Iterator[Any], NameHints):
         return states.saved(self._pipeline, self._streams, self._reader.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where another iterator was, be it on another number of workers or replicas.
+        """Go to the place of another iterator, which may be on another number of workers or replicas.
 
         No example of the pass is lost or repeated.
 
         Args:
-          state: what :meth:`get_state` gave, of a dataset that differs in nothing but its batch size.
+          state: from :meth:`get_state`, of a dataset that differs in nothing but its batch size.
 
         Raises:
-          ValueError: this is not a state, or none that this dataset can go on from, or another worker sets another; the
-            message says why. The iterator is as it was.
+          ValueError: this is not a state, this dataset can't continue from it, or another worker sets a different one;
+            the message says why. The iterator is unchanged.
           DeadlockError: another worker sets none.
         """
         ended = self._end
@@ -211,7 +211,7 @@ def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
 
     Raises:
       TypeError: it is not an iterator of a distributed dataset.
-      ValueError: its dataset was distributed by another strategy; or it has been closed.
+      ValueError: another strategy has distributed its dataset, or it is closed.
     """
     if not isinstance(iterator, DistributedIterator):
         hint = "the dataset itself: pass iter(dataset)" if isinstance(iterator, DistributedDataset) else repr(iterator)

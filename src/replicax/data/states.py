@@ -1,4 +1,4 @@
-"""Saved states of a pass: what is in one, and whether a dataset can go on from it."""
+"""Saved states of a pass: their content, and whether a dataset can continue from them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from replicax.data.input_options import AutoShardPolicy
+from replicax.data.options import AutoShardPolicy
 from replicax.data.reading.remaining_parts import check_count
 
 if TYPE_CHECKING:
-    from replicax.data.input_pipeline import InputPipeline
+    from replicax.data.pipeline import InputPipeline
     from replicax.data.reading.batches import State
 
 _FORMAT = 1
@@ -22,12 +22,12 @@ def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any])
     Args:
       pipeline: of the dataset.
       streams: the states of all streams when the pass was opened.
-      native: how far this worker's elements have come since.
+      native: the place that this worker has reached since.
     """
     rows = native["rows"]
     return {
         "format": _FORMAT,
-        "policy": pipeline.sharing.policy.value,
+        "policy": pipeline.sharding.policy.value,
         "position": native["position"],
         "batch": None if rows is None else max(rows) if pipeline.whole else sum(rows),
         "streams": pipeline.everyones_streams(streams, native["batches"]),
@@ -38,8 +38,8 @@ def check_same_state(pipeline: InputPipeline, state: Any) -> None:
     """Raise unless all workers set the same state.
 
     Raises:
-      ValueError: another worker sets another one.
-      DeadlockError: it sets none.
+      ValueError: another worker sets a different one.
+      DeadlockError: another worker sets none.
     """
     lockstep = pipeline.workers.lockstep
     if not lockstep.several:
@@ -54,10 +54,10 @@ def check_same_state(pipeline: InputPipeline, state: Any) -> None:
 
 
 def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State], int, int | None]:
-    """What :meth:`InputPipeline.opened` needs to go on from ``state``: streams, position, and the size of a batch.
+    """The arguments of :meth:`InputPipeline.opened` to continue from ``state``: streams, position, and size of a batch.
 
     Raises:
-      ValueError: the dataset can't go on from it.
+      ValueError: the dataset can't continue from it.
       KeyError, TypeError, IndexError, AttributeError: it is not a state.
     """
     if state["format"] != _FORMAT:
@@ -72,10 +72,10 @@ def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State]
 def _adapted(pipeline: InputPipeline, streams: list[State], policy: str, position: int) -> list[State]:
     _check_same_dataset(pipeline, streams, policy)
     reading, workers = pipeline.reading, pipeline.workers.count
-    is_own = policy == "off" and workers > 1  # nobody knows the other workers' datasets
+    is_own = policy == "off" and workers > 1  # the other workers' datasets are unknown
     check_count(position, "the position of the state", None if is_own else reading.most_elements(streams))
     rows = [stream["rows"] for stream in pipeline.fresh()]
-    now = pipeline.sharing.policy.value
+    now = pipeline.sharding.policy.value
     if policy == now and [stream["rows"] for stream in streams] == rows:
         return streams
     was = f"{len(streams)} worker(s)" if policy != "data" else "all workers"
@@ -99,7 +99,7 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
     reading = pipeline.reading
     for worker, stream in enumerate(streams):
         if policy == "off" and worker != pipeline.workers.index:
-            continue  # each worker's dataset is its own
+            continue  # each worker has a dataset of its own
         if stream["of"] != reading.known_by:
             raise ValueError(
                 f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "

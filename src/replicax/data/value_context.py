@@ -1,4 +1,4 @@
-"""Per-replica values from a function of the replica's number."""
+"""Makes per-replica values from a function of the replica's number."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from replicax.workers.replicas import Replicas
 
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """Which replica a value is made for; see ``Strategy.distribute_values_from_function``.
+    """The replica that a value is made for; see ``Strategy.distribute_values_from_function``.
 
     Attributes:
       replica_id_in_sync_group: the replica's number, from 0.
-      num_replicas_in_sync: how many replicas there are.
+      num_replicas_in_sync: the number of replicas.
 
     >>> import replicax
     >>> replicax.ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=4)
@@ -64,7 +64,7 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Repl
         ]
         for path, leaf in paths
     ]
-    theirs = lockstep.share("distributes values from a function", (str(tree), kinds))
+    theirs = lockstep.exchange("distributes values from a function", (str(tree), kinds))
     for worker, (other, _) in enumerate(theirs):
         if other != str(tree):
             raise ValueError(

@@ -1,1 +1,1 @@
-"""Devices: which there are, how replicas lie on them, and what arrays on them can hold."""
+"""Devices: how to choose them, how replicas are placed on them, and what arrays on them can hold."""

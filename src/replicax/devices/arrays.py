@@ -1,10 +1,10 @@
-"""Putting values on devices, of which some may belong to other workers.
+"""Puts values on devices, some of which may belong to other workers.
 
-JAX puts a value on another process's devices only after all have compared it, at every call. Here each worker puts
-what its own devices are to have, and that the workers have the same is looked after where it can go wrong.
+JAX puts a value on another process' devices only after all processes have compared it, at every call. Here each worker
+puts only what its own devices need, and callers check that the workers agree where they may not.
 
-Where devices are absent (plan mode), nothing is computed or allocated: a ``jax.ShapeDtypeStruct`` with a sharding
-stands for an array, and JAX compiles programs with it. Slots, layouts and programs know nothing of the difference.
+If devices are absent (plan mode), nothing is computed or allocated: a ``jax.ShapeDtypeStruct`` with a sharding
+stands for an array, and JAX compiles programs with it. Slots, layouts and programs don't see the difference.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def put(
     """``value`` as an array with ``sharding``.
 
     Args:
-      value: an array or number: on this worker, and then all workers have the same; or an array that lies on
-        several workers already.
-      sharding: where it shall be.
-      may_alias: whether it may share memory with ``value``; ``None``: if it is there already. Of an array of NumPy:
+      value: an array or number of this worker, which is the same on all workers; or an array that lies on several
+        workers already.
+      sharding: of the result.
+      may_alias: whether it may share memory with ``value``; ``None``: if it is there already. For a NumPy array:
         whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is made.
-      where: what to call it, if an integer of it fits no array on devices.
+      where: the name of the value in the error for an integer that fits no array on devices.
 
     No collective, unless ``value`` lies on several workers, and not wholly on each.
     """
@@ -62,11 +62,11 @@ def put(
 
 
 def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Several values of this worker at once, as :func:`put` puts them where none may share memory.
+    """Put several values of this worker at once, as :func:`put` does with ``may_alias=False``.
 
     Args:
-      values: arrays, and arrays of NumPy that no other code has.
-      shardings: where each shall be.
+      values: arrays, and NumPy arrays that no other code holds.
+      shardings: of each result.
     """
     own = list(values)
     shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
@@ -78,9 +78,9 @@ def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax
 
 
 def _would_share(value: Any, sharding: Sharding) -> bool:
-    """Whether JAX leaves a part of an array where it is, even if that is asked not to be: it is to be elsewhere, too.
+    """Whether JAX would reuse a part of an array although it was asked not to, as it does when it adds copies.
 
-    A program that is given the memory of the one would take that of the other.
+    A program that takes the memory of one array as a donation would then take that of the other.
     """
     if not isinstance(value, jax.Array) or value.sharding == sharding:
         return False
@@ -89,7 +89,7 @@ def _would_share(value: Any, sharding: Sharding) -> bool:
 
 
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:
-    """``fn(*operands)``, compiled, with its results laid out by ``shardings``.
+    """Compile and run ``fn(*operands)``, with its results laid out by ``shardings``.
 
     Args:
       fn: returns a pytree of arrays.
@@ -114,7 +114,7 @@ def _are_absent(shardings: Any) -> bool:
 
 
 def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
-    """The memory of ``array``, seen as another array, of which each device has in the same order what it has.
+    """The memory of ``array`` as another array, each device's part of which has the same elements in the same order.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -133,7 +133,7 @@ def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) ->
 
 
 def put_among(value: Any, sharding: Sharding) -> jax.Array:
-    """``value`` as an array with ``sharding``: without a copy, if it is there already, among other places."""
+    """``value`` as an array with ``sharding``: without a copy, if its devices are among those that have it already."""
     if not isinstance(value, jax.Array) or value.sharding == sharding:
         return put(value, sharding)
     wanted = sharding.addressable_devices_indices_map(value.shape)
@@ -149,7 +149,7 @@ def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
 
 
 def here(value: jax.Array) -> jax.Array:
-    """An array of which every replica has the whole, as this worker has it: on the devices of one of its replicas."""
+    """This worker's copy of an array that every replica has in whole, on the devices of one of its replicas."""
     if value.is_fully_addressable:
         return value
     if value.is_fully_replicated:
@@ -161,7 +161,7 @@ def here(value: jax.Array) -> jax.Array:
 
 
 def copied(value: jax.Array) -> jax.Array:
-    """The same array in other memory. Each worker copies what it has; no program is compiled or run for it."""
+    """A copy in other memory. Each worker copies its part; no program is compiled or run for it."""
     if value.is_fully_addressable:
         return jax.device_put(value, value.sharding, may_alias=False)
     pieces = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in value.addressable_shards]

@@ -1,8 +1,8 @@
-"""CPU arithmetic: what the last bit of a value depends on, on CPUs, beside the program.
+"""CPU arithmetic: what the last bit of a value depends on, on CPUs, besides the program.
 
-A CPU that multiplies and adds at once rounds once, and its compiler lets it where the two happen to be in one piece of
-code; that depends on the number of devices. And XLA divides the sum of a long matrix product among all threads, and so
-adds it up in an order that depends on how many there are.
+A CPU that multiplies and adds in one instruction rounds once, and its compiler uses that where the two operations end
+up in one piece of code; that depends on the number of devices. And XLA divides the sum of a long matrix product among
+all threads, so the order of its additions depends on their number.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from replicax import _jax
 from replicax.errors import ReproducibilityWarning, stack_level
 
 FLAG = "--xla_cpu_max_isa=AVX"
-"""For the compiler, in ``XLA_FLAGS``: do without the instructions that round once. No option of a single program does
-it, as the compiler chooses instructions for all programs when JAX makes its devices."""
+"""For the compiler, in ``XLA_FLAGS``: avoid the instructions that round once. No option of a single program does that,
+because the compiler chooses the instructions for all programs when JAX creates its devices."""
 
 
 def fix_arithmetic(replicas: int | None) -> None:
-    """Let CPU devices compute as they would in any process of as many replicas, if JAX has yet to make its devices.
+    """Make CPU devices compute as in any process with as many replicas, if JAX has yet to create its devices.
 
     Args:
-      replicas: how many there are, of all workers; ``None`` if that follows from the devices.
+      replicas: the number on all workers; ``None`` if it follows from the devices.
     """
     if _jax.backends_are_initialized():
         return
@@ -39,17 +39,17 @@ def fix_arithmetic(replicas: int | None) -> None:
 
 
 def thread_limit() -> int:
-    """How many threads XLA makes: the variable ``NPROC``, or one for each core."""
+    """The number of XLA's threads: the variable ``NPROC``, or one for each core."""
     value = os.environ.get("NPROC", "")
     return int(value) if value.isdigit() else (os.cpu_count() or 1)
 
 
 def warn_unless_fixed(device: jax.Device, replicas: int) -> None:
-    """Warn, once, if a CPU device of this process does not compute as those of any other process of as many replicas.
+    """Warn, once, if a CPU device of this process computes unlike those of other processes with as many replicas.
 
     Args:
       device: of this process.
-      replicas: how many there are, of all workers.
+      replicas: the number on all workers.
     """
     if device.platform != "cpu":
         return
@@ -60,13 +60,13 @@ def warn_unless_fixed(device: jax.Device, replicas: int) -> None:
 
 
 def _threads(replicas: int) -> int:
-    """How many threads each process has. With a device for each replica it needs them all."""
+    """The number of threads of each process: enough for a device for each replica."""
     return 2 * replicas
 
 
 @functools.cache
 def _rounds(device: jax.Device) -> bool:
-    """Whether a program rounds ``x * x`` in ``x * x - y``, which is then zero."""
+    """Whether the compiler rounds ``x * x`` in ``x * x - y``, which is then zero."""
     x = np.full(16, 1 + 2**-12, np.float32)
     arguments = jax.device_put((x, x * x), device)
     program = jax.jit(lambda x, y: x * x - y).lower(*arguments).compile()

@@ -1,4 +1,4 @@
-"""Forks: a child of a process in which JAX has threads has none of these, and would wait for them for ever."""
+"""Forks: a child of a process with JAX's threads has none of them, and would wait for them for ever."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ is_stranded = False
 
 
 def check_not_stranded(what: str) -> None:
-    """Raise in a child that can't run programs; ``what`` is the call that would.
+    """Raise in a forked child that can't run programs; ``what`` is the call that would run one.
 
     Raises:
-      ContextError: this is one.
+      ContextError: this is such a child.
     """
     if is_stranded:
         raise ContextError(

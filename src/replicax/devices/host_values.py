@@ -1,7 +1,7 @@
-"""What arrays on devices hold: their dtypes, and values of the host on their way there.
+"""Values of the host on their way to devices: dtypes, integer ranges and copies.
 
-While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and what does not fit
-becomes another number: 2**40 becomes 0. So whatever brings values of the host to devices asks here first.
+While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and integers that don't
+fit become other numbers: 2**40 becomes 0. So all code that brings values of the host to devices checks them here first.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 from replicax.errors import IntegerRangeError, shortened
 
 Where = str | Callable[[], str]
-"""What a value is called in a message; or what says so, if it takes time."""
+"""The name of a value in a message; or a function that returns it, if that takes time."""
 
 
 def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
     """Raise if ``value`` has an integer that would become another number.
 
-    Looks at integers of the host only (of NumPy, of Python, and lists of these), and at their values only if their
-    dtype has numbers that the other one has not: in JAX's usual setting at those of int64 and uint64.
+    Checks only integers of the host (of NumPy, of Python, and lists of these), and their values only if the other dtype
+    lacks numbers of theirs: with JAX's default settings those of int64 and uint64.
 
     Args:
       value: an array or number, or a list of these.
-      where: what to call it.
-      dtype: which one it is to have; by default that which JAX makes of its own. Floats round, and are not looked at.
+      where: its name in the message.
+      dtype: the dtype that it will have; by default the one that JAX chooses. Floats round, and are not checked.
 
     Raises:
-      IntegerRangeError: it has one.
+      IntegerRangeError: it has such an integer.
 
     >>> import numpy as np
     >>> from replicax.devices.host_values import check_integers
@@ -70,7 +70,7 @@ def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
 
 @functools.cache
 def _limits(source: Any, target: Any) -> tuple[int, int] | None:
-    """The first and last integer of ``target``, if those of ``source`` (``None``: all that there are) go farther."""
+    """The first and last integer of ``target``, if ``source`` (``None``: any integer) has a larger range."""
     if not jnp.issubdtype(target, jnp.integer):
         return None
     limits = jnp.iinfo(target)  # type: ignore[no-untyped-call]
@@ -82,13 +82,13 @@ def _limits(source: Any, target: Any) -> tuple[int, int] | None:
 
 
 def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A copy, in memory that is never written to, to be given to JAX.
+    """A copy for JAX, in memory that no other code writes to.
 
-    JAX takes an array of NumPy as it is then: on a CPU a device's array may be that very memory, whatever is asked of
-    ``jax.device_put``, and elsewhere it is read in the background. So who fills the same array again, as many datasets
-    do, would change what has been put on a device, or what a step that has not begun yet is going to read.
+    JAX takes a NumPy array without a copy: on a CPU a device's array may be that very memory, whatever
+    ``jax.device_put`` is asked for, and elsewhere JAX reads it in the background. So code that fills the same array
+    again, as many datasets do, would change what is on a device, or what a step that has not begun is going to read.
 
-    Large copies lie so that a CPU's devices take them without another.
+    Large copies are aligned so that CPU devices take them without another copy.
 
     >>> import jax, numpy as np
     >>> from replicax.devices.host_values import own_copy
@@ -106,7 +106,7 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
 
 
 def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array to be filled once, which a CPU's devices take as it lies.
+    """An array to be filled once, aligned so that CPU devices take it without a copy.
 
     >>> import numpy as np
     >>> from replicax.devices.host_values import room_for
@@ -123,13 +123,13 @@ def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 
 
 _LARGE = 1 << 16
-"""From how many bytes on another copy takes longer than making the first one with care."""
+"""For copies of at least so many bytes it is faster to align the first one."""
 _ALIGNMENT = 64
-"""XLA's, on CPUs, in bytes."""
+"""XLA's alignment on CPUs, in bytes."""
 
 
 def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
-    """``jnp.asarray(value, dtype)``, after :func:`check_integers`; of a NumPy array a copy.
+    """``jnp.asarray(value, dtype)``, after :func:`check_integers`; copies a NumPy array.
 
     >>> from replicax.devices.host_values import as_array
     >>> as_array(2**40, "x", "float32")
@@ -147,10 +147,10 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
 
 
 def check_numbers(value: Any, where: Where) -> None:
-    """Raise if ``value`` is nothing that an array can be made of: no numbers, or rows of several lengths.
+    """Raise if ``value`` can't become an array: it is not made of numbers, or has rows of several lengths.
 
     Raises:
-      TypeError: so it is.
+      TypeError: it can't.
 
     >>> from replicax.devices.host_values import check_numbers
     >>> check_numbers("abc", "x")
@@ -161,7 +161,7 @@ def check_numbers(value: Any, where: Where) -> None:
         return
     kind = "O"
     if value is not None:
-        with contextlib.suppress(TypeError, ValueError):  # rows of several lengths
+        with contextlib.suppress(TypeError, ValueError):  # raised for rows of several lengths
             kind = np.asarray(value).dtype.kind
     if kind in "OSUMm":
         shown = shortened(repr(value), 200)
@@ -169,7 +169,7 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A copy of a NumPy array in JAX's dtype, still on the host (:func:`own_copy`); ``None`` for any other value.
+    """A copy of a NumPy array in JAX's dtype, on the host (:func:`own_copy`); ``None`` for any other value.
 
     Raises:
       IntegerRangeError: an integer does not fit in this dtype; the message begins with ``where``.
@@ -184,7 +184,7 @@ def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None
 
 
 def numpy_array(value: Any) -> Any:
-    """A NumPy scalar or a list of numbers as a NumPy array; any other value as it is."""
+    """A NumPy scalar or a list of numbers as a NumPy array; any other value unchanged."""
     is_list = isinstance(value, list | tuple) and all(
         isinstance(leaf, np.generic | bool | int | float | complex) for leaf in jax.tree_util.tree_leaves(value)
     )

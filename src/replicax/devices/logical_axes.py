@@ -1,4 +1,4 @@
-"""Logical axes: an array in parts, one for each logical device of a replica."""
+"""Logical axes: split an array into parts, one for each logical device of a replica."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from replicax.argument_checks import as_integer
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh, logical_axes
 
 Axes = tuple[tuple[str, ...], ...]
-"""The mesh axes that share out each dim of an array; empty for an array that every logical device has whole."""
+"""The mesh axes that split each dim of an array; empty for an array that every logical device has in whole."""
 
 
 def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int, what: str) -> Axes:
-    """How the logical axes of a mesh are shared out, so that each dim of an array is in so many parts.
+    """Assign the logical axes of a mesh to the dims of an array, so that each dim is split as requested.
 
     Args:
       shape: of the array.
       partition_dimensions: the number of parts along each dim.
-      logical_devices: of each replica.
-      what: the array, in an error message.
+      logical_devices: the number of each replica's.
+      what: the name of the array in errors.
 
     Raises:
       ValueError: not one positive int for each dim; a product that is not the number of logical devices; a size
@@ -67,7 +67,7 @@ def _parsed(partition_dimensions: Any, what: str) -> tuple[int, ...]:
 
 
 def _taken(free: dict[str, int], count: int) -> tuple[str, ...]:
-    """Axes whose sizes multiply to ``count``, which are then no longer free."""
+    """Take axes whose sizes multiply to ``count`` out of ``free``."""
     taken = []
     for axis, size in list(free.items()):
         if count % size == 0:
@@ -77,12 +77,12 @@ def _taken(free: dict[str, int], count: int) -> tuple[str, ...]:
 
 
 def spec_of(axes: Axes, replica_dim: int | None = None, inner: bool = False) -> PartitionSpec:
-    """How an array lies on a mesh: its dims in parts, and one of them over the replicas if that is said.
+    """The partition spec of an array: its dims in parts, and one of them also split over the replicas if given.
 
     Args:
-      axes: the axes that share out each dim.
-      replica_dim: which dim the replicas share out, too.
-      inner: whether they share out each part of it, instead of each replica's share being in parts.
+      axes: the axes that split each dim.
+      replica_dim: the dim that is also split over the replicas.
+      inner: whether to split each part over the replicas, instead of each replica's piece into parts.
 
     >>> from replicax.devices.logical_axes import spec_of
     >>> tuple(spec_of(((), ("logical0",)), replica_dim=1))
@@ -99,18 +99,18 @@ def spec_of(axes: Axes, replica_dim: int | None = None, inner: bool = False) -> 
 
 
 def constrained(array: Any, axes: Axes) -> Any:
-    """``array``, as part of a step, with its parts on the logical devices as ``axes`` say.
+    """``array`` in a step, with a constraint that puts its parts on the logical devices as in ``axes``.
 
-    That is an operation of the program, which differentiation and batching keep. Where a replica has one device,
-    as in the exact executor, it is nothing at all.
+    The constraint is an operation of the program, which differentiation and batching keep. Where a replica has one
+    device, as in the exact executor, it does nothing.
     """
     return lax.with_sharding_constraint(array, spec_of(axes)) if in_logical_mesh() else array
 
 
 def on_logical_devices(fn: Callable[[Any], Any], axes: Axes) -> Callable[[Any], Any]:
-    """``fn``, which takes and returns an array split by ``axes``, for the part that each logical device has.
+    """Apply ``fn``, which takes and returns an array split by ``axes``, to the part of each logical device.
 
-    Left to itself the compiler gathers an array over its logical axes before it gathers or scatters it over replicas.
+    The compiler alone would gather an array over its logical axes before it gathers or scatters it over replicas.
     """
     if not any(axes):
         return fn
@@ -121,7 +121,7 @@ def on_logical_devices(fn: Callable[[Any], Any], axes: Axes) -> Callable[[Any], 
 
 
 def over_replicas(spec: PartitionSpec) -> PartitionSpec:
-    """What of ``spec`` is about the replicas.
+    """The part of ``spec`` that is about replicas.
 
     >>> from jax.sharding import PartitionSpec
     >>> from replicax.devices.logical_axes import over_replicas

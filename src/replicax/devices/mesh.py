@@ -1,4 +1,4 @@
-"""The device mesh: replicas along one axis, and the logical devices of a replica along others."""
+"""The device mesh: one axis for the replicas, and further axes for the logical devices of a replica."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jax.sharding import AxisType, Mesh
 from replicax import _jax
 
 REPLICA_AXIS = "replica"
-"""The mesh axis along which replicas lie: the axis name for ``jax.lax`` collectives in a step, and for layers that
-reduce over replicas by themselves, such as ``BatchNorm(axis_name=replicax.REPLICA_AXIS)``."""
+"""The mesh axis of the replicas: the axis name for ``jax.lax`` collectives in a step, and for layers that reduce over
+replicas themselves, such as ``BatchNorm(axis_name=replicax.REPLICA_AXIS)``."""
 
 
 def logical_axes(count: int) -> dict[str, int]:
-    """The mesh axes along which ``count`` logical devices of a replica lie, and their sizes: the prime factors.
+    """The mesh axes for ``count`` logical devices of a replica, and their sizes: the prime factors.
 
-    So any way to divide the logical devices over the dims of an array is a way to share out whole axes.
+    So any split of the logical devices over the dims of an array assigns whole axes.
 
     >>> from replicax.devices.mesh import logical_axes
     >>> logical_axes(12)
@@ -41,12 +41,12 @@ _hosts_of_slice: dict[str, int] = {}
 
 
 def describe_slices(device_kind: str, hosts: int) -> None:
-    """Say how many hosts a slice has of described devices of that kind, which say that they are all of slice 0."""
+    """Set how many hosts a slice of described devices of this kind has; such devices all claim to be of slice 0."""
     _hosts_of_slice[device_kind] = hosts
 
 
 def slice_of(device: Any) -> int:
-    """The number of the slice that a JAX device is of; 0 where it does not say, as where there is only one."""
+    """The number of a JAX device's slice; 0 if the device does not know it, as where there is only one."""
     hosts = _hosts_of_slice.get(device.device_kind)
     if hosts is not None and _jax.is_absent(device):
         return int(device.process_index) // hosts
@@ -54,7 +54,7 @@ def slice_of(device: Any) -> int:
 
 
 def slices_of(devices: np.ndarray) -> int:
-    """How many slices the devices are of: a slice's devices are linked with each other more closely than with others.
+    """The number of slices of the devices: links inside a slice are faster than those between slices.
 
     >>> import jax, numpy as np
     >>> from replicax.devices.mesh import slices_of
@@ -65,7 +65,7 @@ def slices_of(devices: np.ndarray) -> int:
 
 
 def programs_for(devices: np.ndarray) -> int:
-    """How many programs a compiler makes of one that runs on these devices: for TPUs one for each slice.
+    """The number of programs that a compiler makes of one for these devices: for TPUs one for each slice.
 
     >>> import jax, numpy as np
     >>> from replicax.devices.mesh import programs_for
@@ -76,7 +76,7 @@ def programs_for(devices: np.ndarray) -> int:
 
 
 def slices_in_turn(devices: np.ndarray) -> int:
-    """How many slices the replicas are of, if these lie one after the other, with as many in each; 0 if they don't.
+    """The number of slices of the replicas if each slice's are consecutive and all have as many; otherwise 0.
 
     Args:
       devices: the devices of each replica.
@@ -94,7 +94,7 @@ def slices_in_turn(devices: np.ndarray) -> int:
 
 
 def in_groups(mesh: Mesh, groups: int) -> Mesh:
-    """The same devices with a further axis in front: ``groups`` of neighbouring replicas; ``replica`` is in a group.
+    """The same devices with a new first axis: ``groups`` of neighbouring replicas; ``replica`` is then in a group.
 
     >>> import jax
     >>> from replicax.devices.mesh import in_groups, replica_mesh
@@ -109,7 +109,7 @@ def in_groups(mesh: Mesh, groups: int) -> Mesh:
 
 
 def in_logical_mesh() -> bool:
-    """Whether what is traced now is for replicas with several logical devices.
+    """Whether the present trace is for replicas with several logical devices.
 
     >>> from replicax.devices.mesh import in_logical_mesh
     >>> in_logical_mesh()
@@ -119,12 +119,12 @@ def in_logical_mesh() -> bool:
 
 
 def logical_device_mesh(mesh: Mesh, logical_device: int) -> Mesh:
-    """The part of a mesh that one logical device of each replica makes up."""
+    """The submesh of one logical device of each replica."""
     return replica_mesh(mesh.devices.reshape(mesh.shape[REPLICA_AXIS], -1)[:, logical_device])
 
 
 def devices_of(mesh: Mesh, replica: int) -> Mesh:
-    """The part of a mesh that the logical devices of one replica make up."""
+    """The submesh of the logical devices of one replica."""
     axes = mesh.axis_names[1:]
     return Mesh(mesh.devices[replica], axes, axis_types=(AxisType.Auto,) * len(axes))
 
@@ -132,8 +132,8 @@ def devices_of(mesh: Mesh, replica: int) -> Mesh:
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
     """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
 
-    There is no axis for logical devices when a replica has only one: JAX refuses host callbacks while some
-    axis of the mesh is partitioned automatically.
+    If a replica has only one logical device there is no axis for them: JAX refuses host callbacks while some axis of
+    the mesh is partitioned automatically.
 
     Args:
       devices: one for each replica, or an array ``[replicas, logical devices]``.

@@ -1,4 +1,4 @@
-"""Quantities in words: bytes, counts and seconds, each in the unit that suits its size."""
+"""Formats quantities: bytes, counts and seconds, each in a unit that suits its size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def unit_of(amount: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    """The largest of ``units`` that is no larger than ``amount``; the smallest if none is. Largest first."""
+    """The largest unit that is at most ``amount``, or the smallest; ``units`` start with the largest."""
     return next((unit for unit in units if amount >= unit[0]), units[-1])
 
 
 def bytes_in_words(size: float) -> str:
-    """A size of memory.
+    """Format a size of memory.
 
     >>> from replicax.devices.quantities import bytes_in_words
     >>> bytes_in_words(3 * 2**29), bytes_in_words(12)
@@ -26,7 +26,7 @@ def bytes_in_words(size: float) -> str:
 
 
 def count_in_words(number: float) -> str:
-    """A large number with three digits, to be followed by what is counted.
+    """Format a large number with three digits; the name of the counted thing follows.
 
     >>> from replicax.devices.quantities import count_in_words
     >>> count_in_words(17514876633088), count_in_words(12)
@@ -37,7 +37,7 @@ def count_in_words(number: float) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A time with three digits.
+    """Format a time with three digits.
 
     >>> from replicax.devices.quantities import seconds_in_words
     >>> seconds_in_words(0.0417), seconds_in_words(3.2e-6), seconds_in_words(0)

@@ -1,4 +1,4 @@
-"""Choosing devices by name, and emulating many of them on one CPU."""
+"""Chooses devices by name, and emulates CPU devices."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]
 def use_cpu_devices(n: int) -> None:
     """Emulate ``n`` CPU devices, so that code for many devices runs on one machine.
 
-    Call it once, before anything asks JAX for a device. Besides the number of devices it sets how many threads
-    XLA may use (the environment variable ``NPROC``): with fewer than two a device, replicas that meet in a
-    collective wait for each other for ever. JAX then uses the CPU even where it finds an accelerator.
+    Call it once, before any code asks JAX for a device. Besides the number of devices it sets how many threads
+    XLA may use (the environment variable ``NPROC``): with fewer than two a device, replicas that communicate in a
+    collective wait for each other for ever. JAX then uses the CPU even if it finds an accelerator.
 
-    Each of several processes calls it before ``jax.distributed.initialize``, and gets devices of its own.
+    With several processes, each calls it before ``jax.distributed.initialize``, and gets its own devices.
 
     Args:
-      n: how many devices, at least 1.
+      n: the number of devices, at least 1.
 
     Raises:
       ValueError: ``n`` is not a positive integer.
-      RuntimeError: JAX has made its devices already, and they are not ``n`` CPU devices.
+      RuntimeError: JAX has created its devices already, and they are not ``n`` CPU devices.
 
     >>> import replicax
     >>> replicax.use_cpu_devices(8)  # a second call with the same number does nothing
@@ -65,14 +65,14 @@ def resolve_devices(
 ) -> tuple[jax.Device, ...]:
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
-    JAX makes its devices here, if nothing has asked for one before.
+    JAX creates its devices here, unless it has already.
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``, ``"/gpu:0"``, ``"/device:GPU:0"`` or
-        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. An array of devices, as a resolver has, is
-        taken in its order.
-      reproducible: whether they are to compute as in any process of as many replicas, if they are CPUs.
-      num_replicas: how many replicas there will be on the devices of all workers, if that is known.
+        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. An array of devices, such as a resolver's,
+        keeps its order.
+      reproducible: whether CPU devices must compute as in any process with as many replicas.
+      num_replicas: the number of replicas on the devices of all workers, if known.
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
@@ -140,10 +140,10 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
 
 
 def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.ndarray:
-    """The devices of each replica, ``[replicas, logical devices]``: each has so many, one after the other.
+    """The devices of each replica, ``[replicas, logical devices]``: as many for each, in the order of ``devices``.
 
     Raises:
-      TypeError: ``num_logical_devices`` is no int.
+      TypeError: ``num_logical_devices`` is not an int.
       ValueError: it does not divide the number of devices.
 
     >>> import jax
@@ -163,7 +163,7 @@ def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.n
 
 
 def _will_be_cpus(devices: Sequence[str | jax.Device] | None) -> bool:
-    """Whether the devices are CPUs, as far as that can be told before JAX makes them."""
+    """Whether the devices will be CPUs, as far as is known before JAX creates them."""
     if devices is None:
         return _jax.default_platform_is_cpu()
     names = [_NAME.fullmatch(d) if isinstance(d, str) else None for d in devices]
@@ -174,7 +174,7 @@ def _check_owner(owner: str, device: str) -> None:
     """Raise unless ``owner``, as in ``"job:worker/task:1/"``, is this process.
 
     Raises:
-      ValueError: it is another one, or none; or another part of the name is unknown.
+      ValueError: it is another process, or none; or another part of the name is unknown.
     """
     here, count = jax.process_index(), jax.process_count()
     for part in owner.split("/")[:-1]:
@@ -196,7 +196,7 @@ def _check_owner(owner: str, device: str) -> None:
 def _local_devices() -> tuple[jax.Device, ...]:
     try:
         return tuple(jax.local_devices())
-    except AssertionError as error:  # what JAX raises where the chosen platform has no device
+    except AssertionError as error:  # JAX raises it if the chosen platform has no device
         raise ValueError(f"JAX has no device of the platform {jax.config.values['jax_platforms']!r}") from error
 
 

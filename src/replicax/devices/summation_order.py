@@ -1,9 +1,9 @@
 """Summation order: sums over replicas that have the same bits on any number of devices.
 
-The terms of a sum are the leaves of a binary tree, in the order of the replicas: neighbours are added in pairs, their
-sums are again, and so on; who is left over goes up by itself. The tree depends on the number of terms only. It has a
-node for each block of ``2**h`` neighbours that begins at a multiple of that. So a device that has a block adds it up by
-itself, and one that has ``d * 2**h`` replicas, with an odd d, adds up d blocks.
+The terms of a sum are the leaves of a binary tree, in the order of the replicas: neighbours are added in pairs, then
+the sums of the pairs, and so on; a term without a neighbour moves up one level. The tree depends only on the number of
+terms. It has a node for each block of ``2**h`` neighbours that begins at a multiple of that. So a device that has a
+block adds it up alone, and one that has ``d * 2**h`` replicas, with an odd d, adds up d blocks.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ def added_in_pairs(terms: Any) -> Any:
 
 
 def elements_in_order(array: Any, dims: Sequence[int]) -> Any:
-    """The sum of an array's elements along ``dims``, in an order that depends on the sizes of all dims only.
+    """The sum of an array's elements along ``dims``, in an order that depends only on the sizes of the dims.
 
-    A compiler adds up in an order that suits it: it depends on how the array lies in memory, and on what is computed
-    beside. Here each addition is one of two arrays, element by element. The largest of ``dims`` comes last: whoever has
-    only a piece of the array along that one adds up as much as everybody else, and then no more than a vector is left.
+    A compiler chooses its own order, which depends on the layout of the array in memory and on the surrounding
+    computation. Here each addition adds two arrays, element by element. The largest of ``dims`` comes last: a device
+    that has a piece of the array along that dim then adds up as much as others, and only a vector is left.
     """
     [total] = elements_p.bind(array, along=tuple(dims))
     return total
 
 
 def last_of(shape: Sequence[int], dims: Sequence[int]) -> int | None:
-    """The dim along which elements are added last; ``None`` if they are not added at all."""
+    """The dim along which elements are added last; ``None`` if none are added."""
     return max(dims, key=lambda d: (shape[d], -d), default=None)
 
 
 def all_but_last(array: Any, dims: Sequence[int], last: int | None) -> Any:
-    """The sum along all of ``dims`` but the ``last`` one; these keep a size of 1.
+    """The sum along all of ``dims`` except ``last``; these keep a size of 1.
 
     Args:
-      array: the array, or a piece of it along the last one.
-      dims: along which it is added up.
-      last: that of :func:`last_of`.
+      array: the array, or a piece of it along ``last``.
+      dims: the dims to add along.
+      last: the result of :func:`last_of`.
     """
     array = lax.optimization_barrier(array)
     shape = [1 if d in dims and d != last else n for d, n in enumerate(array.shape)]
-    # Neighbouring dims along which it is added are one.
+    # Merge neighbouring dims of the sum.
     runs = itertools.groupby(range(array.ndim), key=lambda d: -1 if d in dims and d != last else d)
     groups = [(key == -1, math.prod(array.shape[d] for d in run)) for key, run in runs]
     array = array.reshape([size for _, size in groups])
@@ -79,7 +79,7 @@ def added_along(array: Any, axis: int) -> Any:
     return array if array.size else jnp.zeros([1 if d == axis else n for d, n in enumerate(array.shape)], array.dtype)
 
 
-_FAN = 8  # a power of two: so many terms are added in one go through memory
+_FAN = 8  # a power of two: so many terms are added in one pass through memory
 
 
 def _all_elements(array: Any, *, along: tuple[int, ...]) -> list[Any]:
@@ -89,25 +89,25 @@ def _all_elements(array: Any, *, along: tuple[int, ...]) -> list[Any]:
 
 
 elements_p = _jax.composite_primitive("replicax_elements", _all_elements)
-"""``y = elements[along=…] x``: the sum along these dims, in their order."""
+"""``y = elements[along=…] x``: the sum along these dims, in a fixed order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the terms of a device are added up, of which there is one after the other.
+    """The order in which a device adds up its terms, which come one after the other.
 
-    A loop keeps the sums of pairs. When there are four of them, they are added up, and their sum is a term for another
-    such array; so in a loop over ``8**i`` terms there are ``i`` arrays. All are updated where they lie.
+    A loop keeps the sums of pairs. When it has four of them it adds them up, and their sum is a term of the next such
+    array; so a loop over ``8**i`` terms keeps ``i`` arrays. It updates all of them in place.
 
     Attributes:
-      fans: how many terms each array is for: powers of two, and last an odd number, if that is more than 1.
+      fans: how many terms each array is for: powers of two, and at the end an odd number if it is more than 1.
     """
 
     fans: tuple[int, ...]
 
     @classmethod
     def of(cls, terms: int) -> Blocks:
-        """Those of so many neighbouring terms, on each device."""
+        """The order for ``terms`` neighbouring terms on each device."""
         fans = []
         while terms % 2 == 0:
             fans.append(min(terms & -terms, _FAN))
@@ -116,20 +116,20 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many of the largest blocks the device has all terms of: an odd number."""
+        """The number of the largest blocks whose terms the device has all: an odd number."""
         return self.fans[-1] if self.fans and self.fans[-1] % 2 else 1
 
     def no_terms(self, shape: tuple[int, ...], dtype: Any) -> Known:
-        """What is known before the first term: room for sums of pairs, of terms and of blocks."""
+        """The state before the first term: room for sums of pairs, of terms and of blocks."""
         return [jnp.zeros((fan if fan % 2 else fan // 2, *shape), dtype) for fan in self.fans]
 
     def with_term(self, known: Sequence[Known], terms: Sequence[Any], number: Any) -> list[Known]:
-        """What is known after one more term of each sum: sums of blocks that are complete are added to these.
+        """The state after one more term of each sum: adds sums of complete blocks.
 
         Args:
-          known: what is known so far, of each sum.
+          known: the present state, of each sum.
           terms: the next term of each.
-          number: how many have come before.
+          number: how many terms have come before.
         """
         fan, *rest = self.fans
         paired = [_with_term(k[0], term, number % fan, fan % 2 == 0) for k, term in zip(known, terms, strict=True)]
@@ -140,36 +140,36 @@ class Blocks:
             totals = [added_in_pairs(pairs) for pairs in paired]
             return jnp.bool_(False), Blocks(tuple(rest)).with_term(state[1], totals, number // fan)
 
-        # No branch: its results would be copied.
+        # No branch: XLA would copy its results.
         complete = number % fan == fan - 1
         _, larger = lax.while_loop(lambda state: state[0], add, (complete, [k[1:] for k in known]))
         return [[pairs, *k] for pairs, k in zip(paired, larger, strict=True)]
 
     def sums(self, known: Known) -> Any:
-        """``[count, *shape]``: the sums of the blocks, when all terms have come."""
+        """``[count, *shape]``: the sums of the blocks, after all terms."""
         return known[-1] if self.count > 1 else added_in_pairs(known[-1])[None]
 
 
 Known = list[Any]
-"""What a device knows of a sum: an array for each of the fans."""
+"""The state of a sum on a device: an array for each of the fans."""
 
 
 def _with_term(sums: Any, term: Any, number: Any, in_pairs: bool) -> Any:
-    """Sums of pairs after one more term; or the terms."""
+    """Add one more term to the sums of pairs; or keep it as a term."""
     if not in_pairs:
         return lax.dynamic_update_index_in_dim(sums, term, number, 0)
-    # One index, which is not negative, of both: so that the compiler sees that they are in the same place.
+    # One non-negative index for both: so that the compiler sees that they are in the same place.
     place = [(number // 2).astype(jnp.uint32), *[jnp.uint32(0)] * term.ndim]
     before = lax.dynamic_slice(sums, place, (1, *term.shape))
     return lax.dynamic_update_slice(sums, jnp.where(number % 2 == 1, before + term[None], term[None]), place)
 
 
 def sum_in_order(blocks: Any, replicas: int) -> Any:
-    """The sum over all devices of ``[count, *shape]``, the sums of the blocks that each has.
+    """The sum over all devices of ``[count, *shape]``, the sums of each device's blocks.
 
-    Each device adds up its part of the array, and then all get all parts. The bytes are those of a ring, ``2 (n - 1) /
-    n`` times those of the blocks on n devices. What comes after this is compiled alike for any number of devices: so
-    the array is filled up for as many parts as there are replicas, and gathered also if there is one device.
+    Each device adds up its part of the array, and then gathers all parts. The bytes are those of a ring, ``2 (n - 1) /
+    n`` times those of the blocks on n devices. The code after this must compile alike for any number of devices: so the
+    array is padded for as many parts as there are replicas, and gathered even with one device.
     """
     count, *shape = blocks.shape
     flat = blocks.reshape(count, -1)
@@ -180,7 +180,7 @@ def sum_in_order(blocks: Any, replicas: int) -> Any:
 
 
 def part_in_order(blocks: Any, dim: int) -> Any:
-    """This device's part of the sum over all devices of ``[count, …, parts, …]``: one of as many along ``dim``."""
+    """This device's part of the sum over all devices of ``[count, …, parts, …]``: one of the parts along ``dim``."""
     if lax.axis_size(REPLICA_AXIS) == 1 or _jax.coordination_client() is None:
         return added_in_pairs(_exchanged(blocks, dim))
     return lax.platform_dependent(

@@ -1,1 +1,1 @@
-"""Drawing: which device holds what, and which devices tell each other something, as a picture."""
+"""Drawing: pictures of what each device holds, and of the communication between devices."""

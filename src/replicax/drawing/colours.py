@@ -1,4 +1,4 @@
-"""Colours of the parts of a variable: one for each different content."""
+"""Colours for the parts of a variable: one for each different content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.tpu.core_owners import COLOURS
 
 
 def colours_of(holding: Holding) -> dict[tuple[int, int], str]:
-    """Of each device and copy: one for each different content."""
+    """The colour of each device and copy: one for each different content."""
     contents: dict[tuple[object, int], int] = {}
     numbers = {
         (i, copy): contents.setdefault((part.bounds, part.first + copy), len(contents))
@@ -22,6 +22,6 @@ def colours_of(holding: Holding) -> dict[tuple[int, int], str]:
 
 
 def _hue(number: int, count: int) -> str:
-    """A colour of the rainbow, which has so many."""
+    """One of ``count`` colours of the rainbow."""
     red, green, blue = colorsys.hls_to_rgb(number / count, 0.5 if number % 2 else 0.38, 0.55)
     return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"

@@ -1,7 +1,7 @@
-"""What each device holds of each variable, and which devices exchange something in a step.
+"""The part of each variable that each device holds, and the communication between devices in a step.
 
-Nothing is taken from what a strategy promises: the parts are those of the arrays' own shardings, and the exchanges
-those of the compiled program's text.
+Both are measured: the parts come from the shardings of the arrays, and the exchanges from the text of the compiled
+program.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Column:
       name: such as ``"cpu:3"``.
       replicas: the numbers of the replicas that it runs; empty if it only holds variables.
       logical_device: its number in the replica; ``None`` if it is the only one.
-      panel: what it is part of, such as ``"worker 0"``; empty if all are part of one.
-      group: its group of replicas, such as ``"group 0"``; empty if there are none.
+      panel: the part of the system that it belongs to, such as ``"worker 0"``; empty if there is only one.
+      group: its group of replicas, such as ``"group 0"``; empty without groups.
     """
 
     name: str
@@ -45,19 +45,19 @@ class Column:
 
 
 Bounds = tuple[tuple[int, int], ...]
-"""Where a part of an array begins and ends, in each dim."""
+"""The start and the end of a part of an array, in each dim."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DevicePart:
-    """What one device has of a variable.
+    """One device's part of a variable.
 
     Attributes:
-      bounds: which part of a value; what fills it up is left out.
-      own: whether each replica has a value of its own.
-      copies: how many of these it has; their replicas' numbers follow on each other from ``first``.
+      bounds: the part of a value, without padding.
+      own: whether each replica has its own value.
+      copies: the number of replicas whose values it has; their numbers are consecutive from ``first``.
       first: the number of the first of these replicas; 0 if all have the same value.
-      bytes: the memory that it takes.
+      bytes: the memory of the part.
     """
 
     bounds: Bounds
@@ -68,21 +68,21 @@ class DevicePart:
 
     @property
     def size(self) -> int:
-        """How many elements of one value it has."""
+        """The number of elements of one value that it has."""
         return math.prod(end - start for start, end in self.bounds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """What the devices have of a variable.
+    """The parts of a variable on the devices.
 
     Attributes:
       name: the variable's.
       kind: its dtype and shape.
-      where: how it lies, in words.
+      where: a description of its layout.
       shape: of one value.
       bytes: of one value.
-      parts: of each device; ``None`` if it has nothing of the variable.
+      parts: of each device; ``None`` for devices without one.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Holding:
     parts: tuple[DevicePart | None, ...]
 
     def shown_dims(self) -> tuple[int | None, int | None]:
-        """The two dims that a picture has room for: those that are split, and then the largest."""
+        """The two dims that the picture shows: those that are split, and then the largest."""
         split = [
             any(part and part.bounds[dim] != (0, size) for part in self.parts) for dim, size in enumerate(self.shape)
         ]
@@ -104,7 +104,7 @@ class Holding:
         return (None, chosen[0]) if len(chosen) == 1 else (chosen[0], chosen[1])
 
     def share(self, part: DevicePart) -> str:
-        """How much of the value a device has."""
+        """A description of a device's part of the value."""
         if part.own:
             return f"{part.copies} of its own" if part.copies > 1 else "its own"
         whole = math.prod(self.shape)
@@ -117,13 +117,13 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What devices tell each other in one run of a program: all collectives of one kind among the same devices.
+    """The communication in one run of a program: all collectives of one kind among the same devices.
 
     Attributes:
       kind: such as ``"all-gather"``.
-      groups: the devices that do it together, by their places in the mesh.
-      count: how many collectives there are.
-      bytes: of their results on one device, together.
+      groups: the devices that communicate with each other, by their places in the mesh.
+      count: the number of collectives.
+      bytes: the sum of their results on one device.
     """
 
     kind: str
@@ -133,12 +133,12 @@ class Exchange:
 
 
 def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:
-    """What each of ``devices`` is in a placement.
+    """The columns for ``devices`` in a placement.
 
     Args:
       replicas: of the placement.
       devices: those of its mesh, in that order, and others that hold variables.
-      groups: how many groups of neighbouring replicas have the variables.
+      groups: the number of groups of neighbouring replicas that the variables are split over.
     """
     each, logical = replicas.per_device, replicas.logical_devices.shape[1]
     slices = max(replicas.slices, 1)
@@ -159,23 +159,23 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
 
 
 def _number(device: jax.Device) -> int:
-    """By which the device's own worker names it."""
+    """The number by which the device's own worker names it."""
     return [d for d in jax.devices(device.platform) if d.process_index == device.process_index].index(device)
 
 
 def devices_that_hold(mesh: Mesh, variables: Sequence[Variable]) -> tuple[jax.Device, ...]:
-    """The devices of the mesh in its order, and behind them those at which a variable is at home."""
+    """The devices of the mesh in its order, followed by other devices that hold variables."""
     homes = [v.layout.home for v in variables if v.layout.home is not None]
     return tuple(dict.fromkeys([*mesh.devices.flat, *homes]))
 
 
 def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: int) -> Holding:
-    """What ``devices`` have of a variable.
+    """The parts of a variable on ``devices``.
 
     Args:
-      variable: any.
+      variable: any variable.
       devices: of all workers.
-      per_device: how many replicas each runs.
+      per_device: the number of replicas of each.
     """
     mesh, layout = variable.replicas.mesh, variable.layout
     array = layout.from_stored(variable.stored(), mesh)
@@ -189,7 +189,7 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
             return None
         bounds = [index.indices(size)[:2] for index, size in zip(indices[device], array.shape, strict=True)]
         first, last = bounds.pop(0) if own else (0, 1)
-        if isinstance(layout, Split):  # without what fills it up
+        if isinstance(layout, Split):  # without padding
             bounds = [(min(start, n), min(end, n)) for (start, end), n in zip(bounds, shape, strict=True)]
         return DevicePart(tuple(bounds), own, last - first, first, item)
 
@@ -204,13 +204,13 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
 
 
 def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
-    """What the devices tell each other in one run of a compiled program, in the order of its first appearance.
+    """The communication in one run of a compiled program, in the order of first appearance.
 
     Args:
       text: of the program.
-      devices: how many run it.
-      slices: how many slices have these devices, one after the other. Each has a program of its own, and the text is
-        that of the first; those of the others are alike.
+      devices: the number of devices that run it.
+      slices: the number of slices of these devices, one after the other. Each has its own program, and the text is
+        that of the first; the others are alike.
 
     >>> from replicax.drawing.holdings import exchanges_in
     >>> exchanges_in(

@@ -1,8 +1,8 @@
 """The picture of a placement: a column for each device, a row for each variable, a track for each exchange.
 
-In the row of a variable each device has the outline of the whole value, in which the part that it holds is filled.
-Parts with the same numbers have the same colour: so what is mirrored is all of one colour, and what is split over all
-devices has as many as there are pieces.
+In the row of a variable each device has the outline of the whole value, with its part filled. Equal parts have the same
+colour: so a mirrored variable has one colour, and a variable that is split over all devices has as many as there are
+pieces.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def placement_picture(
 
     Args:
       title: of the picture.
-      facts: what the placement is, in words.
+      facts: a description of the placement.
       columns: the devices, in the order of the mesh.
-      holdings: what they have of each variable.
-      exchanges: what a step tells among them; ``None`` if there is no step.
+      holdings: their parts of each variable.
+      exchanges: the communication of a step; ``None`` without a step.
     """
     page = _Page(columns)
     page.head(title, facts, len(columns))
@@ -113,7 +113,7 @@ def placement_picture(
 
 
 class _Page:
-    """What is drawn goes below ``y``, which then moves down. Panels are drawn last and lie below all."""
+    """Shapes are added below ``y``, which then moves down. Panels are drawn last, beneath everything else."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.shown = columns[:_MOST_DEVICES]
@@ -128,7 +128,7 @@ class _Page:
         return self.left + (device + 0.5) * self.column
 
     def runs(self, of: Callable[[Column], Kind]) -> list[tuple[Kind, int, int]]:
-        """Neighbouring columns of which the same is true: what, the first, and the one behind the last."""
+        """Runs of neighbouring columns with the same ``what``: it, the first column, and the one after the last."""
         found: list[tuple[Kind, int, int]] = []
         for i, column in enumerate(self.shown):
             if found and found[-1][0] == of(column):
@@ -180,7 +180,7 @@ class _Page:
         self.y += 34 if any(c.logical_device is not None for c in self.shown) else 21
 
     def _replica_words(self, runs: Sequence[tuple[tuple[int, ...], int, int]]) -> tuple[float, bool]:
-        """The size of the words for each device's replicas, and whether there is room for more than numbers."""
+        """The size of the text for each device's replicas, and whether there is room for more than numbers."""
         for size in (11.0, 10.0, 9.0):
             if all(
                 width_of(_replicas(replicas, True), size, bold=True) <= (end - first) * self.column - 14
@@ -197,7 +197,7 @@ class _Page:
             width = (end - first) * self.column - 4
             self.below.box(self.left + first * self.column + 2, top, width, self.y - top, "panel", 8)
 
-    # --- what they hold ---------------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------------
 
     def variable(self, holding: Holding) -> None:
         self._rule()
@@ -224,7 +224,7 @@ class _Page:
         self._labels(words, tall)
 
     def _outline(self, holding: Holding, rows: int | None, columns: int | None) -> tuple[float, float]:
-        """How large a value is drawn: flatter than it is, so that all shapes have room."""
+        """The size of a value in the picture: flatter than its shape, so that all shapes fit."""
         if columns is None:
             return 14.0 * min(4, max((p.copies for p in holding.parts if p), default=1)), 14.0
         if rows is None:
@@ -242,7 +242,7 @@ class _Page:
         dims: tuple[int | None, int | None],
         colour: str,
     ) -> None:
-        """The outline of a value, and in it what a device has."""
+        """The outline of a value, with a device's part."""
         left, top, width, height = place
         self.above.box(left, top, width, height, "rest", 2)
         spans = []
@@ -267,7 +267,7 @@ class _Page:
         self.above.line([(_MARGIN, self.y), (self.left + self.column * len(self.shown), self.y)], "line", 0.8)
 
     def kept(self, holdings: Sequence[Holding]) -> None:
-        """How much memory the variables take on each device, beside that of all of them."""
+        """The memory of the variables on each device, compared with that of all variables."""
         self._rule()
         whole = max(sum(h.bytes for h in holdings), 1)
         words = [("kept on each device", 13.0, "ink b")]
@@ -283,7 +283,7 @@ class _Page:
                 self.above.box(left, self.y + 27, max(width * min(mine / whole, 1), 3), 7, "full", 3)
         self._labels(words, 48)
 
-    # --- what they exchange -----------------------------------------------------------------------------
+    # --- communication ----------------------------------------------------------------------------------
 
     def exchanges(self, exchanges: Sequence[Exchange]) -> None:
         self.y += 26
@@ -304,7 +304,7 @@ class _Page:
             self._labels([(exchange.kind, 12.0, "ink b"), (size, 11.0, "muted")], tall)
 
     def _group(self, group: Sequence[int], at: float) -> None:
-        """The devices of a group, on a line which leaves the page if there are more of them."""
+        """The devices of a group, on a line that leaves the page if there are more of them."""
         inside = [i for i in group if i < len(self.shown)]
         right = self.left + self.column * len(self.shown) if len(inside) < len(group) else self.middle(inside[-1])
         self.above.line([(self.middle(inside[0]), at), (right, at)], "link", 2)
@@ -326,7 +326,7 @@ class _Page:
 
 
 def _facts(replicas: Replicas, groups: int) -> str:
-    """What a placement is, in words."""
+    """A description of a placement."""
     logical = replicas.logical_devices.shape[1]
     facts = [
         _many(replicas.count, "replica")
@@ -358,7 +358,7 @@ def _size(size: float) -> str:
 
 
 def _lanes(groups: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Groups side by side where they don't cross each other, and otherwise below each other."""
+    """Groups side by side if they don't overlap, and otherwise below each other."""
     lanes: list[list[list[int]]] = []
     for group in sorted(groups):
         lane = next((lane for lane in lanes if lane[-1][-1] < group[0]), None)

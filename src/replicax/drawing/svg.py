@@ -1,7 +1,6 @@
-"""SVG as text: shapes and words, in colours that suit a light page and a dark one.
+"""SVG as text: shapes and text, in colours that suit light and dark pages.
 
-Words are not drawn here but by who shows the picture, in whatever font there is; so how wide they will be is an
-estimate, on the safe side.
+The viewer draws the text in its own font; so the width of text is estimated, on the safe side.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _NARROW, _WIDE = frozenset("ilj.,:;|!'()[] ftr-"), frozenset("mwMWO@%—×GQ")
 
 
 def width_of(text: str, size: float, bold: bool = False) -> float:
-    """About how wide a line is, in the units of ``size``."""
+    """An estimate of the width of a line, in the units of ``size``."""
     units = sum(0.34 if c in _NARROW else 0.86 if c in _WIDE else 0.68 if c.isupper() else 0.56 for c in text)
     return units * size * (1.06 if bold else 1.0)
 
 
 def lines_of(text: str, size: float, room: float) -> list[str]:
-    """``text`` cut into lines, between its words, none of which is wider than ``room`` if its words are not."""
+    """Wrap ``text`` at spaces into lines of at most the width ``room``, unless a single word is wider."""
     lines: list[str] = []
     for word in text.split():
         if lines and width_of(f"{lines[-1]} {word}", size) <= room:
@@ -43,7 +42,7 @@ def lines_of(text: str, size: float, room: float) -> list[str]:
 
 
 def cut_to(text: str, size: float, room: float, bold: bool = False) -> str:
-    """``text``, without its end if it is too wide."""
+    """Truncate ``text`` if it is too wide."""
     if width_of(text, size, bold) <= room:
         return text
     while text and width_of(f"{text}…", size, bold) > room:
@@ -52,13 +51,13 @@ def cut_to(text: str, size: float, room: float, bold: bool = False) -> str:
 
 
 class Drawing:
-    """A picture to which things are added, each above those before. Positions are in pixels from the upper left."""
+    """A picture to which shapes are added, each above the earlier ones. Positions are in pixels from the upper left."""
 
     def __init__(self) -> None:
         self._things: list[str] = []
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, radius: float = 0, **more: str) -> None:
-        """A rectangle of a class of the style, or of a colour: ``#4477AA``."""
+        """A rectangle with a class of the style or a colour, such as ``#4477AA``."""
         corners = f' rx="{_number(radius)}"' if radius else ""
         place = " ".join(f'{k}="{_number(v)}"' for k, v in (("x", x), ("y", y), ("width", width), ("height", height)))
         self._things.append(f"<rect {place}{corners}{_look(kind, more)}/>")
@@ -74,19 +73,19 @@ class Drawing:
         self._things.append(f"<circle {place}{_look(kind, {})}/>")
 
     def text(self, x: float, y: float, text: str, size: float, kind: str = "ink", anchor: str = "start") -> None:
-        """A line of words whose foot is at ``y``; ``x`` is its start, middle or end."""
+        """A line of text with its base line at ``y``; ``x`` is its start, middle or end."""
         at = "" if anchor == "start" else f' text-anchor="{anchor}"'
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{_number(size)}"'
         self._things.append(f"<text {place}{at}{_look(kind, {})}>{escape(text)}</text>")
 
     def under(self, other: Drawing) -> Drawing:
-        """Both: ``other`` above this one."""
+        """Combine both, with ``other`` on top."""
         both = Drawing()
         both._things = [*self._things, *other._things]
         return both
 
     def document(self, width: float, height: float, title: str) -> str:
-        """All of it, as a file's text."""
+        """The complete SVG, as the text of a file."""
         size, label = f"{_number(width)} {_number(height)}", f"aria-label={quoteattr(title)}"
         return "\n".join(
             [

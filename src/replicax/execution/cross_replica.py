@@ -284,7 +284,7 @@ def _by_form(
 
 def _everyones(lockstep: Lockstep, values: list[PerReplica]) -> list[tuple[Any, ...]]:
     """The components of each value, of all workers' replicas."""
-    theirs = lockstep.share("combines components of different kinds", [v.real_values for v in values])
+    theirs = lockstep.exchange("combines components of different kinds", [v.real_values for v in values])
     return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
 
 

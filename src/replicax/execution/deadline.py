@@ -12,7 +12,7 @@ from replicax import _jax
 from replicax.communication import Late, watch
 from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.codec import declared, dumps, loads
-from replicax.workers.exchange import CalledOff
+from replicax.workers.exchange import Cancelled
 from replicax.workers.replicas import Replicas
 
 declared(Late)
@@ -65,8 +65,8 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *
         if late is not None and thread.is_alive():
             try:
                 problem = _of_all_workers(late, replicas, number, lambda: not thread.is_alive())
-            except CalledOff:
-                continue  # the missing worker has come while we asked
+            except Cancelled:
+                continue  # whoever was missing has come while we asked
             except WorkerError:
                 _leave_behind(thread, replicas)
                 raise

@@ -65,10 +65,10 @@ class Dispatch:
     def launch(self, launched: list[Any] | None = None) -> Any:
         """Run the program, and return what the step returns; see :func:`launch` for ``launched``."""
         executable, replicas = self._executable, self._programs.replicas
-        if replicas.elsewhere is None:
+        if replicas.remote_variables is None:
             computed = launch(replicas, executable, self._inputs, launched)
         else:
-            with replicas.elsewhere.around((*executable.donated, *executable.kept), executable.written):
+            with replicas.remote_variables.synchronized((*executable.donated, *executable.kept), executable.written):
                 computed = launch(replicas, executable, self._inputs, launched)
         program = executable.program
         padded, scales = executable.padded, program.scales

@@ -48,7 +48,7 @@ def check_same_step(
     name = function_name(fn)
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves]
-    theirs = lockstep.share(f"runs the step {name!r} {how}", mine)
+    theirs = lockstep.exchange(f"runs the step {name!r} {how}", mine)
     first = theirs[0]
     for worker, (structure, kinds, prints) in enumerate(theirs):
         if structure != first[0]:

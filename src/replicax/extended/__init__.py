@@ -1,4 +1,4 @@
-"""The part of a strategy that library code uses."""
+"""The part of a strategy for library code."""
 
 from replicax.extended.strategy_extended import StrategyExtended
 

@@ -1,4 +1,4 @@
-"""Locations: the devices of a result, or of variables."""
+"""Locations: the devices of results and of variables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from replicax.workers.replicas import Replicas
 
 
 def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
-    """The sharding of results on ``where``; ``None`` if this is all replicas' devices, where results are anyway.
+    """The sharding of results on ``where``; ``None`` for all replicas' devices, where results are anyway.
 
     Args:
       replicas: of the results.
       where: a variable or a value (for its devices), devices, or ``None``.
-      what: the method that was called.
+      what: the name of the called method.
 
     Raises:
       ContextError: another strategy's variable.
@@ -58,7 +58,7 @@ def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
 
 
 def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: Any) -> bool:
-    """Whether ``where``, a variable or the result of ``non_slot_devices``, is where variables are: ``devices``."""
+    """Whether ``where``, a variable or the result of ``non_slot_devices``, names the variables' ``devices``."""
     if isinstance(where, Variable):
         check_owner(where, replicas, "this is")
         return True
@@ -68,7 +68,7 @@ def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: An
 
 
 def _are(where: Any, devices: Sequence[jax.Device]) -> bool:
-    """Whether ``where`` names exactly these devices; some may be other workers'."""
+    """Whether ``where`` names exactly these devices, some of which may belong to other workers."""
     if isinstance(where, tuple | list) and all(isinstance(d, jax.Device) for d in where):
         return set(where) == set(devices)
     return set(resolve_devices(where)) == set(devices)

@@ -1,4 +1,4 @@
-"""Values that must be the same on all replicas."""
+"""Checks that values are the same on all replicas."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from replicax.variables.store import current_store
 
 
 def mirrored(tree: Any, method: str, what: str = "") -> Any:
-    """The pytree, after making sure that all replicas agree on its leaves.
+    """Return the pytree, after checking that its leaves are the same on all replicas.
 
     Args:
-      tree: some pytree.
-      method: the method that takes it.
+      tree: any pytree.
+      method: the name of the caller's method.
       what: the argument's name: ``"args"``, ``"kwargs"``; empty if there is only one value.
 
     Raises:

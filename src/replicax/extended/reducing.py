@@ -1,4 +1,4 @@
-"""Reducing values to destinations, and copying values to destinations."""
+"""Reduces values to destinations, and copies values to destinations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replicax.workers.replicas import Replicas
 
 
 class Reducing:
-    """The part of :class:`StrategyExtended` that reduces values to destinations."""
+    """The methods of :class:`StrategyExtended` that reduce values to destinations."""
 
     replicas: Replicas
     programs: ProgramCache

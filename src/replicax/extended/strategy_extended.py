@@ -1,4 +1,4 @@
-"""``StrategyExtended``: the part of a strategy that library code uses."""
+"""``StrategyExtended``: the part of a strategy for library code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replicax.execution.run import arguments_of, check_call, prepare, prepared
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
-from replicax.old_names import NameHints
+from replicax.name_hints import NameHints
 from replicax.values import container_of
 from replicax.variables import Variable
 from replicax.variables.collection import VariableCollection
@@ -30,7 +30,7 @@ from replicax.variables.layout import Central, Layout, Mirrored
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, checked_partitioner
 from replicax.workers.exchange import Alone, Workers
 from replicax.workers.lockstep import Lockstep
-from replicax.workers.replicas import Elsewhere, Replicas
+from replicax.workers.replicas import RemoteVariables, Replicas
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -39,48 +39,49 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended(Reducing, Updating, NameHints):
-    """The part of a strategy that library code uses: its devices, its variables and its programs.
+    """The part of a strategy for library code: its devices, its variables and its programs.
 
-    The constructor of a strategy makes one from the devices that it chose.
+    The constructor of a strategy makes one from the devices that it has chosen.
 
     Args:
       devices: one device for each replica, or ``[replicas, logical devices]`` for replicas with several devices.
-      partitioner: splits on-write variables over the replicas, or over those of groups; where replicas share devices,
-        over the devices.
-      parameter_device: the one device that has the on-write variables; by default each replica has them.
+      partitioner: splits on-write variables over the replicas, or over those of groups; over the devices if replicas
+        share devices.
+      parameter_device: the device of the on-write variables; by default each replica has them.
       lockstep: connects this worker with the others; by default there is one worker.
-      communication_options: of collectives without options of their own.
-      slices: how many slices the devices are of, one after the other, with as many replicas in each; by default as many
-        as the devices say. :class:`GroupPartitioner` makes a group of each.
-      num_replicas: how many replicas there are: a multiple of the devices, each of which runs so many, one after the
-        other. ``None``: one for each device.
+      communication_options: for collectives without their own.
+      slices: the number of slices of the devices, one after the other, with as many replicas in each; by default the
+        devices determine it. :class:`GroupPartitioner` makes a group of each.
+      num_replicas: the number of replicas: a multiple of the number of devices, each of which runs as many, one after
+        the other. ``None``: one for each device.
       replicas_at_once: how many of the replicas of a device run at the same time, at most; see
         :class:`MirroredStrategy`.
       reproducible: whether steps have the same bits on any number of devices; see :class:`MirroredStrategy`.
 
     Raises:
-      ValueError: ``num_replicas`` is no multiple of the devices; or ``reproducible`` comes with ``replicas_at_once`` or
+      ValueError: ``num_replicas`` is not a multiple of the devices; or ``reproducible`` comes with ``replicas_at_once``
+        or
         several logical devices.
 
     Attributes:
-      strategy: the strategy that this belongs to.
-      logical_devices: the devices that each replica runs on: ``[replicas, logical devices]``.
+      strategy: the strategy that it belongs to.
+      logical_devices: the devices of each replica: ``[replicas, logical devices]``.
       worker_devices: the first device of each replica, in the order of the replicas.
-      num_logical_devices: how many devices each replica runs on.
+      num_logical_devices: the number of devices of each replica.
       mesh: the device mesh: one axis for the replicas, and others for the logical devices of each replica.
-      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none, and
-        0 if they lie otherwise.
+      slices: the number of slices of the devices, one after the other, with as many replicas in each; 1 if there are no
+        slices, and 0 if they are arranged otherwise.
       is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
-      replicas: all of this that the rooms below know.
+      replicas: the part of all this that lower rooms use.
       programs: the strategy's cache of compiled steps.
-      variables: those of the strategy, by name and number, which are the same on all workers.
+      variables: of the strategy, by name and number, which are the same on all workers.
       partitioner: splits on-write variables over the replicas, or over those of groups; ``None`` if they are not split.
       default_layout: of on-write variables that are not split.
-      lockstep: the messages by which the workers stay together.
-      communication_options: of collectives without options of their own; ``None`` for the defaults.
+      lockstep: the exchanges that keep the workers together.
+      communication_options: for collectives without their own; ``None`` for the defaults.
       local_replicas: the numbers of this worker's replicas.
       collection: the class of ``variables``.
-      elsewhere: where the variables live, if not on these devices.
+      remote_variables: where the variables live, if not on these devices.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -98,7 +99,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
     strategy: Strategy
     variables: VariableCollection
     collection: type[VariableCollection] = VariableCollection
-    elsewhere: Elsewhere | None = None
+    remote_variables: RemoteVariables | None = None
 
     def __init__(
         self,
@@ -138,10 +139,10 @@ class StrategyExtended(Reducing, Updating, NameHints):
             warn_unless_fixed(self.worker_devices[self.local_replicas[0]], self.num_replicas)
         self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
-            partitioner.size(self.num_replicas // per_device, self.slices, per_device)  # or it raises an error
+            partitioner.size(self.num_replicas // per_device, self.slices, per_device)  # raises if it does not fit
 
     def belong_to(self, strategy: Strategy) -> None:
-        """Be the lower level of ``strategy``, which has no variables and programs yet."""
+        """Set the ``strategy``, which has no variables and programs yet."""
         self.strategy = strategy
         self.replicas = Replicas(
             strategy,
@@ -156,7 +157,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
             options=self.communication_options,
             at_once=self._at_once,
             in_order=self.reproducible,
-            elsewhere=self.elsewhere,
+            remote_variables=self.remote_variables,
         )
         self.variables = self.collection(
             self.replicas,
@@ -174,7 +175,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     @property
     def workers(self) -> Workers:
-        """The processes that the replicas are spread over, and how they exchange bytes."""
+        """The processes of the replicas, and their way to exchange bytes."""
         return self.lockstep.workers
 
     @property
@@ -194,12 +195,12 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     @property
     def between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: false, as one program runs for all replicas."""
+        """Whether each worker builds its own program: false, as one program runs for all replicas."""
         return False
 
     @_jax.outside_meshes
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable; for an on-read variable its copies combined. The same as ``v.read_value()``.
+        """The value of a variable, or the aggregate of an on-read variable's copies. The same as ``v.read_value()``.
 
         Raises:
           TypeError: ``v`` is not a variable.
@@ -209,7 +210,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The ``PerReplica`` that ``value`` is a component of, if it still lives; otherwise ``value`` itself.
+        """The ``PerReplica`` that ``value`` is a component of, if it still exists; otherwise ``value`` itself.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -259,7 +260,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
         Returns:
           An :class:`Executable`: ``localities`` of the results, ``compiled()``, ``compiled_text()``, ``collectives()``.
-          When the step is run, it is not traced or compiled again.
+          A later run of the step is not traced or compiled again.
 
         >>> import replicax, jax.numpy as jnp
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -280,7 +281,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
-        """How often the Python of ``fn`` has been run under this strategy to trace it.
+        """How often this strategy has traced ``fn``, that is, run its Python.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -297,20 +298,20 @@ class StrategyExtended(Reducing, Updating, NameHints):
         program: Executable | None = None,
         variables: Sequence[Variable] | None = None,
     ) -> None:
-        """Draw which device holds which part of each variable, and what the devices tell each other in a step.
+        """Draw which part of each variable each device holds, and the communication of a step.
 
-        Parts are those that the variables' arrays have, and collectives those of the compiled program. The picture has
+        Parts come from the variables' arrays, and collectives from the compiled program. The picture has
         a column for each of the first 16 devices, and a row for each of the 12 largest variables. Any worker may draw
         it alone.
 
         Args:
           path: of an SVG file to write.
           program: a step, as :meth:`trace` returns it; by default no collectives are drawn.
-          variables: which to draw; by default all that there are of this strategy.
+          variables: the variables to draw; by default all of this strategy.
 
         Raises:
-          ValueError: the path does not end in ``.svg``; a variable is another strategy's; or the step assigns values to
-            logical devices.
+          ValueError: the path does not end in ``.svg``; a variable belongs to another strategy; or the step assigns
+            values to logical devices.
 
         >>> import pathlib, replicax, tempfile
         >>> strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
@@ -328,7 +329,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         for variable in variables:
             if not self.variable_created_in_scope(variable):
                 raise ValueError(f"extended.plot: {variable!r} is no variable of {self.strategy!r}")
-        from replicax.drawing.placement_picture import plot  # loaded when it is used
+        from replicax.drawing.placement_picture import plot  # loaded on demand
 
         plot(path, self.replicas, self.partitioner, variables, program)
 
@@ -337,7 +338,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
 
 def _per_device(num_replicas: int | None, devices: int, logical_devices: int) -> int:
-    """How many replicas each device runs, or each group of logical devices.
+    """The number of replicas of each device, or of each group of logical devices.
 
     Raises:
       TypeError: ``num_replicas`` is not an int.
@@ -358,7 +359,7 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
 
 
 def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> bool:
-    """Whether steps are to have the same bits on any number of devices.
+    """Check ``reproducible``: whether steps must have the same bits on any number of devices.
 
     Raises:
       TypeError: ``reproducible`` is not a bool.
@@ -380,7 +381,7 @@ def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> boo
 
 
 def _at_once(replicas_at_once: int, per_device: int) -> int:
-    """How many of a device's replicas run at the same time: as many as wanted, if these divide evenly, or fewer.
+    """How many of a device's replicas run at the same time: as many as requested if these divide evenly, or fewer.
 
     Raises:
       TypeError: ``replicas_at_once`` is not an int.

@@ -1,4 +1,4 @@
-"""Changing variables in cross-replica context."""
+"""Changes variables in cross-replica context."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from replicax.workers.replicas import Replicas
 
 
 class Updating:
-    """The part of :class:`StrategyExtended` that changes variables."""
+    """The methods of :class:`StrategyExtended` that change variables."""
 
     worker_devices: tuple[jax.Device, ...]
     replicas: Replicas
@@ -40,7 +40,7 @@ class Updating:
         """The devices for non-slot variables: those that belong to no other variable, such as counters.
 
         Args:
-          var_list: the variables that are optimised.
+          var_list: the variables to optimise.
 
         Raises:
           TypeError: ``var_list`` is not a list of variables.
@@ -56,7 +56,7 @@ class Updating:
         return self.parameter_devices
 
     def colocate_vars_with(self, variable: Any) -> contextlib.AbstractContextManager[None]:
-        """Create variables where ``variable`` is: their locality is V(variable), placed like ``variable``.
+        """Create variables with the devices of ``variable``: their locality is V(variable), placed like ``variable``.
 
         Args:
           variable: a variable of this strategy, or the result of :meth:`non_slot_devices`.
@@ -64,8 +64,8 @@ class Updating:
         Returns:
           A context manager. Variables created inside are placed like ``variable``: on its logical device or its
           parameter device, in the same parts if the shape allows it, and in as many pieces along the same dim if they
-          have that dim; otherwise whole in the same places. For the result of :meth:`non_slot_devices` their locality
-          is N, placed like the non-slot variables: whole on those devices, also if the strategy splits other variables.
+          have that dim; otherwise whole on the same devices. For the result of :meth:`non_slot_devices` their locality
+          is N, placed like the non-slot variables: whole on those devices, even if the strategy splits other variables.
 
         Raises:
           ContextError: called outside this strategy's scope and steps; or another strategy's variable.
@@ -116,7 +116,7 @@ class Updating:
             each device of the variable.
 
         Returns:
-          The result of ``fn``. Locality V(var): its arrays are where the variable is.
+          The result of ``fn``. Locality V(var): its arrays are on the variable's devices.
 
         Raises:
           TypeError: an argument is ``PerReplica``: reduce it first; ``var`` is not a variable, ``fn`` not callable,

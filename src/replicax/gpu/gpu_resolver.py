@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.cluster.cluster_resolver import ClusterResolver
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import describe_slices
 from replicax.devices.selection import use_cpu_devices
 from replicax.gpu.cuda_compiler import described_devices

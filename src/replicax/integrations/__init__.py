@@ -1,1 +1,1 @@
-"""Other libraries' datasets, one file each. A file imports its library, so it is imported only when that is there."""
+"""Adapters for other libraries' datasets. Each file imports its library, and is imported only with such a dataset."""

@@ -1,4 +1,4 @@
-"""Datasets of other libraries: whose they are, seen without importing the library, and what they are turned into."""
+"""Datasets of other libraries: detects them without importing the library, and converts them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from replicax.pytrees import registered
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A dataset of another library, as one that Replicax knows.
+    """A dataset of another library, converted.
 
     Attributes:
-      batches: its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if they can be had by number, or
-        something that can be iterated again and again.
-      length: how many elements one pass has; None if nobody knows, or if it never ends.
-      unrepeatable: why a second pass, or one in another process, could give other elements or another order, and what
-        to do about it; None if it gives the same. An iterator can then be restored by going over what it has given.
+      batches: its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if it has random access, or a
+        re-iterable.
+      length: the number of elements of a pass; None if unknown or infinite.
+      unrepeatable: why a second pass, or one in another process, could have other elements or another order, and the
+        remedy; None if it has the same. An iterator can then be restored by repeating the pass up to its place.
     """
 
     batches: Any
@@ -31,13 +31,13 @@ class Adapted:
 
 
 def adapted(dataset: Any) -> Adapted | None:
-    """A tf.data, PyTorch or Hugging Face dataset as one of NumPy arrays.
+    """Convert a tf.data, PyTorch or Hugging Face dataset to one of NumPy arrays.
 
     Returns:
       None if ``dataset`` is none of these.
 
     Raises:
-      TypeError: it holds what is not an array of numbers, such as strings.
+      TypeError: it holds values other than arrays of numbers, such as strings.
 
     >>> import numpy as np
     >>> adapted([np.zeros(3)]) is None
@@ -68,8 +68,8 @@ def _torch_data(dataset: Any) -> Adapted:
     return torch_data.adapt(dataset)
 
 
-# By what loads the library's module: its classes. Hugging Face's come first, because its IterableDataset becomes a
-# subclass of PyTorch's where that is installed.
+# For each function that loads the library's module: its classes. Hugging Face's come first, because its
+# IterableDataset becomes a subclass of PyTorch's if PyTorch is installed.
 _CLASSES: dict[Callable[[Any], Adapted], set[str]] = {
     _hugging_face: {
         "datasets.arrow_dataset.Dataset",
@@ -83,14 +83,14 @@ _CLASSES: dict[Callable[[Any], Adapted], set[str]] = {
 
 
 class Converted:
-    """The elements of an iterable, converted one by one; can be iterated as often as the iterable can."""
+    """The elements of an iterable, converted one by one; re-iterable if the iterable is."""
 
     def __init__(self, elements: Iterable[Any], convert: Callable[[Any, str], Any]) -> None:
         self._elements = elements
         self._convert = convert
 
     def __iter__(self) -> Generator[Any, None, None]:
-        # A generator: dropped or closed, it lets go of the iterator, which then ends its workers.
+        # A generator: when closed or dropped it drops the iterator, which then ends its workers.
         for number, element in enumerate(self._elements):
             yield self._convert(element, f"element {number}")
 
@@ -99,9 +99,9 @@ def convert_leaves(element: Any, where: str, convert: Callable[[Any, str], Any])
     """Convert every leaf of ``element``; containers stay what they are.
 
     Args:
-      element: a nest.
-      where: what to call it in messages.
-      convert: makes a leaf of a leaf, given also its path.
+      element: a pytree.
+      where: its name in messages.
+      convert: maps a leaf and its path to a new leaf.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: convert(leaf, where + jax.tree_util.keystr(path)), registered(element)
@@ -112,7 +112,7 @@ def check_array(leaf: Any, where: str, cure: str) -> Any:
     """``leaf`` itself, if it is a number or a NumPy array of numbers.
 
     Raises:
-      TypeError: it is something else, such as a string or an array of objects.
+      TypeError: it is not, for instance a string or an array of objects.
     """
     if isinstance(leaf, (bool, int, float, complex)):
         return leaf

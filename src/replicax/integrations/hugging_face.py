@@ -11,20 +11,20 @@ from replicax._grain import BatchedSource
 from replicax.integrations.converted_dataset import Adapted, Converted, check_array, convert_leaves
 
 _CURE = "Leave the column out (.remove_columns), or make numbers of it, of one length, with .map(…)."
-# Entropy that NumPy takes from the operating system has 128 bits; seeds that people choose have fewer.
+# NumPy takes 128 bits of entropy from the operating system; seeds that people choose have fewer.
 _CHOSEN = 1 << 64
 
 
 def adapt(dataset: Any) -> Adapted:
-    """A ``datasets.Dataset`` or ``IterableDataset``.
+    """Convert a ``datasets.Dataset`` or ``IterableDataset``.
 
-    A Dataset becomes a ``grain.MapDataset`` of its rows, to be shuffled and batched by Grain; an IterableDataset a
+    A Dataset becomes a ``grain.MapDataset`` of its rows, for Grain to shuffle and batch; an IterableDataset a
     re-iterable of its rows, or of its batches after its ``batch``. Values are in the library's numpy format (in which
-    floats are float32), unless the dataset has another numpy format or a transform of its own.
+    floats are float32), unless the dataset has another numpy format or its own transform.
 
     Raises:
-      TypeError: a column holds strings, or the dataset is a dict of splits; and, while reading, a value is no array of
-        numbers, with its path.
+      TypeError: a column holds strings, or the dataset is a dict of splits; and, while reading, a value is not an array
+        of numbers, with its path.
     """
     if isinstance(dataset, dict):
         raise TypeError(
@@ -61,16 +61,16 @@ class HuggingFaceRows(BatchedSource):
 
 
 def to_numpy(row: Any, where: str) -> Any:
-    """``row``, if it holds arrays of numbers only.
+    """Return ``row``, which must hold only arrays of numbers.
 
     Raises:
-      TypeError: it holds something else; the message has the path.
+      TypeError: it does not; the message has the path.
     """
     return convert_leaves(row, where, lambda leaf, path: check_array(leaf, path, _CURE))
 
 
 def _format(dataset: Any) -> str | None:
-    """The name of the format that the dataset's values come in."""
+    """The name of the format of the dataset's values."""
     if isinstance(dataset, datasets.IterableDataset):
         formatting = getattr(dataset, "_formatting", None)
         return formatting.format_type if formatting is not None else None
@@ -79,7 +79,7 @@ def _format(dataset: Any) -> str | None:
 
 
 def _check(feature: Any, where: str) -> None:
-    """Refuse columns of strings before anything is read."""
+    """Refuse columns of strings before reading."""
     if isinstance(feature, dict):
         for name, part in feature.items():
             _check(part, f"{where}, field {name!r}")
@@ -93,7 +93,7 @@ def _check(feature: Any, where: str) -> None:
 
 
 def _unrepeatable(dataset: Any) -> str | None:
-    """Whether a shuffle in the pipeline has no seed: another process would then draw another order."""
+    """The reason if a shuffle in the pipeline has no seed: another process would draw another order."""
     nodes = [getattr(dataset, "_ex_iterable", None)]
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""tf.data.Dataset: its batches as NumPy arrays, without copies."""
+"""tf.data.Dataset: converts its batches to NumPy arrays, without copies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CURE = "Leave it out, or make dense numbers of it, with .map(…) before it com
 
 
 def adapt(dataset: Any) -> Adapted:
-    """A ``tf.data.Dataset`` as a re-iterable of its elements.
+    """Convert a ``tf.data.Dataset`` to a re-iterable of its elements.
 
-    Arrays are read-only views of TensorFlow's buffers. bfloat16 stays bfloat16, as ``ml_dtypes`` has it.
+    Arrays are read-only views of TensorFlow's buffers. bfloat16 stays the bfloat16 of ``ml_dtypes``.
 
     Raises:
-      TypeError: a component is ragged, sparse, a string, or another thing that is not a dense array of numbers.
+      TypeError: a component is not a dense array of numbers, but ragged, sparse, a string, or something else.
     """
     for path, spec in jax.tree_util.tree_flatten_with_path(registered(dataset.element_spec))[0]:
         _check(spec, "element" + jax.tree_util.keystr(path))
@@ -55,7 +55,7 @@ def _check(spec: Any, where: str) -> None:
 
 
 def _unrepeatable(dataset: Any) -> str | None:
-    """The first thing in the pipeline that makes passes differ, as far as TensorFlow lets one see it."""
+    """The first part of the pipeline that makes passes differ, as far as TensorFlow shows it."""
     if dataset.options().deterministic is False:
         return "it has options.deterministic = False, so the order of its elements depends on timing"
     nodes = [dataset]
@@ -78,7 +78,7 @@ def _unrepeatable(dataset: Any) -> str | None:
 
 
 def _random(graph: Any) -> str | None:
-    """A random operation with a state of its own, in a function or in those that it calls."""
+    """A stateful random operation in a function or in those that it calls."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     stateful = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}

@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader and Dataset: tensors as NumPy arrays, without copies."""
+"""PyTorch's DataLoader and Dataset: converts tensors to NumPy arrays, without copies."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import torch.utils.data as torch_data
 from replicax.integrations.converted_dataset import Adapted, Converted, check_array, convert_leaves
 
 _CURE = "Leave it out, or make a tensor of numbers of it, in the Dataset or in the DataLoader's collate_fn."
-# Dtypes that NumPy has only through ml_dtypes, and integers of their sizes, as which their bits travel.
+# Dtypes that NumPy has only through ml_dtypes, and the integers of their sizes that carry their bits.
 _NAMES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _BITS = {getattr(torch, name): getattr(ml_dtypes, name) for name in _NAMES if hasattr(torch, name)}
 
 
 def adapt(dataset: Any) -> Adapted:
-    """A ``torch.utils.data.DataLoader`` or ``Dataset``.
+    """Convert a ``torch.utils.data.DataLoader`` or ``Dataset``.
 
     A DataLoader or an IterableDataset becomes a re-iterable of its elements; a Dataset with ``__getitem__`` a
-    ``grain.MapDataset`` of its examples, to be shuffled and batched by Grain. Arrays share memory with the tensors;
-    bfloat16 stays bfloat16, as ``ml_dtypes`` has it.
+    ``grain.MapDataset`` of its examples, for Grain to shuffle and batch. Arrays share memory with the tensors;
+    bfloat16 stays the bfloat16 of ``ml_dtypes``.
 
-    A DataLoader's workers end with the iterator. They should be spawned (``multiprocessing_context="spawn"``): a fork
-    of a process in which JAX runs may hang, as JAX warns.
+    A DataLoader's workers end with the iterator. Spawn them (``multiprocessing_context="spawn"``): a fork of a process
+    in which JAX runs may hang, as JAX warns.
 
     Raises:
-      TypeError: a Dataset has no length; and, while reading, an element holds something that is not a dense array of
-        numbers, with its path.
+      TypeError: a Dataset has no length; and, while reading, a value is not a dense array of numbers, with its path.
     """
     if isinstance(dataset, torch_data.DataLoader):
-        endless = isinstance(dataset.dataset, torch_data.IterableDataset)  # its length is a guess, where it has one
+        endless = isinstance(dataset.dataset, torch_data.IterableDataset)  # if it has a length, that is a guess
         return Adapted(Converted(dataset, to_numpy), None if endless else len(dataset), _unrepeatable(dataset))
     if isinstance(dataset, torch_data.IterableDataset):
         return Adapted(Converted(dataset, to_numpy), None)
@@ -49,8 +48,8 @@ def adapt(dataset: Any) -> Adapted:
 class TorchDataset:
     """A map-style Dataset as a random-access source.
 
-    Grain reads from several threads. Datasets are written for processes, each with one thread, so only one thread is
-    let in at a time.
+    Grain reads from several threads. Datasets are written for processes with one thread each, so only one thread
+    enters at a time.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -95,7 +94,7 @@ def _leaf(leaf: Any, where: str) -> Any:
 
 
 def _unrepeatable(loader: Any) -> str | None:
-    """What makes passes differ, as far as a DataLoader shows it."""
+    """The reason why passes differ, as far as a DataLoader shows it."""
     if loader.num_workers and not getattr(loader, "in_order", True):
         return "the DataLoader has in_order=False, so the order of its batches depends on timing"
     random = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
@@ -103,7 +102,7 @@ def _unrepeatable(loader: Any) -> str | None:
     samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
     for sampler in samplers:
         if isinstance(sampler, random):
-            # Also with a generator of a fixed seed: it goes on from pass to pass.
+            # Even with a generator of a fixed seed: it continues from pass to pass.
             return (
                 f"the DataLoader shuffles ({type(sampler).__name__}), and draws another order for every pass: shuffle "
                 "and batch its Dataset with Grain, which remembers the order: "

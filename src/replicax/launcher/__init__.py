@@ -1,10 +1,10 @@
-"""The launcher: a process that starts workers, shows and keeps what they print, ends them, and starts them again.
+"""The launcher: a process that starts workers, shows and stores their output, ends them, and restarts them.
 
-``replicax launch`` is its command. It knows nothing of JAX and never imports it: it starts quickly, holds no device,
-and can't be hung by what hangs a worker. What a worker needs to find the others is in its environment
+``replicax launch`` runs it. It never imports JAX: so it starts quickly, holds no device, and can't hang where a worker
+does. Each worker's environment tells it how to find the others
 (:mod:`~replicax.launcher.worker_environment`).
 
-From the bottom: :class:`~replicax.launcher.launch_settings.LaunchSettings` is what was asked for, checked; an
+From the bottom: :class:`~replicax.launcher.settings.LaunchSettings` are the checked options; an
 :class:`~replicax.launcher.attempt.Attempt` is one start of all workers, until all have ended; a
 :class:`~replicax.launcher.supervisor.Supervisor` makes attempts for as long as the
 :class:`~replicax.launcher.restarts.RestartPolicy` allows. All of it is one thread that waits for the workers' output,
@@ -13,4 +13,4 @@ for signals and for the next deadline, whichever comes first.
 
 
 class LaunchError(Exception):
-    """A launch can't be made as it was asked for; the message says what to change, and nothing has been started."""
+    """A launch can't be made as requested; the message says what to change, and nothing has been started."""

@@ -1,4 +1,4 @@
-"""One attempt: all workers are started, watched, and ended together."""
+"""One attempt: starts, watches and ends all workers together."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from replicax.launcher.console import Console
-from replicax.launcher.launch_settings import LaunchSettings
 from replicax.launcher.log_files import LogFile, WorkerOutput
 from replicax.launcher.orphans import die_with_parent, end_marked
+from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
+from replicax.launcher.watchdog.hang_detection import Hang
 from replicax.launcher.watchdog.hang_watch import HangWatch
-from replicax.launcher.watchdog.verdict import Hang
 from replicax.launcher.worker_process import Ending, WorkerProcess
 
 FAULT_PATIENCE = 0.3
-"""Seconds that the others have when a worker has failed: without it they can do nothing but end."""
+"""Seconds that the other workers have to end after one has failed: they can do nothing without it."""
 NOTICE = 60.0
-"""After how many seconds it is said for whom a worker that has finished waits; then after twice as many, and so on."""
+"""After how many seconds the launcher names the workers that finished ones wait for; then after twice as many, etc."""
 UNKILLABLE = 20.0
-"""After how many seconds a process that was killed, and is still there, is given up."""
+"""After how many seconds the launcher gives up on a killed process that is still there."""
 _TICK = 0.25
 _PIECE = 1 << 16
 
 
 class AttemptOutcome(enum.Enum):
-    """How an attempt has ended."""
+    """How an attempt ended."""
 
     FINISHED = "finished"
     FAULT = "fault"
@@ -43,14 +43,14 @@ class AttemptOutcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt has ended.
+    """The result of an attempt.
 
     Attributes:
-      outcome: in a word.
+      outcome: how it ended.
       endings: of all workers.
-      cause: the ending that was the cause of the others, of a fault or a preemption.
-      stop: the signal that has ended the launch.
-      resize: by how many workers there are to be more.
+      cause: the ending that caused the others, of a fault or a preemption.
+      stop: the signal that ended the launch.
+      resize: the change of the number of workers.
     """
 
     outcome: AttemptOutcome
@@ -61,16 +61,16 @@ class AttemptResult:
 
 
 class Attempt:
-    """All workers, from their start until the last has ended.
+    """All workers, from their start to the end of the last.
 
     Args:
       settings: of the launch.
-      environments: of this machine's workers, by their numbers among all hosts'.
-      count: how many workers there are on all hosts.
+      environments: of this machine's workers, by their numbers among those of all hosts.
+      count: the number of workers on all hosts.
       folder: for their output.
       launch_id: marks their processes.
       console: shows their output.
-      say: tells the user something.
+      say: prints a message for the user.
       inbox: the launcher's signals.
     """
 
@@ -104,10 +104,10 @@ class Attempt:
         self._watch = HangWatch(settings.hang_timeout or None, settings.is_alone, say)
 
     def run(self) -> AttemptResult:
-        """Start the workers, and wait until all have ended; nothing of them is left then.
+        """Start the workers, and wait until all have ended; none of their processes is left then.
 
         Raises:
-          OSError: one can't be started. Those that were have been ended.
+          OSError: one can't be started. Those that were started have been ended.
         """
         self._selector.register(self._inbox, selectors.EVENT_READ)
         try:
@@ -151,7 +151,7 @@ class Attempt:
                 self._read(key.fileobj, *key.data)
         for signum in self._inbox.read():
             self._obey(signum)
-        # Whether a signal came for each is not relied on: signals of a kind are joined.
+        # Don't count on one SIGCHLD for each: the kernel merges signals of a kind.
         ended = [ending for worker in self._workers if (ending := worker.look()) is not None]
         for ending in sorted(ended, key=lambda e: e.rank):
             self._note(ending)
@@ -162,7 +162,7 @@ class Attempt:
         self._meet_deadlines()
 
     def _read(self, pipe: Any, worker: int, stream: Any) -> bool:
-        """Read a piece of a worker's output; whether there was one."""
+        """Read a piece of a worker's output; returns whether there was one."""
         try:
             piece = pipe.read(_PIECE)
         except OSError:
@@ -179,14 +179,14 @@ class Attempt:
         grace = self._settings.grace
         if signum in STOPPING:
             if self._stop is not None:
-                if signum == signal.SIGINT:  # a person who asks again does not want to wait
+                if signum == signal.SIGINT:  # the user does not want to wait
                     self._say("interrupted again: ending all workers at once")
                     self._kill_at = time.monotonic()
                 return
             self._stop = signum
             again = "; interrupt again (Ctrl-C) to end them at once" if signum == signal.SIGINT else ""
             self._say(f"{signum.name}: the {len(self._alive())} workers have {grace:g} s to end{again}")
-            # Ctrl-C means to a worker what it would without a launcher; all else asks it to save and leave.
+            # Ctrl-C means to a worker what it would without a launcher; other signals ask it to save and leave.
             self._end_others(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, grace)
         elif signum in RESIZING and self._settings.is_elastic and self._ending_since is None:
             wanted = len(self._workers) + RESIZING[signum]
@@ -213,7 +213,7 @@ class Attempt:
         if ending.is_preemption:
             self._say(f"{who}" + (f"; the others have {self._settings.grace:g} s to follow" if others else ""))
             self._end_others(None, self._settings.grace)
-        elif ending.is_early_preemption:  # the launch has not sent it; the others don't know of it
+        elif ending.is_early_preemption:  # the launcher did not send the signal, and the others don't know of it
             self._say(f"{who}: it was asked to leave, and is to be started again; ending all others")
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
         else:
@@ -222,16 +222,16 @@ class Attempt:
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
 
     def _note_hang(self, hang: Hang) -> None:
-        """Workers hang: say which and why, let them show what they are doing, and then end all."""
+        """Name the workers that hang and why, let them print their stacks, and then end all."""
         now = time.monotonic()
-        for signs in hang.workers:
-            why = f"{hang.why}, for {signs.seconds:.1f} s, {signs.where}"
+        for status in hang.workers:
+            why = f"{hang.why}, for {status.seconds:.1f} s, {status.where}"
             if self._cause is None:
-                process = next(worker for worker in self._workers if worker.worker == signs.worker)
+                process = next(worker for worker in self._workers if worker.worker == status.worker)
                 self._cause = Ending(
-                    signs.worker, -signal.SIGKILL, now - process.since, hang=why, is_certain=hang.is_certain
+                    status.worker, -signal.SIGKILL, now - process.since, hang=why, is_certain=hang.is_certain
                 )
-            self._say(f"worker {signs.worker} of {self._count} on {socket.gethostname()} hangs: {why}")
+            self._say(f"worker {status.worker} of {self._count} on {socket.gethostname()} hangs: {why}")
         seconds = self._watch.ask_for_stacks(hang)
         then = "the stacks of its threads follow" if seconds else "it can't show its stacks"
         others = "; ending all others" if len(self._alive()) > 1 else ""
@@ -241,7 +241,7 @@ class Attempt:
     # --- ending ---------------------------------------------------------------------------------------------
 
     def _end_others(self, signum: signal.Signals | None, patience: float) -> None:
-        """Ask all that are left to end, and end them by force after a while."""
+        """Ask all remaining workers to end, and kill them after ``patience`` seconds."""
         now = time.monotonic()
         self._ending_since = self._ending_since or now
         self._kill_at = now + patience
@@ -278,13 +278,13 @@ class Attempt:
             self._notice_after *= 2
 
     def _notice_at(self) -> float | None:
-        """When to say for whom the launch waits."""
+        """When to name the workers that the launch waits for."""
         if self._finished_at is None or self._ending_since is not None:
             return None
         return self._finished_at + self._notice_after
 
     def _finish_by(self) -> float | None:
-        """When all have to have finished, as one has."""
+        """By when all workers must have finished, after the first has."""
         limit = self._settings.finish_timeout
         if self._finished_at is None or self._ending_since is not None or limit is None:
             return None
@@ -297,7 +297,7 @@ class Attempt:
         return f"worker(s) {gone} have finished, the first {since:.0f} s ago, and worker(s) {left} have not"
 
     def _clear_away(self) -> None:
-        """Whatever is left of this attempt ends now."""
+        """End everything that is left of this attempt."""
         for worker in self._workers:
             worker.kill()
         stuck = end_marked(self._launch_id)

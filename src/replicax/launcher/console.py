@@ -1,8 +1,8 @@
-"""What the workers print, on the launcher's own output: line by line, each with its worker.
+"""The console: shows the workers' output line by line, each line with its worker.
 
-A line is shown when it is whole. Where a person looks on, a line that is not whole yet, or that its worker draws anew
-again and again (a progress bar, with carriage returns), is shown below the others until it is; if several workers have
-one, that of the first of them. Elsewhere it is shown only as it was at last.
+A whole line is shown at once. On a terminal the console also shows a line that is not whole yet, or that its worker
+redraws (a progress bar, with carriage returns), below the others until it is whole; if several workers have such a
+line, it shows one of them. Without a terminal it shows only the final state of such a line.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
 LONGEST_LINE = 1 << 16
-"""How many bytes of a line are kept while its end has not come."""
+"""How many bytes of a line are kept while it is not whole."""
 TAIL = 20
 """How many of a worker's last lines are shown again if it has failed."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _STALE = 2.0
-"""After how many seconds without change a line that is not whole gives way to another worker's."""
+"""After how many seconds without change an unfinished line gives way to another worker's."""
 _CLEAR = b"\r\x1b[K"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _FILE_NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
 
 class OutputLines:
-    """The lines of one worker's stream, out of pieces that end anywhere."""
+    """Splits the pieces of one worker's stream, which end anywhere, into lines."""
 
     def __init__(self) -> None:
         self._open = b""
 
     def add(self, piece: bytes) -> list[bytes]:
-        """The lines that are whole now, as they came, with their ends."""
+        """Add a piece; returns the lines that are whole now, with their ends."""
         *lines, self._open = (self._open + piece).split(b"\n")
         whole = [line + b"\n" for line in lines]
         if len(self._open) > LONGEST_LINE:
             drawn_anew = self._open.rfind(b"\r")
-            if drawn_anew > 0:  # what was drawn over is not needed any more
+            if drawn_anew > 0:  # drop what the line has drawn over
                 self._open = self._open[drawn_anew:]
             if len(self._open) > LONGEST_LINE:
                 whole.append(self._open + b"\n")
@@ -47,17 +47,17 @@ class OutputLines:
 
     @property
     def unfinished(self) -> bytes:
-        """What has come of the next line."""
+        """The unfinished line."""
         return self._open
 
     def close(self) -> list[bytes]:
-        """What is left at the end, as a line."""
+        """The rest at the end of the stream, as a line."""
         left, self._open = self._open, b""
         return [left + b"\n"] if left else []
 
 
 def as_drawn(line: bytes) -> bytes:
-    """A line as it looks at last, without its end: of what was drawn over itself, what was drawn last."""
+    """The final state of a line, without its end: the text after its last redraw."""
     return next((part for part in reversed(line.rstrip(b"\r\n").split(b"\r")) if part), b"")
 
 
@@ -65,8 +65,8 @@ class Console:
     """The launcher's standard output and standard error.
 
     Args:
-      workers: how many workers there are at most, of all hosts.
-      shown: which of them are shown; ``None`` for all.
+      workers: the largest number of workers on all hosts.
+      shown: the workers to show; ``None`` for all.
     """
 
     def __init__(self, workers: int, shown: frozenset[int] | None) -> None:
@@ -77,13 +77,13 @@ class Console:
         self._is_coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._closed: set[Stream] = set()
         self._drawn = b""  # the unfinished line that is shown below the others
-        self._drawn_of: tuple[int, Stream] | None = None  # whose it is
+        self._drawn_of: tuple[int, Stream] | None = None  # the worker and stream of it
         self._drawn_at = 0.0
         self._tails: dict[int, collections.deque[bytes]] = {}
 
     @property
     def columns(self) -> int | None:
-        """How wide a worker's line can be; ``None`` if no person looks on."""
+        """How wide a worker's line can be; ``None`` without a terminal."""
         if not any(self._is_terminal.values()):
             return None
         return max(20, self._width() - self._digits - 4)
@@ -93,12 +93,12 @@ class Console:
         drawn = as_drawn(line)
         self._tails.setdefault(worker, collections.deque(maxlen=TAIL)).append(drawn)
         if self._shows(worker):
-            if self._drawn_of == (worker, stream):  # it is whole now
+            if self._drawn_of == (worker, stream):  # the unfinished line is whole now
                 self._drawn_of = None
             self._write(stream, self._prefix(worker, stream) + drawn)
 
     def unfinished(self, worker: int, stream: Stream, line: bytes) -> None:
-        """Show what a worker has printed of a line, where a person looks on."""
+        """Show a worker's unfinished line, on a terminal."""
         if not (self._is_terminal[stream] and self._shows(worker) and (drawn := as_drawn(line))):
             return
         now = time.monotonic()
@@ -117,7 +117,7 @@ class Console:
             self._write("stderr", self._prefix(worker, "stderr") + b"| " + line)
 
     def forget_tails(self) -> None:
-        """Those to come are of new processes."""
+        """Forget the last lines of all workers: new processes follow."""
         self._tails.clear()
 
     def _shows(self, worker: int) -> bool:
@@ -153,7 +153,7 @@ class Console:
         try:
             while data:
                 data = data[os.write(_FILE_NUMBERS[stream], data) :]
-        except OSError:  # nobody reads it any more, as in `| head`; the files have everything
+        except OSError:  # the reader has ended, as in `| head`; the files have everything
             self._closed.add(stream)
 
     def close(self) -> None:
@@ -164,16 +164,16 @@ class Console:
 
 
 def _open_standard_streams() -> None:
-    """Have something behind the numbers of the standard streams: where they were closed, other files would get them."""
+    """Open closed standard streams on ``/dev/null``: otherwise other files would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _cut(line: bytes, width: int) -> bytes:
-    """A line that fills no more than ``width`` columns; colours don't count."""
+    """Shorten a line to ``width`` columns; colours don't count."""
     text = line.decode(errors="replace")
     if len(_ESCAPE.sub("", text)) <= width:
         return line

@@ -1,8 +1,8 @@
-"""What the workers print, in files: ``DIR/attempt-0/worker-1.log``, and the launcher's own words in ``DIR/launch.log``.
+"""Log files of the workers' output, ``DIR/attempt-0/worker-1.log``, and of the launcher's own, ``DIR/launch.log``.
 
-A worker's file has its standard output and its standard error in the order in which they came. Files that are there are
-added to, so a launch that a scheduler starts again keeps what it had. New files and folders are for their owner only,
-as programs may print what is secret.
+A worker's file has its standard output and standard error in the order in which they came. Existing files are appended
+to, so a launch that a scheduler restarts keeps its earlier output. Only the owner can read new files and folders,
+because programs may print secrets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 def check_log_folder(folder: Path) -> None:
-    """Make the folder, and try whether files can be written in it.
+    """Create the folder, and check that files can be written in it.
 
     Raises:
       LaunchError: they can't.
@@ -32,7 +32,7 @@ def check_log_folder(folder: Path) -> None:
     try:
         folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         try:
-            with probe.open("wb") as file:  # a full disk is found by writing only
+            with probe.open("wb") as file:  # only writing detects a full disk
                 file.write(b"\0" * _ROOM)
                 file.flush()
                 os.fsync(file.fileno())
@@ -47,11 +47,11 @@ def check_log_folder(folder: Path) -> None:
 
 
 class LogFile:
-    """A file that output is added to. If that fails, as on a full disk, it is said once, and the launch goes on.
+    """A file to append output to. If that fails, as on a full disk, it warns once, and the launch goes on.
 
     Args:
       path: of the file.
-      console: where failures are said.
+      console: where to warn.
     """
 
     def __init__(self, path: Path, console: Console) -> None:
@@ -64,13 +64,13 @@ class LogFile:
             self._file = os.fdopen(number, "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Add to the file."""
+        """Append to the file."""
         with self._trying():
             while self._file is not None and data:
                 data = data[self._file.write(data) :]
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -86,7 +86,7 @@ class LogFile:
 
 
 class WorkerOutput:
-    """What one worker prints: into its file as it comes, and onto the console line by line.
+    """The output of one worker: goes into its file as it comes, and onto the console line by line.
 
     Lines stay whole in the file, too, unless their end takes long to come.
 
@@ -100,11 +100,11 @@ class WorkerOutput:
         self.worker, self.file = worker, file
         self._console = console
         self._lines: dict[Stream, OutputLines] = {"stdout": OutputLines(), "stderr": OutputLines()}
-        self._left: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # for the file, when the line has its end
-        self._is_begun: dict[Stream, bool] = {"stdout": False, "stderr": False}  # whether the file has its beginning
+        self._left: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # of unfinished lines, not in the file yet
+        self._is_begun: dict[Stream, bool] = {"stdout": False, "stderr": False}  # whether the file's line is unfinished
 
     def add(self, stream: Stream, piece: bytes) -> None:
-        """A piece of a stream has come."""
+        """Add a piece of a stream."""
         whole, end, left = (self._left[stream] + piece).rpartition(b"\n")
         if end:
             self.file.write(whole + end)
@@ -115,18 +115,18 @@ class WorkerOutput:
         lines = self._lines[stream]
         for line in lines.add(piece):
             self._console.line(self.worker, stream, line)
-        if b"\r" in lines.unfinished:  # what is drawn over itself; the end of another line is about to come
+        if b"\r" in lines.unfinished:  # a progress bar; other lines are about to get their ends
             self._console.unfinished(self.worker, stream, lines.unfinished)
 
     def keep_unfinished(self) -> None:
-        """Show and keep what has come of lines that have no end yet: it may be long until that comes."""
+        """Show and store unfinished lines: their ends may take long to come."""
         for stream, left in self._left.items():
             if left:
                 self._keep_left(stream)
                 self._console.unfinished(self.worker, stream, self._lines[stream].unfinished)
 
     def close(self) -> None:
-        """The worker has ended."""
+        """Write what is left, after the end of the worker."""
         for stream, lines in self._lines.items():
             if self._left[stream] or self._is_begun[stream]:
                 self.file.write(self._left[stream] + b"\n")
@@ -140,5 +140,5 @@ class WorkerOutput:
 
 
 def stamp() -> str:
-    """The time of day, for the launcher's own log."""
+    """The time of day, for the launcher's log."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

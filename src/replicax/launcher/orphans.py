@@ -1,11 +1,11 @@
-"""Nothing of a launch outlives it: whatever its workers have started is found and ended, whoever its parent is now.
+"""Ends every process that a launch has started, even those whose parents have ended.
 
-Each process of a launch has a mark in its environment, which processes inherit, and which can be read in ``/proc``. So
-also those are found that have a session of their own, or whose parents have ended.
+Each process of a launch has a mark in its environment. Child processes inherit it, and ``/proc`` shows it. So processes
+with a session of their own, and those whose parents have ended, are found, too.
 
-If the launcher itself is killed (SIGKILL, out of memory), two things take its place. The kernel ends each worker, as
-that has asked for it (:func:`die_with_parent`). And the *guard*, a process that only waits for the launcher's end,
-ends everything that has the mark.
+If the launcher itself is killed (SIGKILL, out of memory), two mechanisms replace it. The kernel ends each worker,
+because the worker has asked for it (:func:`die_with_parent`). And the *guard*, a process that only waits for the end of
+the launcher, ends everything that has the mark.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PATIENCE = 5.0
 
 
 def die_with_parent() -> Callable[[], None]:
-    """A function for a new process to call before its program, after which the kernel ends it when this process ends.
+    """A function for a new process to call before its program: then the kernel ends the process when this one ends.
 
-    What it needs is prepared here: between fork and exec little is safe.
+    Everything it needs is prepared here: between fork and exec little is safe.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
@@ -40,12 +40,12 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def marked(launch_id: str) -> list[int]:
-    """The processes of a launch that are still there, but for the caller's."""
+    """The remaining processes of a launch, except the caller's."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # ended, or somebody else's
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # ended, or another user's
             for variable in file.read().split(b"\0"):
                 key, _, value = variable.partition(b"=")
                 if key == MARK.encode() and launch_id.encode() in value.split(b"/"):
@@ -55,14 +55,14 @@ def marked(launch_id: str) -> list[int]:
 
 
 def end_marked(launch_id: str) -> list[int]:
-    """End all processes of a launch, those too that are started meanwhile.
+    """End all processes of a launch, including those that start meanwhile.
 
     Returns:
-      Those that can't be ended, as the kernel has them wait for a device.
+      Processes that can't be ended, because they wait for a device in the kernel.
     """
     deadline = time.monotonic() + _PATIENCE
     clean = 0
-    while clean < 2:  # a process that is just beginning another program shows no environment for a moment
+    while clean < 2:  # a process that is just starting another program shows no environment for a moment
         left = marked(launch_id)
         clean = 0 if left else clean + 1
         if left and time.monotonic() > deadline:
@@ -75,7 +75,7 @@ def end_marked(launch_id: str) -> list[int]:
 
 
 class Guard:
-    """A process that ends those of a launch if the launcher can't. Make it while this process has a single thread.
+    """A process that ends those of a launch if the launcher can't. Create it while this process has a single thread.
 
     Args:
       launch_id: marks the processes of the launch.
@@ -94,9 +94,9 @@ class Guard:
 
     @staticmethod
     def _keep_watch(pipe: int, launch_id: str) -> None:
-        os.setsid()  # Ctrl-C is not for it
+        os.setsid()  # Ctrl-C does not reach it
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(signum, signal.SIG_IGN)  # nor what a scheduler sends to all processes of a job
+            signal.signal(signum, signal.SIG_IGN)  # nor does a scheduler's signal to all processes of a job end it
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):  # who waits for the end of the launcher's output is not to wait for the guard
             os.dup2(nowhere, standard)
@@ -106,8 +106,8 @@ class Guard:
             end_marked(launch_id)
 
     def dismiss(self) -> None:
-        """The launch is over, and nothing of it is left."""
-        with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+        """End the guard: the launch is over, and none of its processes is left."""
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             os.write(self._end, b".")
         os.close(self._end)
         os.waitpid(self._process, 0)

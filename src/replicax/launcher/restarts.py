@@ -1,11 +1,11 @@
-"""After an attempt: whether there is another, with how many workers, and how long to wait before it."""
+"""Restarts: whether another attempt follows one, with how many workers, and after which pause."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from replicax.launcher.attempt import AttemptOutcome, AttemptResult
-from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
 
 LOST_AFTER = 2
@@ -15,12 +15,12 @@ LONGEST_PAUSE = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What comes after an attempt.
+    """The decision after an attempt.
 
     Attributes:
-      goes_on: whether there is another attempt.
+      goes_on: whether another attempt follows.
       pause: seconds before it.
-      why: in words, for the user.
+      why: the reason, for the user.
     """
 
     goes_on: bool
@@ -29,18 +29,18 @@ class Decision:
 
 
 class RestartPolicy:
-    """The budgets of a launch, and the places that its workers have on this machine.
+    """The budgets of a launch, and the places of its workers on this machine.
 
-    A *place* has a share of the devices; workers are numbered anew among the places that are left.
+    A *place* has a part of the devices; each attempt numbers its workers by the places that are left.
 
     Args:
       settings: of the launch.
 
     Attributes:
       places: of the workers of the next attempt.
-      faults: how many have been followed by another attempt.
-      preemptions: the same.
-      resizes: the same.
+      faults: the number of faults that were followed by another attempt.
+      preemptions: the same for preemptions.
+      resizes: the same for changes of the number of workers.
     """
 
     def __init__(self, settings: LaunchSettings) -> None:
@@ -51,7 +51,7 @@ class RestartPolicy:
         self._in_a_row = 0
 
     def after(self, result: AttemptResult) -> Decision:
-        """What comes after an attempt that was neither stopped nor finished; changes the places and budgets."""
+        """Decide after an attempt that neither finished nor was stopped; changes the places and budgets."""
         if result.outcome is AttemptOutcome.RESIZED:
             return self._after_resize(result.resize)
         assert result.cause is not None
@@ -103,7 +103,7 @@ class RestartPolicy:
         return Decision(True, pause, f"starting all workers again in {pause:g} s (restart {self.faults} of {limit})")
 
     def _has_lost_a_place(self, cause: Ending) -> bool:
-        """Whether the worker's place fails again and again, and the others can go on without; it is taken away then."""
+        """Whether the worker's place fails again and again, and the others can go on without it; then removes it."""
         if not cause.is_certain:
             self._suspect, self._in_a_row = None, 0
             return False

@@ -1,4 +1,4 @@
-"""Signals as something to wait for, beside the workers' output: each arrives as a byte in a pipe."""
+"""Makes signals readable like the workers' output: each arrives as a byte in a pipe."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RESIZING = {signal.SIGUSR1: -1, signal.SIGUSR2: 1}
 
 
 class SignalInbox:
-    """The signals that this process gets from now on, in their order.
+    """The signals that this process receives from now on, in their order.
 
-    Those that whoever started it has it ignore (``nohup``, a shell that runs it in the background) stay ignored. Those
-    that it got blocked are let through, to the workers, too: it is an oversight of whoever started it, as a blocked
-    signal would be waited for in vain.
+    Signals that the parent process had ignored (``nohup``, a shell that runs the launcher in the background) stay
+    ignored. Signals that it had blocked are unblocked, in the workers, too: blocking them was an oversight, and they
+    would never arrive.
 
     Args:
-      is_elastic: whether SIGUSR1 and SIGUSR2 change the number of workers; otherwise they are left as they are.
+      is_elastic: whether SIGUSR1 and SIGUSR2 change the number of workers; otherwise they keep their meaning.
     """
 
     def __init__(self, is_elastic: bool) -> None:
@@ -34,18 +34,18 @@ class SignalInbox:
                 signal.signal(signum, lambda signum, frame: None)
 
     def fileno(self) -> int:
-        """What becomes readable when a signal has come."""
+        """A file descriptor that becomes readable when a signal arrives."""
         return self._reading
 
     def read(self) -> list[signal.Signals]:
-        """The signals that have come since the last call."""
+        """The signals that have arrived since the last call."""
         try:
             return [signal.Signals(number) for number in os.read(self._reading, 4096)]
         except BlockingIOError:
             return []
 
     def wait_for_stop(self, seconds: float) -> signal.Signals | None:
-        """Wait, unless a signal comes that ends the launch."""
+        """Wait for ``seconds``, or until a signal comes that ends the launch; returns that."""
         deadline = time.monotonic() + seconds
         while True:
             for signum in self.read():

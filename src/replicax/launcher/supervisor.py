@@ -1,4 +1,4 @@
-"""The launch as a whole: attempts, for as long as they are to go on."""
+"""The whole launch: makes attempts as long as its policy allows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 import time
 from collections.abc import Mapping
 
-from replicax.launcher import LaunchError, meeting_point
+from replicax.launcher import LaunchError
 from replicax.launcher.attempt import Attempt, AttemptOutcome, AttemptResult
 from replicax.launcher.console import Console
-from replicax.launcher.device_shares import DeviceShares
-from replicax.launcher.launch_settings import LaunchSettings
+from replicax.launcher.device_allocation import DeviceAllocation
 from replicax.launcher.log_files import LogFile, stamp
-from replicax.launcher.meeting_point import MeetingPoint
 from replicax.launcher.orphans import Guard
+from replicax.launcher.rendezvous import LaunchRendezvous, is_taken, of_hosts, on_this_machine
 from replicax.launcher.restarts import RestartPolicy
+from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.signal_inbox import SignalInbox
 from replicax.launcher.worker_environment import worker_environment
 from replicax.system.exit_codes import EXIT_PREEMPTED
@@ -25,46 +25,46 @@ _OTHER_PORTS = 3
 
 
 class Supervisor:
-    """Starts the workers of a launch on this machine, again and again if need be, and returns its exit code.
+    """Starts the workers of a launch on this machine, restarts them if need be, and returns its exit code.
 
     Args:
-      settings: what was asked for.
-      shares: the devices of this machine.
-      environment: of this process; that of the workers is made from it.
+      settings: of the launch.
+      devices: the devices of this machine.
+      environment: of this process; the workers' environments are derived from it.
     """
 
-    def __init__(self, settings: LaunchSettings, shares: DeviceShares, environment: Mapping[str, str]) -> None:
-        self._settings, self._shares, self._environment = settings, shares, environment
+    def __init__(self, settings: LaunchSettings, devices: DeviceAllocation, environment: Mapping[str, str]) -> None:
+        self._settings, self._devices, self._environment = settings, devices, environment
         shown = {"all": None, "chief": frozenset({0}), "none": frozenset[int]()}[settings.show]
         self._console = Console(settings.total, shown)
         self._id = os.urandom(8).hex()
         self._policy = RestartPolicy(settings)
 
-    def meeting_point(self) -> MeetingPoint:
-        """Where the workers of the next attempt find each other.
+    def new_rendezvous(self) -> LaunchRendezvous:
+        """The rendezvous of the workers of the next attempt.
 
         Raises:
-          LaunchError: they can't.
+          LaunchError: they can't listen there.
         """
         settings, workers = self._settings, len(self._policy.places)
         if settings.is_alone:
-            return meeting_point.on_this_machine(workers, settings.port, settings.bind)
+            return on_this_machine(workers, settings.port, settings.bind)
         assert settings.port is not None
-        return meeting_point.of_hosts(settings.hosts, settings.node, workers, settings.port, settings.bind)
+        return of_hosts(settings.hosts, settings.node, workers, settings.port, settings.bind)
 
-    def environments(self, attempt: int, meeting: MeetingPoint) -> dict[int, dict[str, str]]:
-        """The environments of this machine's workers, by their numbers among all hosts'."""
+    def environments(self, attempt: int, rendezvous: LaunchRendezvous) -> dict[int, dict[str, str]]:
+        """The environments of this machine's workers, by their numbers among those of all hosts."""
         places = self._policy.places
         first = self._settings.node * self._settings.workers
         return {
             first + i: worker_environment(
                 self._environment,
                 self._settings,
-                meeting,
+                rendezvous,
                 worker=first + i,
                 attempt=attempt,
                 launch_id=self._id,
-                devices=self._shares.variables(place, len(places), self._environment),
+                devices=self._devices.variables(place, len(places), self._environment),
                 columns=self._console.columns,
             )
             for i, place in enumerate(places)
@@ -74,37 +74,37 @@ class Supervisor:
         """Make attempts until one has finished or no other is allowed.
 
         Returns:
-          The exit code: 0 if all workers have finished; that of the first worker that has failed in the last attempt;
-          :data:`~replicax.EXIT_PREEMPTED` if the workers have left to be started again; 128 + the signal that ended
-          the launch.
+          The exit code: 0 if all workers have finished; that of the first worker that failed in the last attempt;
+          :data:`~replicax.EXIT_PREEMPTED` if the workers have left to be started again; 128 + the signal that ended the
+          launch.
 
         Raises:
-          LaunchError: the workers can't meet where they should.
+          LaunchError: the workers can't listen at the rendezvous.
           OSError: a worker can't be started.
         """
-        meeting = self.meeting_point()
+        rendezvous = self.new_rendezvous()
         guard = Guard(self._id)
         inbox = SignalInbox(self._settings.is_elastic)
         self._log = LogFile(self._settings.log_dir / "launch.log", self._console)
         try:
-            return self._run(meeting, inbox)
+            return self._run(rendezvous, inbox)
         finally:
             self._console.close()
             self._log.close()
             guard.dismiss()
 
-    def _run(self, meeting: MeetingPoint, inbox: SignalInbox) -> int:
+    def _run(self, rendezvous: LaunchRendezvous, inbox: SignalInbox) -> int:
         attempt = ports_lost = 0
         while True:
-            result = self._attempt(attempt, meeting, inbox)
+            result = self._attempt(attempt, rendezvous, inbox)
             attempt += 1
             if result.outcome is AttemptOutcome.FINISHED:
                 return 0
             if result.stop is not None:
                 return self._stopped(result, result.stop)
-            if self._port_was_lost(result, meeting) and ports_lost < _OTHER_PORTS:
+            if self._port_was_lost(result, rendezvous) and ports_lost < _OTHER_PORTS:
                 ports_lost += 1
-                self._say(f"the chief's port, {meeting.bind}, was taken by another program: trying another one")
+                self._say(f"the chief's port, {rendezvous.bind}, was taken by another program: trying another one")
                 pause = 0.0
             else:
                 decision = self._policy.after(result)
@@ -116,18 +116,18 @@ class Supervisor:
             if stop is not None:
                 self._say(f"{stop.name}: not starting again")
                 return 128 + stop
-            meeting = self._next_meeting_point(meeting)
+            rendezvous = self._next_rendezvous(rendezvous)
 
-    def _attempt(self, number: int, meeting: MeetingPoint, inbox: SignalInbox) -> AttemptResult:
-        count = len(meeting.addresses)
+    def _attempt(self, number: int, rendezvous: LaunchRendezvous, inbox: SignalInbox) -> AttemptResult:
+        count = len(rendezvous.addresses)
         folder = self._settings.log_dir / f"attempt-{number}"
         again = f"attempt {number}: " if number else ""
         self._say(
-            f"{again}{self._settings.program.name} on {count} worker(s), {self._shares}; the chief is at "
-            f"{meeting.coordinator}; output is kept in {folder}"
+            f"{again}{self._settings.program.name} on {count} worker(s), {self._devices}; the chief is at "
+            f"{rendezvous.coordinator}; output is kept in {folder}"
         )
         self._console.forget_tails()
-        environments = self.environments(number, meeting)
+        environments = self.environments(number, rendezvous)
         return Attempt(self._settings, environments, count, folder, self._id, self._console, self._say, inbox).run()
 
     def _stopped(self, result: AttemptResult, stop: signal.Signals) -> int:
@@ -137,21 +137,21 @@ class Supervisor:
             return EXIT_PREEMPTED
         return 128 + stop
 
-    def _port_was_lost(self, result: AttemptResult, meeting: MeetingPoint) -> bool:
-        """Whether the chief may have failed as its port was taken, after it was found free; others don't matter."""
+    def _port_was_lost(self, result: AttemptResult, rendezvous: LaunchRendezvous) -> bool:
+        """Whether the chief may have failed because another program took its port; other ports don't matter."""
         if result.outcome is not AttemptOutcome.FAULT or self._settings.port is not None or not self._settings.is_alone:
             return False
-        host, _, port = meeting.bind.rpartition(":")
-        return meeting_point.is_taken(host.strip("[]"), int(port))
+        host, _, port = rendezvous.bind.rpartition(":")
+        return is_taken(host.strip("[]"), int(port))
 
-    def _next_meeting_point(self, last: MeetingPoint) -> MeetingPoint:
-        """Another one; a port that the user has chosen may take a moment to be free again."""
+    def _next_rendezvous(self, last: LaunchRendezvous) -> LaunchRendezvous:
+        """The rendezvous of the next attempt; a port that the user chose may take a moment to be free again."""
         for _ in range(50):
             try:
-                return self.meeting_point()
+                return self.new_rendezvous()
             except LaunchError:
                 time.sleep(0.1)
-        return self.meeting_point()
+        return self.new_rendezvous()
 
     def _say(self, message: str) -> None:
         self._console.say(message)

@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: who it is, where the others are, and what the launcher promises.
+"""The environment of a worker: its number, the addresses of the others, and the limits of the launch.
 
 ==============================  ======================================================================================
 ``JAX_COORDINATOR_ADDRESS``     where the chief is; ``jax.distributed.initialize`` reads it
@@ -6,17 +6,17 @@
 ``JAX_NUM_PROCESSES``           how many workers there are
 ``JAX_PROCESS_ID``              which of them this is
 ``TF_CONFIG``                   the same three, as ``tf.distribute`` has them
-``JAX_NUM_CPU_DEVICES`` …       its devices and threads: see :mod:`~replicax.launcher.device_shares`
+``JAX_NUM_CPU_DEVICES`` …       its devices and threads: see :mod:`~replicax.launcher.device_allocation`
 ``REPLICAX_ATTEMPT``            how often all workers have been started before, from 0
 ``REPLICAX_MAX_RESTARTS``       how often they are started again after a fault, at most
 ``REPLICAX_MIN_WORKERS``        with how many the launch goes on, at least
 ``REPLICAX_MAX_WORKERS``        how many there can be
 ``REPLICAX_GRACE_SECONDS``      how long a worker has to end after SIGTERM or Ctrl-C
 ``REPLICAX_LOG_DIR``            the folder of the launch's output
-``REPLICAX_HEARTBEAT``          where it says how far it is: see :mod:`~replicax.launcher.watchdog`
+``REPLICAX_HEARTBEAT``          where it reports its progress: see :mod:`~replicax.launcher.watchdog`
 ``REPLICAX_LAUNCH_ID``          marks all processes of a launch: see :mod:`~replicax.launcher.orphans`
 ``COLUMNS``                     how wide a line can be
-``PYTHONUNBUFFERED``            1, unless set: what a worker prints is seen at once, also if it is killed then
+``PYTHONUNBUFFERED``            1, unless set: output appears at once, even if the worker is killed then
 ==============================  ======================================================================================
 """
 
@@ -25,11 +25,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from replicax.launcher.launch_settings import LaunchSettings
-from replicax.launcher.meeting_point import MeetingPoint
+from replicax.launcher.rendezvous import LaunchRendezvous
+from replicax.launcher.settings import LaunchSettings
 
 MARK = "REPLICAX_LAUNCH_ID"
-# What says of the launcher's own process which task of a scheduler it is; a worker is another one, or none.
+# These say which task of a scheduler the launcher's own process is; a worker is another task, or none.
 _OF_THE_LAUNCHER = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
@@ -46,7 +46,7 @@ _OF_THE_LAUNCHER = (
 def worker_environment(
     inherited: Mapping[str, str],
     settings: LaunchSettings,
-    meeting_point: MeetingPoint,
+    rendezvous: LaunchRendezvous,
     *,
     worker: int,
     attempt: int,
@@ -59,23 +59,23 @@ def worker_environment(
     Args:
       inherited: the launcher's own.
       settings: of the launch.
-      meeting_point: where the workers of this attempt find each other.
-      worker: which this is, of all hosts'.
-      attempt: how often all have been started before.
+      rendezvous: where the workers of this attempt find each other.
+      worker: its number among those of all hosts.
+      attempt: how often all workers have been started before.
       launch_id: marks the processes of this launch.
-      devices: what there is to say of its devices.
-      columns: how wide a line may be; ``None`` if nobody looks.
+      devices: the variables for its devices.
+      columns: how wide a line may be; ``None`` if the output is not a terminal.
     """
-    cluster = {"cluster": {"worker": meeting_point.addresses}, "task": {"type": "worker", "index": worker}}
+    cluster = {"cluster": {"worker": rendezvous.addresses}, "task": {"type": "worker", "index": worker}}
     found = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
     found.setdefault("PYTHONUNBUFFERED", "1")
     if columns is not None:
         found["COLUMNS"] = str(columns)
-    outer = inherited.get(MARK)  # of a launch inside of which this one runs
+    outer = inherited.get(MARK)  # of a launch that contains this one
     return found | {
-        "JAX_COORDINATOR_ADDRESS": meeting_point.coordinator,
-        "JAX_COORDINATOR_BIND_ADDRESS": meeting_point.bind,
-        "JAX_NUM_PROCESSES": str(len(meeting_point.addresses)),
+        "JAX_COORDINATOR_ADDRESS": rendezvous.coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": rendezvous.bind,
+        "JAX_NUM_PROCESSES": str(len(rendezvous.addresses)),
         "JAX_PROCESS_ID": str(worker),
         "TF_CONFIG": json.dumps(cluster),
         "REPLICAX_ATTEMPT": str(attempt),

@@ -1,4 +1,4 @@
-"""One worker: its process, and how that has ended."""
+"""One worker: its process, and how that ended."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _MEANINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a worker's process has ended.
+    """How a worker's process ended.
 
     Attributes:
-      worker: which.
-      status: its exit code; the negative number of the signal, if a signal has ended it.
-      seconds: how long it had run.
-      kills: how many processes the kernel has killed meanwhile as memory ran out, on the whole machine; ``None`` if it
+      worker: its number.
+      status: its exit code; the negative number of the signal, if a signal ended it.
+      seconds: how long it ran.
+      kills: how many processes the kernel killed meanwhile on the whole machine because memory ran out; ``None`` if it
         doesn't say.
-      hang: why it was taken for one that hangs, if it was; it has been killed for that.
-      is_certain: whether it is known to be at fault; otherwise it is one of several that waited.
+      hang: why the launcher took it for hung and killed it, if it did.
+      is_certain: whether it is known to be at fault, rather than one of several that waited.
     """
 
     worker: int
@@ -46,32 +46,32 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """Whether its program has come to its end."""
+        """Whether its program reached its end."""
         return self.status == 0
 
     @property
     def is_preemption(self) -> bool:
-        """Whether it was asked to leave, and has saved what it needs to go on."""
+        """Whether it was asked to leave, and has saved its state."""
         return self.status == EXIT_PREEMPTED
 
     @property
     def is_early_preemption(self) -> bool:
-        """Whether it was asked to leave before it had anything to save: SIGTERM has ended it."""
+        """Whether it was asked to leave before it had anything to save: SIGTERM ended it."""
         return self.status == -signal.SIGTERM
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal has ended it: from outside, or a crash."""
+        """Whether a signal ended it: from outside, or by a crash."""
         return self.status < 0
 
     @property
     def exit_code(self) -> int:
-        """What a shell says of it."""
+        """Its exit code, as a shell reports it."""
         return 128 - self.status if self.is_killed else self.status
 
     @property
     def rank(self) -> int:
-        """Which of several endings at the same time is the cause: the lowest.
+        """Orders endings at the same time: the lowest is the cause.
 
         A worker that loses another one ends by an exception, or is aborted.
         """
@@ -95,7 +95,7 @@ class Ending:
         return f"was ended by signal {-self.status} ({name}{self._meaning()})"
 
     def _meaning(self) -> str:
-        """What the signal probably means."""
+        """The probable meaning of the signal."""
         if -self.status != signal.SIGKILL:
             return next((text for signum, text in _MEANINGS.items() if signum == -self.status), "")
         if self.kills == 0:
@@ -104,7 +104,7 @@ class Ending:
 
 
 def _kills_for_memory() -> int | None:
-    """How many processes the kernel has killed since its start as memory ran out, that of a container included."""
+    """How many processes the kernel has killed since its start because memory ran out, those in containers included."""
     try:
         counters = dict(line.split() for line in _COUNTERS.read_text().splitlines())
         return int(counters["oom_kill"])
@@ -119,10 +119,10 @@ class WorkerProcess:
     ``since``, by ``time.monotonic``.
 
     Args:
-      worker: which.
-      command: what it runs.
-      environment: its own.
-      prepare: what it calls before its program, if anything.
+      worker: its number.
+      command: to run.
+      environment: of the process.
+      prepare: called in the process before its program.
 
     Raises:
       OSError: it can't be started.
@@ -153,11 +153,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The number of its process, and of its group."""
+        """The id of its process, and of its process group."""
         return self._process.pid
 
     def look(self) -> Ending | None:
-        """How it has ended, if that was not known before; else ``None``."""
+        """How it ended, if this is new; else ``None``."""
         if self.ending is not None or (status := self._process.poll()) is None:
             return None
         kills = None
@@ -167,12 +167,12 @@ class WorkerProcess:
         return self.ending
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal to the worker itself: what it has started is for it to end."""
+        """Send a signal to the worker alone, which has to end the processes that it has started."""
         if self.ending is None:
             self._process.send_signal(signum)
 
     def kill(self) -> None:
-        """End it at once, with all of its group."""
+        """Kill it at once, with its process group."""
         if self.ending is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

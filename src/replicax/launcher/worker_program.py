@@ -14,10 +14,10 @@ from replicax.launcher import LaunchError
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgram:
-    """What each worker runs.
+    """The program of the workers.
 
     Attributes:
-      words: as the user has written it: ``("train.py", "--rate", "0.1")``, ``("-m", "package.train")``.
+      words: as the user wrote it: ``("train.py", "--rate", "0.1")``, ``("-m", "package.train")``.
     """
 
     words: tuple[str, ...]
@@ -32,7 +32,7 @@ class WorkerProgram:
 
     @property
     def name(self) -> str:
-        """What to call it, such as ``"train"``."""
+        """A short name, such as ``"train"``."""
         first = self.words[1].rpartition(".")[2] if self.words[0] == "-m" else os.path.basename(self.words[0])
         return first.removesuffix(".py")
 
@@ -40,10 +40,10 @@ class WorkerProgram:
         return shlex.join(self.words)
 
     def check(self) -> None:
-        """Raise unless the program is there. Imports nothing of it.
+        """Raise unless the program exists. Does not import it.
 
         Raises:
-          LaunchError: it is not.
+          LaunchError: it does not exist.
         """
         if self.words[0] == "-m":
             _check_module(self.words[1])
@@ -63,7 +63,7 @@ class WorkerProgram:
 
 
 def _check_module(name: str) -> None:
-    """Raise unless there is a module ``name``; the packages around it are looked through, and not imported.
+    """Raise unless there is a module ``name``; searches the packages around it without importing them.
 
     Raises:
       LaunchError: there is none.
@@ -90,7 +90,7 @@ def parsed(words: Sequence[str], *, is_here: bool = True) -> WorkerProgram:
 
     Args:
       words: the script, or ``-m`` and a module, and its arguments; a ``--`` before it is left out.
-      is_here: whether it is to run on this machine, and has to be there.
+      is_here: whether it runs on this machine, and has to exist here.
 
     Raises:
       LaunchError: there is none.

@@ -98,7 +98,7 @@ class StepsPerCall:
             seconds = self._quickest / TOGETHER
             is_worth_it = GAIN * seconds * left > self._compiled
             mine = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
-            self.chosen = self._lockstep.share("chooses how many steps a call has", mine)[0]
+            self.chosen = self._lockstep.exchange("chooses how many steps a call has", mine)[0]
             self._open = False
 
 

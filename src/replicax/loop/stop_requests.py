@@ -125,7 +125,7 @@ class StopRequests:
         """
         if not self._lockstep.several:
             return self.why
-        reasons = [why for why in self._lockstep.share("asks whether the run goes on", self.why) if why is not None]
+        reasons = [why for why in self._lockstep.exchange("asks whether the run goes on", self.why) if why is not None]
         return min(reasons, key=_rank, default=None)
 
     # --- signals --------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class StopRequests:
             self._last = max(limits.values())
             self._agreed.set()
 
-    @heartbeat.during(heartbeat_page.MEETING)
+    @heartbeat.during(heartbeat_page.RENDEZVOUS)
     def _wait(self) -> int:
         deadline = time.monotonic() + PATIENCE
         while not self._agreed.wait(0.05):

@@ -1,11 +1,11 @@
 """Flax NNX: modules, optimizers, metrics and random streams are the state of a step, as they are of ``nnx.jit``.
 
 Each ``nnx.Variable`` of such an object has a :class:`~replicax.Variable`, which the strategy places, and programs read
-and write. Between steps the object has ordinary arrays, as ever: those of the variables, or what somebody has assigned
-since, which the next step takes over.
+and write. Between steps the object has ordinary arrays: those of the variables, or arrays that were assigned since,
+which the next step takes over.
 
-An array that only the object and its variable have is given to the next program to be overwritten. If anybody else has
-it, who has read it or made a snapshot (``nnx.state``), the program gets a copy.
+The next program may overwrite an array that only the object and its variable hold. If other code holds it, because it
+has read it or made a snapshot (``nnx.state``), the program gets a copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _references(cell: Any) -> int:
 
 
 class _Probe:
-    """Stands for an ``nnx.Variable`` whose array has known references only."""
+    """Mimics an ``nnx.Variable`` whose array has known references only."""
 
     def __init__(self) -> None:
         self._raw_value = object()
@@ -48,10 +48,10 @@ class _Probe:
 
 
 def _references_if(others: int) -> int:
-    """What :func:`_references` returns if ``others`` places besides the variable refer to the array.
+    """The result of :func:`_references` if ``others`` places besides the variable refer to the array.
 
-    It is measured, because interpreters count differently. It is 0 for an interpreter whose counts lag behind: then
-    every array counts as shared, and is copied.
+    It is measured, because interpreters count differently. It is 0 for an interpreter with delayed counts: then every
+    array counts as held by other code, and is copied.
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return 0
@@ -62,8 +62,8 @@ def _references_if(others: int) -> int:
     return found
 
 
-# Besides the nnx.Variable, a cell's record and a slot refer to the array, twice and once; to a view of the stored array
-# the record alone, once.
+# Besides the nnx.Variable, a cell's record refers to the array twice and a slot once; only the record refers to a view
+# of the stored array, once.
 _NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = _references_if(3), _references_if(1)
 
 
@@ -71,7 +71,7 @@ _set = object.__setattr__
 
 
 class Cell:
-    """An ``nnx.Variable`` and the variable that it has under one strategy, whose view it is.
+    """An ``nnx.Variable`` and its variable under one strategy; the first shows the value of the second.
 
     Attributes:
       cell: the ``nnx.Variable``.
@@ -87,15 +87,15 @@ class Cell:
         self._take_note(cell.get_raw_value(), None)
 
     def _take_note(self, seen: Any, references: int | None) -> None:
-        """What stands in the cell now, where the variable has its present array.
+        """Record the cell's present array, while the variable has its present one.
 
-        If ``references`` is given, the two share memory, and the array in the cell has that many references while the
-        program holds it nowhere else.
+        If ``references`` is given, the two share memory, and the array in the cell has that many references if no other
+        code holds it.
         """
         self._seen, self._stored, self._references = seen, self.variable.slot.array, references
 
     def take(self) -> None:
-        """Before a step: what has been assigned to the cell is assigned to the variable.
+        """Before a step: assign to the variable what was assigned to the cell.
 
         Raises:
           ValueError, TypeError: another shape, or a dtype that does not cast.
@@ -105,7 +105,7 @@ class Cell:
             self.variable.assign(seen)
             self._take_note(seen, None)
             return
-        del seen  # it would be counted
+        del seen  # it would count as a reference
         if self._references is not None and _references(self.cell) > self._references:
             with exchanging():
                 escaped.add(self.variable.slot)
@@ -118,15 +118,15 @@ class Cell:
         shown, layout = array, self.variable.layout
         if type(layout) is not Mirrored:
             shown = layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
-        _set(self.cell, "_raw_value", shown)  # as NNX's own hooks are for what users set
+        _set(self.cell, "_raw_value", shown)  # NNX's own hooks are for assignments by users
         self._seen, self._stored = shown, array
         self._references = _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW
 
 
 class Cells:
-    """The cells of the objects that somebody still has, under each strategy.
+    """The cells of live objects, under each strategy.
 
-    An ``nnx.Variable`` can't be referred to weakly. So its cell lives as long as one of the objects does that were
+    An ``nnx.Variable`` does not support weak references. So its cell lives as long as one of the objects that were
     arguments of a step.
     """
 
@@ -136,7 +136,7 @@ class Cells:
         self._kept: dict[int, set[Cell]] = {}
 
     def of(self, found: Sequence[tuple[str, Any]], replicas: Replicas) -> list[Cell]:
-        """The cells of these ``nnx.Variable`` objects, which are given with names for new ones."""
+        """The cells of these ``nnx.Variable`` objects; the names are for new ones."""
         known = self._all.setdefault(replicas, weakref.WeakValueDictionary())
         cells = [known.get(id(cell)) for _, cell in found]
         if None in cells:
@@ -156,7 +156,7 @@ class Cells:
         return [cell for cell in cells if cell is not None]
 
     def keep(self, owner: Any, cells: Sequence[Cell]) -> None:
-        """Keep cells as long as ``owner`` lives, who has them."""
+        """Keep cells as long as their ``owner`` lives."""
         if id(owner) not in self._kept:
             self._kept[id(owner)] = set()
             weakref.finalize(owner, self._kept.pop, id(owner), None).atexit = False
@@ -168,15 +168,15 @@ def _new(name: str, cell: Any) -> Variable:
 
 
 class Structure:
-    """What objects consist of: their static parts, and the ``nnx.Variable`` objects in them.
+    """The structure of objects: their static parts, and their ``nnx.Variable`` objects.
 
     Args:
       objects: NNX objects, which may share parts.
 
     Attributes:
       graphdef: the static parts.
-      leaves: what is not static, in the order of ``graphdef``: an ``nnx.Variable``, or a bare array.
-      paths: of these.
+      leaves: the other parts, in the order of ``graphdef``: an ``nnx.Variable``, or a bare array.
+      paths: of the leaves.
 
     Raises:
       TypeError: a mutable array (``ref=True``) or a hijax variable.
@@ -196,17 +196,17 @@ class Structure:
 
     @staticmethod
     def named(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
-        """A leaf's name: the class of its object, and its path there."""
+        """The name of a leaf: the class of its object, and its path there."""
         return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether nobody has changed the objects but for the values of their variables; false if that is not known."""
+        """Whether nothing has changed in the objects except the values of their variables; false if unknown."""
         return self._watched is not None and are_unchanged(self._watched)
 
 
 def _watched(objects: tuple[Any, ...]) -> list[Contents] | None:
-    """The containers in which objects have their parts, each with what is in it; ``None`` if some are not known."""
+    """The containers of the objects' parts, each with its content; ``None`` if some are unknown."""
     found: list[Contents] = []
     seen: set[int] = set()
     nodes: list[Any] = list(objects)
@@ -264,7 +264,7 @@ class NNXState:
         self.key: Hashable = Key(self.structure.graphdef, self.variables, [_value_of(leaf) for leaf in others])
 
     def take(self) -> None:
-        """Assign to the variables what has been assigned to the objects."""
+        """Assign to the variables what was assigned to the objects."""
         for cell in self.cells:
             cell.take()
 

@@ -1,12 +1,12 @@
-"""What NNX objects are inside a step: one replica's copies, whose changes leave the step as all replicas agree on them.
+"""NNX objects inside a step: one replica's copies, whose changes leave the step in a form that all replicas agree on.
 
 With several replicas
 
-- random streams draw other numbers on each replica, but for streams called ``params``;
-- ``nnx.Optimizer.update`` adds up the replicas' gradients, as :class:`~replicax.Optimizer` does; those that the step
-  has all-reduced it takes as they are;
-- metrics take in the values of all replicas;
-- batch statistics are averaged when the step has returned.
+- random streams draw different numbers on each replica, except streams called ``params``;
+- ``nnx.Optimizer.update`` sums the replicas' gradients, as :class:`~replicax.Optimizer` does, unless the step has
+  all-reduced them;
+- metrics use the values of all replicas;
+- batch statistics are averaged after the step.
 
 Everything else that a step assigns must be the same on every replica.
 """
@@ -34,8 +34,8 @@ class NNXStep:
 
     Args:
       graphdef: the structure of a tuple of objects.
-      values: of its leaves.
-      names: of these.
+      values: of the leaves.
+      names: of the leaves.
 
     Attributes:
       objects: the copies.
@@ -51,13 +51,13 @@ class NNXStep:
         self._undo = [_adapted(node) for node in nodes_in(self.objects)] if _several() else []
 
     def close(self, variables: Mapping[int, Variable]) -> None:
-        """Assign what has changed.
+        """Assign the changes to variables.
 
         Args:
-          variables: those of the leaves that have one, by the leaf's number.
+          variables: the variables of leaves that have one, by the leaf's number.
 
         Raises:
-          TypeError: the step has changed what can't leave it.
+          TypeError: the step has made a change that can't leave it.
           LocalityError: replicas would assign different values.
           ValueError: a value of another shape.
         """
@@ -96,7 +96,7 @@ def _replica() -> Any:
 
 
 def _several() -> bool:
-    return bool(_replica()._replicas.count > 1)  # the user's step has not asked for it
+    return bool(_replica()._replicas.count > 1)  # not via the context, which records that the user's step asks
 
 
 def value_of(leaf: Any) -> Any:
@@ -114,7 +114,7 @@ def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _adapted(node: Any) -> Callable[[], None]:
-    """Make ``node`` do its part with several replicas; returns what makes it an ordinary one again."""
+    """Adapt ``node`` to several replicas; returns a function that undoes it."""
     if isinstance(node, nnx.Optimizer):
         tx = node.tx
         vars(node)["tx"] = _summing(tx)
@@ -138,7 +138,7 @@ def _become(node: Any, other: type, kind: type) -> Callable[[], None]:
 
 @functools.cache
 def _own_stream(kind: Any) -> Any:
-    """A class of streams of ``kind`` that draw other numbers on each replica; what they store is the same on all."""
+    """A class of streams of ``kind`` that draw different numbers on each replica; their stored state is the same."""
 
     def call(self: Any) -> Any:
         return _replica().random_key(kind.__call__(self))
@@ -150,7 +150,7 @@ def _own_stream(kind: Any) -> Any:
 
 
 def _summing(tx: Any) -> Any:
-    """``tx``, of which each replica calls ``update`` with its own gradients."""
+    """``tx`` with an ``update`` that takes each replica's own gradients."""
 
     def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
@@ -166,11 +166,11 @@ def _summing(tx: Any) -> Any:
 
 @functools.cache
 def _common_metric(kind: Any) -> Any:
-    """A class of metrics of ``kind`` whose update takes in the values of all replicas, and is the same on each."""
+    """A class of metrics of ``kind`` whose update uses the values of all replicas, and gives each the same state."""
 
     def update(self: Any, **values: Any) -> None:
         is_sum = isinstance(self, nnx.metrics.Average)
-        if is_sum and not isinstance(self, nnx.metrics.Accuracy):  # others of a MultiMetric take the other values
+        if is_sum and not isinstance(self, nnx.metrics.Accuracy):  # other metrics of a MultiMetric use the other values
             values = {name: value for name, value in values.items() if name in (self.argname, "mask")}
         values = {name: _whole_of_share(name, value) for name, value in values.items()}
         if not any(_is_batch(value) for value in values.values()):
@@ -188,7 +188,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def _whole_of_share(name: str, value: Any) -> Any:
-    """A scalar that a step computes is this replica's share, as of a loss, or has been reduced: its sum over them."""
+    """The sum over the replicas of a scalar, which is this replica's share (as of a loss), unless it was reduced."""
     if not isinstance(value, jax.Array) or value.ndim:
         return value
     [value] = current_store().expect([value], frozenset({M}), _NO_SHARE.format(name))
@@ -203,7 +203,7 @@ _NO_SHARE = (
 
 
 def _update_sums(metric: Any, kind: Any, values: dict[str, Any]) -> None:
-    """Update a metric that is made of sums: each replica adds up its own values, and then all sums are added."""
+    """Update a metric that consists of sums: each replica adds up its own values, then the sums are added."""
     state = [value for value in vars(metric).values() if isinstance(value, nnx.Variable)]
     before = [cell.get_raw_value() for cell in state]
     mask: Any = _replica().example_mask
@@ -219,7 +219,7 @@ def _update_sums(metric: Any, kind: Any, values: dict[str, Any]) -> None:
 
 
 def _counted(metric: Any, kind: Any, values: Mapping[str, Any], rows: int) -> Any:
-    """The array whose entries a metric counts, of a batch that is padded to so many rows."""
+    """The array whose entries a metric counts, for a batch that is padded to ``rows`` rows."""
     counted = values.get("labels") if isinstance(metric, nnx.metrics.Accuracy) else values.get(metric.argname)
     if counted is None or not _is_batch(counted) or counted.shape[0] != rows:
         raise ValueError(
@@ -230,7 +230,7 @@ def _counted(metric: Any, kind: Any, values: Mapping[str, Any], rows: int) -> An
 
 
 def _update_with_all(metric: Any, kind: Any, values: dict[str, Any]) -> None:
-    """Update any other metric, of which nothing is known: with the values of all replicas."""
+    """Update any other metric with the values of all replicas."""
     if _replica().example_mask is not None:
         raise ValueError(
             f"{kind.__name__}.update: the batch is padded, and only metrics that are sums (nnx.metrics.Average and its "
@@ -244,7 +244,7 @@ def _update_with_all(metric: Any, kind: Any, values: dict[str, Any]) -> None:
 
 
 def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[Any], objects: Sequence[Any]) -> str:
-    """The message that a step has changed more than values."""
+    """The error message for a step that has changed more than values."""
     now = {"/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])]) for path in paths}
     added, gone = sorted(now - set(names)), sorted(set(names) - now)
     what = [*(f"{name} is new" for name in added), *(f"{name} is gone" for name in gone)]
@@ -267,11 +267,11 @@ def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[A
 
 
 _MODES = {"deterministic", "use_running_average"}
-"""What ``nnx.Module.train`` and ``nnx.Module.eval`` set in the layers that have it."""
+"""The attributes that ``nnx.Module.train`` and ``nnx.Module.eval`` set in layers that have them."""
 
 
 def _attributes(before: Any, after: Any) -> dict[str, str]:
-    """The attributes that have other values, and which."""
+    """The attributes that have changed, each with both values."""
     return {
         str(name): f"was {getattr(old, 'value', old)!r}, now {getattr(new, 'value', new)!r}"
         for (name, old), (other, new) in zip(before.attributes, after.attributes, strict=False)

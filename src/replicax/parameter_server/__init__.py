@@ -1,8 +1,8 @@
-"""Parameter servers: variables on servers, workers that train on their own or in step, a coordinator that schedules."""
+"""Parameter servers: variables on servers, workers that train with them, and a coordinator that schedules functions."""
 
-from replicax.parameter_server.cluster_coordinator import ClusterCoordinator
-from replicax.parameter_server.parameter_server_strategy import ParameterServerStrategy
+from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.remote_values import PerWorkerDataset, PerWorkerIterator, RemoteValue
+from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.work_report import WorkReport
 
 __all__ = [

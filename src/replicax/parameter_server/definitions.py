@@ -1,4 +1,4 @@
-"""What workers are told: of variables, optimizers and datasets, and which function to run."""
+"""Definitions that workers get: variables, optimizers, datasets, and the function to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicax.variables.variable import Variable
 
 @dataclasses.dataclass(frozen=True)
 class VariableDefinition:
-    """A variable, and where its parts are."""
+    """A variable, and the places of its parts."""
 
     number: int
     name: str
@@ -46,23 +46,23 @@ class DatasetDefinition:
 
 @dataclasses.dataclass(frozen=True)
 class ServersDefinition:
-    """The processes that are the servers now; values that were read before are out of date."""
+    """The present server processes; values that were read before are out of date."""
 
     actors: tuple[Actor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """Something that the program has no more: a variable, an optimizer, a dataset or an iterator; nobody needs it."""
+    """A variable, optimizer, dataset or iterator that the program has dropped."""
 
     kind: str
     number: int
 
 
 class Definitions:
-    """All that is defined; a worker is told what it does not know yet.
+    """All definitions; a worker gets those that it does not know yet.
 
-    Each thing is in here once, as it was defined last. Of what is forgotten only that is left, until all workers know.
+    Each object appears once, with its last definition. Dropped ones stay until all workers know of it.
 
     Args:
       dumps: pickles objects that refer to variables.
@@ -80,12 +80,12 @@ class Definitions:
         self.shards: dict[int, Shards] = {}
 
     def since(self, known: int) -> tuple[int, Sequence[Any]]:
-        """Those after the first ``known``, and how many there have been by now."""
+        """The definitions after the first ``known``, and their present number."""
         with self._lock:
             return self._count, tuple(one for count, one in self._all.values() if count >= known)
 
     def known_to_all(self, known: int) -> None:
-        """All workers know the first ``known``."""
+        """Note that all workers know the first ``known``."""
         with self._lock:
             old = [k for k, (count, one) in self._all.items() if isinstance(one, Forgotten) and count < known]
             for key in old:
@@ -93,16 +93,16 @@ class Definitions:
 
     def _add(self, kind: str, number: int, one: Any) -> None:
         with self._lock:
-            self._all.pop((kind, number), None)  # the newest are last
+            self._all.pop((kind, number), None)  # keeps the newest last
             self._all[kind, number] = self._count, one
             self._count += 1
 
     def drop(self, kind: str, number: int) -> None:
-        """The program has something no more. To be called from anywhere, also while garbage is collected."""
+        """Note that the program has dropped an object. May be called from anywhere, even from the garbage collector."""
         self._gone.append((kind, number))
 
     def forget(self) -> tuple[list[int], list[int]]:
-        """Have workers forget what has been dropped; returns the variables and the optimizers among that."""
+        """Make workers forget dropped objects; returns the variables and the optimizers among them."""
         variables, optimizers = [], []
         while self._gone:
             kind, number = self._gone.popleft()
@@ -132,27 +132,27 @@ class Definitions:
         self._add("optimizer", number, OptimizerDefinition(number, self._dumps(optimizer.parameters)))
 
     def add_servers(self, actors: Sequence[Actor]) -> None:
-        """Define which processes are the servers."""
+        """Define the present server processes."""
         self._add("servers", 0, ServersDefinition(tuple(actors)))
 
     def add_dataset(self, number: int, dataset_fn: bytes) -> None:
-        """Define a dataset of each worker."""
+        """Define a dataset for each worker."""
         self._add("dataset", number, DatasetDefinition(number, dataset_fn))
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """A scheduled function, on its way to a worker.
+    """A call of a scheduled function, to be sent to a worker.
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
       name: of the function.
-      digest: tells its function from others.
+      digest: identifies its function.
       fn: the function, pickled; ``None`` if the worker has it.
       arguments: ``(args, kwargs)``, pickled.
       definitions: those that the worker does not know yet.
-      ended: which functions had ended when it was sent.
-      old_functions: digests of functions that the worker is to forget.
+      ended: the functions that had ended at the time of sending.
+      old_functions: digests of functions for the worker to forget.
       inputs: results of other functions that this one uses, by their numbers.
     """
 
@@ -169,7 +169,7 @@ class FunctionCall:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a function raised on a worker: the error's type and text, the user's line, and all of the traceback."""
+    """An error of a function on a worker: its type, text, the user's line, and the traceback."""
 
     kind: str
     text: str
@@ -180,15 +180,15 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """How a call has ended; at most one of failure, to_build and lost is set.
+    """The result of a call; at most one of failure, to_build and lost is set.
 
     Attributes:
-      value: what the function returned.
+      value: the function's result.
       staleness: of each of its pushes.
-      failure: what it raised.
-      to_build: an optimizer that it needs, and the pytree of the variables that it is for, pickled.
-      lost: the worker or a server has died; how.
-      is_server: whether that was a server, so that others can try it again.
+      failure: its error.
+      to_build: an optimizer that it needs, and the pickled pytree of the variables to build it for.
+      lost: how the worker or a server died.
+      is_server: whether a server died, so that other workers can try again.
     """
 
     value: Any = None

@@ -1,4 +1,4 @@
-"""The dispatcher: which worker runs which scheduled function, and what comes of it."""
+"""The dispatcher: assigns scheduled functions to workers, and handles their results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from replicax.parameter_server.definitions import CallOutcome, Definitions, Fail
 from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
-from replicax.parameter_server.scheduled import Scheduled, WorkerAtWork, error_of, not_run, progress
+from replicax.parameter_server.scheduled_functions import BusyWorker, ScheduledFunction, error_of, not_run, progress
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.work_report import WorkLog
-from replicax.parameter_server.worker_starts import WorkerStarts
+from replicax.parameter_server.worker_startup import WorkerStartup
 from replicax.variables.slots import launching
 
 _MOST_DEATHS = 10
@@ -27,18 +27,18 @@ _LOOK = 2.0
 
 
 class Dispatcher:
-    """Sends scheduled functions to workers, each once; again, if the worker has died.
+    """Sends each scheduled function to a worker; and again if the worker dies.
 
     Args:
-      workers: how many there are.
+      workers: the number of workers.
       start: starts the process of a worker.
-      definitions: what workers are told.
+      definitions: for the workers.
       build: builds an optimizer: its number, and the pickled pytree of its variables.
-      break_off: has the servers forget a step of which a function has failed; steps of functions that have ended, by
-        the argument, count.
+      break_off: makes the servers forget a step in which a function has failed; steps of functions that have ended,
+        by its argument, count.
       check: raises if the engine itself has ended.
       recovery: of servers that die.
-      groups: how many functions are a step; 1 if each is for itself.
+      groups: the number of functions of a step; 1 without groups.
       max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
     """
 
@@ -54,27 +54,29 @@ class Dispatcher:
         groups: int,
         max_staleness: int | None,
     ) -> None:
-        self._starts = WorkerStarts(start, lambda *started: self._inbox.put((started[0], started[1], None, started[2])))
+        self._starts = WorkerStartup(
+            start, lambda *started: self._inbox.put((started[0], started[1], None, started[2]))
+        )
         self._definitions = definitions
         self._build = build
         self._break_off_below = break_off
         self._check = check
         self._recovery = recovery
-        self._since_snapshot: list[Scheduled] = []
+        self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
-        self._again: set[int] = set()  # functions that had ended before servers went back
-        self._is_to_assign = False  # what the program had assigned by then, after these functions
+        self._again: set[int] = set()  # functions that had ended before the servers went back
+        self._is_to_assign = False  # whether to repeat the program's assignments from before that, after them
         self._groups = groups
         self._max_staleness = max_staleness
-        self._workers = [WorkerAtWork(index, start(index)) for index in range(workers)]
-        self._queue: collections.deque[Scheduled] = collections.deque()
+        self._workers = [BusyWorker(index, start(index)) for index in range(workers)]
+        self._queue: collections.deque[ScheduledFunction] = collections.deque()
         self._unfinished: set[int] = set()
         self._next = 0
         self._error: WorkerError | None = None
-        self._broken_off: WorkerError | None = None  # why the present step of several functions will not count
+        self._broken_off: WorkerError | None = None  # why the present step of several functions is void
         self._closed: str | None = None
         self._changed = threading.Condition()
-        self._inbox: queue.SimpleQueue[tuple[WorkerAtWork, Actor, Scheduled | None, Reply] | None]
+        self._inbox: queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]
         self._inbox = queue.SimpleQueue()
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
@@ -82,20 +84,20 @@ class Dispatcher:
         for worker in self._workers:
             self._starts.wait_for(worker)
 
-    # --- the user's side --------------------------------------------------------------------------------
+    # --- called by the user -----------------------------------------------------------------------------
 
     def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
-        """Have a function run; waits while very many are waiting already.
+        """Schedule a function; blocks while very many are waiting.
 
         Args:
           name: of the function.
-          digest: tells it from others.
+          digest: identifies it.
           fn: the function, pickled.
           arguments: pickled, too.
-          uses: what both refer to. Results of other functions are waited for, on the dispatcher's side.
+          uses: references in both. The dispatcher waits for results of other functions.
 
         Raises:
-          WorkerError: one that was scheduled before has failed; or the coordinator is closed.
+          WorkerError: an earlier function has failed, or the coordinator is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
@@ -103,7 +105,7 @@ class Dispatcher:
             number, self._next = self._next, self._next + 1
             value = RemoteValue(f"{name} (scheduled function {number})", number, self)
             self._unfinished.add(number)
-            self._queue.append(Scheduled(number, name, digest, fn, arguments, uses, value))
+            self._queue.append(ScheduledFunction(number, name, digest, fn, arguments, uses, value))
             self.log.begin()
             self._send()
             return value
@@ -113,7 +115,7 @@ class Dispatcher:
 
         Raises:
           WorkerError: one has failed.
-          TimeoutError: the time has passed; the message says who runs what.
+          TimeoutError: the time has passed; the message says what each worker runs.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -124,7 +126,7 @@ class Dispatcher:
             self._begin_step()
 
     def ended(self) -> Ended:
-        """Which functions have ended, unless servers go back."""
+        """The functions that have ended, unless servers go back."""
         with self._changed:
             return Ended(self._recovery.era, min(self._unfinished, default=self._next))
 
@@ -136,18 +138,18 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits, so that servers which have died could be had back."""
+        """Whether no function runs or waits, so that dead servers could be restored."""
         with self._changed:
             return not self._unfinished and self._closed is None
 
     @property
     def has_given_up(self) -> bool:
-        """Whether nothing can be run any more, which every call since has been told."""
+        """Whether no function can run any more; every later call has raised that."""
         with self._changed:
             return self._closed is not None
 
     def close(self, why: str) -> None:
-        """Send nothing any more; what waits is not run."""
+        """Stop sending; waiting functions are cancelled."""
         self._recovery.stop(why)  # it may hold the lock
         with self._changed:
             if self._closed is None:
@@ -158,14 +160,14 @@ class Dispatcher:
             self._thread.join(TIMEOUT)
 
     def recover(self, era: int) -> None:
-        """A server has died: go back to the last snapshot, and wait until what had been run since has been run again.
+        """After a server has died: go back to the last snapshot, and wait until later functions have run again.
 
         Args:
-          era: in which a call has found out; if servers have gone back since, they do not go back once more.
+          era: of the call that failed; if servers have gone back since, they do not go back once more.
 
         Raises:
-          WorkerError: it is of no use.
-          ActorDiedError: called on the thread that would have to do it, and will.
+          WorkerError: recovery is impossible.
+          ActorDiedError: called on the thread that has to go back, and will.
         """
         if threading.current_thread() is self._thread:
             raise ActorDiedError("a parameter server has died")
@@ -175,10 +177,10 @@ class Dispatcher:
         _result_of(self._recovered)
 
     def settled(self) -> int:
-        """How many times servers have gone back; waits until what had been run before that has been run again.
+        """How many times servers have gone back; waits until the functions before that have run again.
 
-        Until then they lack what the program knows to have been done. The dispatcher's own thread does not wait: it has
-        to see to that.
+        Until then the servers lack changes that the program knows to have been made. The dispatcher's own thread does
+        not wait, as it runs the functions again.
         """
         if threading.current_thread() is self._thread:
             return self._recovery.era
@@ -195,7 +197,7 @@ class Dispatcher:
             return None if waits else self._recovery.era
 
     def save(self) -> None:
-        """The program has assigned a variable: take a snapshot before the next function."""
+        """Take a snapshot before the next function: the program has assigned a variable."""
         with self._changed:
             self._send()
 
@@ -209,7 +211,7 @@ class Dispatcher:
     # --- sending ----------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Send what can be sent to workers that have nothing to do."""
+        """Send functions to idle workers, as far as possible."""
         if self._is_to_assign and not self._again & self._unfinished:
             self._assign()
         is_due = not self._is_to_assign and self._recovery.is_due(len(self._since_snapshot))
@@ -224,30 +226,30 @@ class Dispatcher:
         self._changed.notify_all()
 
     @property
-    def _running(self) -> list[Scheduled]:
-        """What workers have."""
+    def _running(self) -> list[ScheduledFunction]:
+        """The functions that workers have."""
         return [worker.running for worker in self._workers if worker.running is not None]
 
     def _may_send(self) -> bool:
-        """Whether there is a function that may begin now."""
+        """Whether a function may begin now."""
         if not self._queue or self._closed is not None:
             return False
         scheduled, running = self._queue[0], self._running
         if self._is_to_assign and scheduled.number > max(self._again, default=-1):
             return False
         if not all(value.is_finished for value in scheduled.inputs):
-            return False  # these were scheduled before, so they don't wait for this one
+            return False  # these were scheduled earlier, so they don't wait for this one
         if self._groups > 1:
             return all(other.number // self._groups == scheduled.number // self._groups for other in running)
         bound = self._max_staleness
         return bound is None or (len(running) <= bound and all(other.beside < bound for other in running))
 
-    def _send_to(self, worker: WorkerAtWork, scheduled: Scheduled) -> None:
+    def _send_to(self, worker: BusyWorker, scheduled: ScheduledFunction) -> None:
         others = self._running
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        known, old = worker.is_to_know(scheduled.digest)
+        known, old = worker.before_sending(scheduled.digest)
         worker.definitions, new = self._definitions.since(worker.definitions)
         if new:
             self._definitions.known_to_all(min(w.definitions for w in self._workers))
@@ -270,7 +272,7 @@ class Dispatcher:
     # --- servers that die -------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
-        """Take a snapshot; no function is running."""
+        """Take a snapshot, while no function is running."""
         try:
             self._recovery.snapshot()
             self._since_snapshot = []
@@ -284,7 +286,7 @@ class Dispatcher:
             self._send()
 
     def _go_back(self) -> None:
-        """Go back to the last snapshot, and have all functions since then run again; none is running."""
+        """Go back to the last snapshot, and schedule all functions since then again, while none is running."""
         again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
         ended = {scheduled.number for scheduled in self._since_snapshot}
         self._again = self._again & self._unfinished | ended
@@ -303,14 +305,14 @@ class Dispatcher:
         self._changed.notify_all()
 
     def _assign(self) -> None:
-        """What had ended has been run again: now comes what the program has assigned."""
+        """Repeat the program's assignments, after the functions that had ended have run again."""
         try:
-            self._recovery.put_assigned()
+            self._recovery.resend_assigned()
             self._is_to_assign = False
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 
-    # --- what comes back --------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         while True:
@@ -334,12 +336,12 @@ class Dispatcher:
                         self._conclude(worker, scheduled, outcome)
                 with self._changed:
                     self._send()
-            except Exception as error:  # of our own, or of the engine: nobody waits for ever
+            except Exception as error:  # an internal error, or one of the engine: no caller may wait for ever
                 with self._changed:
                     self._give_up(f"the coordinator can't go on: {type(error).__name__}: {error}")
 
     def _look(self) -> None:
-        """Nothing has come for a while: is anything to be expected?"""
+        """Check, when no result has come for a while, whether one can still come."""
         with self._changed:
             try:
                 if self._closed is None:
@@ -349,13 +351,13 @@ class Dispatcher:
                 self._give_up(f"the coordinator can't go on: {error}")
 
     def _give_up(self, why: str) -> None:
-        """Nothing can be run any more; each later call says why."""
+        """Stop running functions; each later call raises with this reason."""
         if self._closed is None:
             self._closed = why
         self._cancel_all(WorkerError(why))
 
-    def _outcome(self, worker: WorkerAtWork, scheduled: Scheduled, reply: Reply) -> CallOutcome | None:
-        """How a call has ended; ``None`` if it is to be made again."""
+    def _outcome(self, worker: BusyWorker, scheduled: ScheduledFunction, reply: Reply) -> CallOutcome | None:
+        """The result of a call; ``None`` if it must be repeated."""
         try:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
@@ -367,7 +369,7 @@ class Dispatcher:
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
         except NoRoomError as error:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
-        except Exception as error:  # of sending the outcome: the function has been run
+        except Exception as error:  # sending the result failed, after the function had run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
             return CallOutcome(failure=Failure(type(error).__name__, text, "", "", None))
         if outcome.to_build is None:
@@ -380,7 +382,7 @@ class Dispatcher:
             return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
         return None
 
-    def _conclude(self, worker: WorkerAtWork, scheduled: Scheduled, outcome: CallOutcome | None) -> None:
+    def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
         if outcome is not None and outcome.is_server:
             self._has_lost_server = True
             outcome = None
@@ -409,7 +411,7 @@ class Dispatcher:
             self._break_off(scheduled.number // self._groups)
 
     def _break_off(self, step: int) -> None:
-        """One of the functions of a step has failed, and the others have ended: none of them counts."""
+        """Void a step: one of its functions has failed, and the others have ended."""
         self._broken_off = None
         self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
         try:
@@ -418,7 +420,7 @@ class Dispatcher:
             self._has_lost_server = True
 
     def _begin_step(self) -> None:
-        """The next function is the first of a step."""
+        """Note that the next function is the first of a step."""
         self._next = -(-self._next // self._groups) * self._groups
 
     def _cancel_queue(self, why: WorkerError) -> None:
@@ -436,7 +438,7 @@ class Dispatcher:
 
 
 def _result_of(what: Callable[[], int | None]) -> int:
-    """Wait until there is one, without the lock of who looks at a variable: the dispatcher's thread may need it."""
+    """Wait for a result without the lock of a thread that reads a variable, which the dispatcher's thread may need."""
     released = threading.Condition(launching)
     with released:
         while (found := what()) is None:

@@ -1,11 +1,10 @@
-"""Snapshots of the servers, and going back to the last one when a server has died.
+"""Recovery: takes snapshots of the servers, and goes back to the last one when a server has died.
 
-A snapshot is taken when no function is running, of all servers together: one agreed version. Each server's state is in
-the shared memory of its machine (Ray's object store) and in that of the next server, which holds it; so it outlives all
-processes of a machine, and any one machine, and it never comes to the coordinator's process. When a server's process
-has died, another is started, all servers go back to the snapshot, and the functions that have been run since are run
-again. Each may die at any moment of that, too: then it begins anew. The last whole snapshot is there until there is a
-newer one.
+A snapshot covers all servers, and is taken while no function is running: one agreed version. Each server's state is in
+the shared memory of its machine (Ray's object store) and in that of the next server, which holds it; so it survives all
+processes of a machine, and any one machine, and it never passes through the coordinator's process. When a server's
+process dies, another one starts, all servers go back to the snapshot, and the functions since then run again. If a
+process dies during that, it starts over. The last complete snapshot is kept until there is a newer one.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ _MOST_RECOVERIES = 10
 _FUNCTIONS = 50
 _SHARE = 1 / 40
 _SECONDS_TO_ANSWER = 30.0
-"""For a server whose process has started: it answers when calls before, which may move arrays, have ended."""
+"""For a server whose process has started: it answers after earlier calls, which may move arrays, have ended."""
 
 
 class Recovery:
-    """See the module's docstring.
+    """Takes snapshots and restores them; see the module's docstring.
 
     Args:
-      servers: all of them, as the coordinator sees them.
-      home: the variables that are on them.
-      definitions: what workers are told, here of new servers.
+      servers: all servers, as the coordinator sees them.
+      home: the variables on them.
+      definitions: for workers; gets the new servers.
       start: starts the process of a server.
       check: raises if the engine itself has ended.
 
     Attributes:
-      era: how many times servers have gone back, or have begun to.
+      era: how many times servers have gone back, or started to.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class Recovery:
         self._due_since: float | None = None
 
     def is_due(self, functions: int) -> bool:
-        """Whether it is time for a snapshot, as soon as no function is running.
+        """Whether to take a snapshot as soon as no function is running.
 
-        That is after some functions, and so seldom that it takes 1/40 of the time; or if the program has assigned a
-        variable, which would be lost.
+        That is the case after some functions, so rarely that snapshots take 1/40 of the time; or if the program has
+        assigned a variable, which would be lost.
 
         Args:
-          functions: how many have been run since the last one.
+          functions: the number that were run since the last one.
         """
         if functions and self._home.has_assigned:
             return True
@@ -78,7 +77,7 @@ class Recovery:
         return due
 
     def snapshot(self) -> None:
-        """Take one; no function is running. If it fails, the one before is still there.
+        """Take a snapshot, while no function is running. If it fails, the previous one remains.
 
         Raises:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
@@ -91,20 +90,20 @@ class Recovery:
         self._cost = self._taken - began
 
     def note_progress(self) -> None:
-        """A function has ended well: what has died before has not died in vain."""
+        """Note that a function has ended without an error: deaths before it don't count any more."""
         self._tries = 0
 
     def stop(self, why: str) -> None:
-        """Going back is of no use any more. From any thread."""
+        """Give up going back. From any thread."""
         self._stopped = why
 
     def go_back(self) -> None:
-        """Start the servers that have died, and have all of them go back; no function is running.
+        """Start new processes for dead servers, and make all servers go back, while no function is running.
 
-        It is tried again if a server dies meanwhile: while it starts, gets its state, or what was sent since.
+        It tries again if a server dies meanwhile: at its start, or while it gets its state or later messages.
 
         Raises:
-          ActorDiedError: they die again and again, the snapshot is lost, or the engine has ended; says which.
+          ActorDiedError: servers die again and again, the snapshot is lost, or the engine has ended; says which.
         """
         try:
             self._go_back()
@@ -112,15 +111,15 @@ class Recovery:
             self._home.lost = f"the parameter servers are lost: {error}"
             raise
 
-    def put_assigned(self) -> None:
-        """What the program has assigned since the snapshot; functions that had ended by then have been run again.
+    def resend_assigned(self) -> None:
+        """Repeat the program's assignments since the snapshot, after functions that had ended before have run again.
 
-        While it had an assignment to save, no function was begun. So none that has to come after it has ended.
+        No function starts while an assignment is not saved. So no function that must come after it has ended.
 
         Raises:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
-        self._home.put_assigned()
+        self._home.resend_assigned()
 
     def _go_back(self) -> None:
         why = ""
@@ -153,7 +152,7 @@ class Recovery:
         self._servers.replace(actors)
         self._servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
         self._starting.clear()
-        self._home.put_again()
+        self._home.resend()
         if self._states is not None:
-            self._servers.keep(self._states)  # whoever has kept one may be among those that have died
+            self._servers.keep(self._states)  # a server that kept one may have died
         self._definitions.add_servers(actors)

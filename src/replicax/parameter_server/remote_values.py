@@ -1,4 +1,4 @@
-"""What the coordinator's program gets of things that are on workers: results to come, datasets, iterators."""
+"""Handles in the coordinator's program for objects on workers: future results, datasets, iterators."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from replicax.errors import ContextError
-from replicax.parameter_server.references import Named
+from replicax.parameter_server.pickling import Named
 
 
 class RemoteValue(Named):
-    """What a scheduled function will return; :meth:`ClusterCoordinator.schedule` returns it.
+    """The future result of a scheduled function; :meth:`ClusterCoordinator.schedule` returns it.
 
-    Not made by users. It can be an argument of a function that is scheduled later, or a part of one; that function then
-    waits for it, and gets the value as :meth:`fetch` gives it.
+    Not created by users. It can be an argument, or part of one, of a function that is scheduled later; that function
+    then waits for it, and gets the value as :meth:`fetch` returns it.
 
     >>> import replicax
     >>> strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1)
@@ -37,13 +37,13 @@ class RemoteValue(Named):
     def fetch(self, timeout_seconds: float | None = None) -> Any:
         """Wait for the function, and return its result: arrays as NumPy arrays.
 
-        Where replicas of a worker differ in a value (T), there is a tuple with an array for each of them.
+        If the replicas of a worker have different values (T), it is a tuple with an array for each of them.
 
         Args:
-          timeout_seconds: how long to wait; ``None`` for as long as it takes.
+          timeout_seconds: how long to wait; ``None`` for ever.
 
         Raises:
-          WorkerError: the function has failed, or was not run because another has.
+          WorkerError: the function has failed, or was cancelled because another one has.
           TimeoutError: the time has passed.
         """
         if not self._done.wait(timeout_seconds):
@@ -53,7 +53,7 @@ class RemoteValue(Named):
         return self._value
 
     def get(self) -> Any:
-        """The same as :meth:`fetch`."""
+        """Do the same as :meth:`fetch`."""
         return self.fetch()
 
     def check_owner(self, dispatcher: Any) -> None:
@@ -67,7 +67,7 @@ class RemoteValue(Named):
 
     @property
     def is_finished(self) -> bool:
-        """Whether :meth:`fetch` has nothing to wait for."""
+        """Whether :meth:`fetch` returns at once."""
         return self._done.is_set()
 
     def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
@@ -83,7 +83,7 @@ class RemoteValue(Named):
 class PerWorkerDataset(Named):
     """A dataset on each worker; :meth:`ClusterCoordinator.create_per_worker_dataset` returns it.
 
-    Not made by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
+    Not created by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
     """
 
     def __init__(self, number: int, numbers: Iterator[int], drop: Callable[[str, int], None]) -> None:
@@ -98,14 +98,14 @@ class PerWorkerDataset(Named):
 
 
 class PerWorkerIterator(Named):
-    """An iterator on each worker. In a scheduled function it is the worker's own, and ``next`` gives an element.
+    """An iterator on each worker. In a scheduled function it is the worker's own, and ``next`` returns an element.
 
-    Not made by users. A worker that takes the place of one that has died begins anew.
+    Not created by users. A worker that replaces a dead one starts from the beginning.
     """
 
     def __init__(self, number: int, dataset: PerWorkerDataset, drop: Callable[[str, int], None]) -> None:
         self.reference = "iterator", number, dataset.number
-        self._dataset = dataset  # which is there as long as this is
+        self._dataset = dataset  # keeps it alive
         weakref.finalize(self, drop, "iterator", number).atexit = False
 
     def __iter__(self) -> PerWorkerIterator:

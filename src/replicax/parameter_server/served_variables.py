@@ -1,4 +1,4 @@
-"""Variables of the coordinator's process: what they are on servers, seen from here."""
+"""Variables on servers, as the coordinator's process sees them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from replicax.parameter_server.definitions import Definitions
 
 _MOST_DEATHS = 10
-"""Of servers, while one call waits."""
+"""How many servers may die during one call."""
 
 
 class ServedSlot(Slot):
-    """The array of a variable in the coordinator's process: the one that the servers have.
+    """The array of a variable in the coordinator's process, synchronized with the servers.
 
-    An array that is stored here goes to the servers; and each look fetches what has changed there. As long as there are
-    no servers, it is a slot like any other.
+    Storing an array sends it to the servers, and each read fetches what has changed there. Without servers it is a slot
+    like any other.
     """
 
     __slots__ = ("_known", "home", "number")
@@ -63,7 +63,7 @@ class ServedSlot(Slot):
 
     @property
     def here(self) -> Any:
-        """The array as this process has it."""
+        """The array of this process."""
         return super().array
 
     @property
@@ -72,7 +72,7 @@ class ServedSlot(Slot):
         return super().array is not self._known
 
     def agree(self, array: Any) -> None:
-        """The servers have this array, too."""
+        """Note that the servers have this array, too."""
         self._known = array
         Slot.array.fset(self, array)  # type: ignore[attr-defined]
 
@@ -108,10 +108,10 @@ class ServedCollection(VariableCollection):
 
 
 def for_servers(partitioner: Partitioner | None) -> PieceCounts | None:
-    """``partitioner``, if it can split variables over servers.
+    """Return ``partitioner``, which must be able to split variables over servers.
 
     Raises:
-      ValueError: it can't.
+      ValueError: it is not.
     """
     if isinstance(partitioner, GroupPartitioner):
         raise ValueError(
@@ -124,15 +124,15 @@ def for_servers(partitioner: Partitioner | None) -> PieceCounts | None:
 class VariableHome:
     """The variables of a strategy on its servers, as long as there are servers.
 
-    Threads of the program and the dispatcher's come here. One at a time: they hold :data:`launching`, which reading and
-    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: what it calls
-    while it holds that (:meth:`mark`, :meth:`put_again` and such) looks at the log only.
+    Threads of the program and the dispatcher's call it, one at a time: they hold :data:`launching`, which reading and
+    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: the methods
+    that it calls with that lock (:meth:`mark`, :meth:`resend` and so on) use only the log.
 
     Args:
       variables: of the strategy.
-      servers: which have them.
-      choice: of a server for each variable.
-      definitions: what workers are told of variables and optimizers; grows.
+      servers: of the variables.
+      choice: chooses a server for each variable.
+      definitions: of variables and optimizers for workers; extended here.
     """
 
     def __init__(
@@ -146,24 +146,24 @@ class VariableHome:
         self._defined: set[int] = set()
         self._log = WriteAheadLog()
         self.lost: str | None = None
-        """Why the servers have not all got back what they knew; what they have now is of no use."""
+        """Why the servers could not be restored; their present state is useless."""
         self.save: Callable[[], None] | None = None
-        """Has a snapshot taken, as soon as that is possible."""
+        """Requests a snapshot as soon as possible."""
         self.recover: Callable[[int], None] | None = None
-        """Has the servers go back to the last snapshot, unless they have since this era; for when one has died."""
+        """Makes the servers go back to the last snapshot after one has died, unless they have since this era."""
         self.settled: Callable[[], int] = int
-        """Waits until the servers have again what they had before they went back; gives the era."""
+        """Waits until the servers have again what they had before they went back; returns the era."""
 
     # --- variables --------------------------------------------------------------------------------------
 
     def send(self, only: Sequence[int] | None = None) -> None:
-        """Send the servers variables that are new here, or have another value: these, or all."""
+        """Send the servers variables that are new or changed here: those in ``only``, or all."""
         variables = self._variables if only is None else [self._variables[number] for number in only]
         if self._try(lambda: self._send(variables)) and self.save is not None:
             self.save()
 
     def _send(self, variables: Iterable[Variable]) -> bool:
-        """Returns whether one of them has been here before, and was assigned."""
+        """Send them; returns whether the program has assigned one that the servers had before."""
         gone, optimizers = self._definitions.forget()
         if gone or optimizers:
             self._log.forget(gone, optimizers)
@@ -196,7 +196,7 @@ class VariableHome:
             _slot(variable).agree(sent[variable.number][1])
 
     def refresh(self, slot: ServedSlot) -> None:
-        """Have in a slot what the servers have."""
+        """Fetch the servers' value into a slot."""
         self._try(lambda: self._refresh(slot), reads=True)
 
     def _refresh(self, slot: ServedSlot) -> None:
@@ -206,15 +206,15 @@ class VariableHome:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 
     def forget(self, number: int) -> None:
-        """A variable is gone; the servers hear of it later, as the garbage collector may call this at any moment."""
+        """Note that a variable was dropped; the servers learn of it later, as the garbage collector may call this."""
         self._definitions.drop("variable", number)
 
     def look(self) -> None:
-        """Have servers that have died back, if there are any."""
+        """Restore servers that have died, if any."""
         self._try(self._servers.wait_until_ready)
 
     def leave(self) -> None:
-        """Fetch all variables, which from now on are here alone."""
+        """Fetch all variables, which from now on exist only here."""
         with launching:
             slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
             self.recover = None
@@ -236,35 +236,35 @@ class VariableHome:
 
     @property
     def has_assigned(self) -> bool:
-        """Whether the program has given a variable another value since the last snapshot."""
+        """Whether the program has assigned a variable since the last snapshot."""
         return self._log.has_assigned
 
     def mark(self) -> Any:
-        """What a snapshot will have that is taken from now on; for :meth:`saved`."""
+        """The content of a snapshot that starts now; for :meth:`saved`."""
         return self._log.arrived()
 
     def saved(self, mark: Any) -> None:
-        """There is a snapshot of all that the servers have, taken after :meth:`mark`."""
+        """Note that there is a snapshot of all servers, started after :meth:`mark`."""
         self._log.clear(mark)
 
-    def put_again(self) -> None:
-        """The servers have gone back to the last snapshot: send again what was sent since, without assignments."""
+    def resend(self) -> None:
+        """After the servers have gone back to the last snapshot: repeat later messages, except assignments."""
         values, told = self._log.sent("value"), self._log.sent("optimizer")
         if values:
             self._servers.put(values)
         for parts in told.values():
             self._servers.define(parts)
 
-    def put_assigned(self) -> None:
-        """The functions that had ended before servers went back have been run again: what was assigned comes after."""
+    def resend_assigned(self) -> None:
+        """Repeat assignments, after the functions that had ended before the servers went back have run again."""
         if values := self._log.assigned("value"):
             self._servers.put(values)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
-        """Call the servers, while nobody else does; again if one has died, and all have gone back.
+        """Call the servers while no other thread does; repeat it if one has died and all have gone back.
 
-        What ``reads`` is called again, too, if all have gone back meanwhile for another reason. And nothing is called
-        after they have gone back, until they have again what the program knows to have been done.
+        If it ``reads``, also repeat it if the servers have gone back for another reason. After they have gone back, no
+        call is made until they have again all changes that the program knows of.
         """
         with launching:
             deaths = 0
@@ -289,7 +289,7 @@ class VariableHome:
     # --- optimizers -------------------------------------------------------------------------------------
 
     def number_of(self, optimizer: Optimizer) -> int:
-        """The number by which workers and servers know an optimizer."""
+        """The number of an optimizer on workers and servers."""
         with launching:
             for number, known in list(self._optimizers.items()):
                 if known is optimizer:
@@ -300,19 +300,19 @@ class VariableHome:
             return number
 
     def build(self, number: int, variables: Any) -> None:
-        """Build an optimizer for the variables that a worker has gradients of."""
+        """Build an optimizer for the variables of a worker's gradients."""
         with launching:
             self._optimizers[number].build(variables)
 
     def define(self) -> None:
-        """Tell the servers of the optimizers that have been built, and send what is new."""
+        """Define new optimizers on the servers, and send new variables."""
         self._try(self._define_new)
         self.send()
 
     def _define_new(self) -> None:
         for number, optimizer in list(self._optimizers.items()):
             if number not in self._defined and optimizer.parameters is not None:
-                self._send(self._variables)  # parameters have places now
+                self._send(self._variables)  # the parameters have servers now
                 self._define(number, optimizer)
                 self._defined.add(number)
 
@@ -364,7 +364,7 @@ def check_across(method: str) -> None:
     """Raise inside a step.
 
     Raises:
-      ContextError: the caller is in one.
+      ContextError: the caller is inside a step.
     """
     if context.in_step():
         raise ContextError(f"{method} was called inside a step: call it outside")
@@ -380,7 +380,7 @@ def _slot(variable: Variable) -> ServedSlot:
 
 
 def _empty(variable: Variable, shards: Shards, server: int) -> tuple[tuple[int, ...], Any]:
-    """The shape and dtype that a server without a part of a variable computes with instead."""
+    """The shape and dtype of the empty part that a server without a part of a variable computes with."""
     shape: Sequence[int] = variable.shape
     if not shape or shards.dim is None:
         return tuple(shape), variable.dtype

@@ -1,4 +1,4 @@
-"""The report of a stretch of work: how many functions, how quickly, on how old variables."""
+"""The work report: the number of functions of a time segment, their rate, and the staleness of their variables."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class WorkReport:
-    """What :meth:`ClusterCoordinator.join` says of the functions since the last one.
+    """The result of :meth:`ClusterCoordinator.join`: statistics of the functions since the last one.
 
     Attributes:
-      functions: how many have been run.
-      seconds: from when the first was scheduled.
-      rate: functions a second.
-      by_worker: how many each worker has run, by its number.
-      staleness_p50: of their pushes; the *staleness* of a push is how many updates a server has made between the time
-        when the worker read the variables and the time when the server made this one. The median.
+      functions: the number of functions that were run.
+      seconds: since the first was scheduled.
+      rate: functions per second.
+      by_worker: the number of functions of each worker, by its number.
+      staleness_p50: of their pushes; the *staleness* of a push is the number of updates that a server made between the
+        time when the worker read the variables and the time when the server applied this push. The median.
       staleness_p99: the 99th percentile.
-      workers_lost: how many workers have died and have been replaced.
+      workers_lost: the number of workers that died and were replaced.
 
     >>> import replicax
     >>> report = replicax.parameter_server.WorkReport(
@@ -42,7 +42,7 @@ class WorkReport:
 
 
 class WorkLog:
-    """Collects what a report says."""
+    """Collects the statistics for a report."""
 
     def __init__(self) -> None:
         self._clear()
@@ -50,21 +50,21 @@ class WorkLog:
     def _clear(self) -> None:
         self._since: float | None = None
         self._functions: dict[int, int] = {}
-        self._staleness: collections.Counter[int] = collections.Counter()  # how often each
+        self._staleness: collections.Counter[int] = collections.Counter()  # how often each occurred
         self.deaths = 0
 
     def begin(self) -> None:
-        """A function is scheduled."""
+        """Note that a function was scheduled."""
         if self._since is None:
             self._since = time.monotonic()
 
     def add(self, worker: int, staleness: tuple[int, ...]) -> None:
-        """A worker has run a function."""
+        """Note that a worker has run a function."""
         self._functions[worker] = self._functions.get(worker, 0) + 1
         self._staleness.update(staleness)
 
     def report(self) -> WorkReport:
-        """The report; the next one begins here."""
+        """The report; starts the next one."""
         seconds = 0.0 if self._since is None else time.monotonic() - self._since
         functions = sum(self._functions.values())
         p50, p99 = _percentiles(self._staleness, (50, 99)) if self._staleness else (0.0, 0.0)
@@ -82,9 +82,9 @@ class WorkLog:
 
 
 def _percentiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float]:
-    """Percentiles of numbers of which each occurs so often, as :func:`numpy.percentile` has them."""
+    """Percentiles of numbers with these frequencies, as :func:`numpy.percentile` defines them."""
     values = sorted(counts)
-    last = np.cumsum([counts[value] for value in values]) - 1  # the place of the last of each, in order
+    last = np.cumsum([counts[value] for value in values]) - 1  # the last place of each, in sorted order
     places = np.asarray(wanted) / 100 * last[-1]
     lower, upper = (np.take(values, np.searchsorted(last, rounded(places))) for rounded in (np.floor, np.ceil))
     return (lower + (upper - lower) * (places - np.floor(places))).tolist()

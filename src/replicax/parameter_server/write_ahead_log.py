@@ -1,4 +1,4 @@
-"""The write-ahead log: what the program has sent the servers since the last snapshot, and would be lost with them."""
+"""The write-ahead log: messages to the servers since the last snapshot, which would be lost with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Key = tuple[str, int]
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """Something that was sent.
+    """A logged message.
 
     Attributes:
-      what: it.
-      is_assigned: whether it replaces something that functions have used.
-      first: what it replaces, if no snapshot has that.
+      what: its content.
+      is_assigned: whether it replaces a value that functions have used.
+      first: the value that it replaces, if no snapshot has that.
     """
 
     what: Any
@@ -27,10 +27,10 @@ class _Entry:
 
 
 class WriteAheadLog:
-    """What has been sent, by kind and number: the last of each.
+    """The last message of each kind and number.
 
-    A snapshot may be taken by one thread while another sends something. So an entry is made before the sending, and
-    goes when a snapshot has been begun after it. The lock is held for a moment only, and nothing is waited for.
+    One thread may take a snapshot while another sends. So an entry is made before the sending, and removed when a
+    snapshot has begun after it. The lock is held only briefly, and never while waiting.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class WriteAheadLog:
 
     @contextlib.contextmanager
     def sending(self, kind: str, what: Mapping[int, Any], assigned: Iterable[int] = ()) -> Iterator[None]:
-        """Inside, these things are sent, by number; after it, they have arrived.
+        """Log messages while they are sent inside the ``with`` block; after it, they have arrived.
 
         Args:
           kind: of all of them.
-          what: by number.
-          assigned: which of them replace something that functions have used.
+          what: their contents, by number.
+          assigned: the numbers of those that replace values that functions have used.
         """
         again = set(assigned)
         entries = {(kind, number): _Entry(one, number in again) for number, one in what.items()}
@@ -60,12 +60,12 @@ class WriteAheadLog:
             self._arrived.update(entries)
 
     def arrived(self) -> Mapping[Key, _Entry]:
-        """What the servers have by now."""
+        """The messages that have arrived."""
         with self._lock:
             return dict(self._arrived)
 
     def clear(self, saved: Mapping[Key, _Entry]) -> None:
-        """What had arrived at some time (:meth:`arrived`) is in a snapshot."""
+        """Remove messages that had arrived earlier (:meth:`arrived`) and are now in a snapshot."""
         with self._lock:
             for known in (self._sent, self._arrived):
                 for key, entry in saved.items():
@@ -75,7 +75,7 @@ class WriteAheadLog:
                         known[key].first = None
 
     def forget(self, variables: Collection[int], optimizers: Collection[int]) -> None:
-        """These are gone."""
+        """Remove dropped objects."""
         with self._lock:
             for kind, gone in (("value", variables), ("optimizer", optimizers)):
                 for number in gone:
@@ -83,19 +83,19 @@ class WriteAheadLog:
                     self._arrived.pop((kind, number), None)
 
     def sent(self, kind: str) -> dict[int, Any]:
-        """What is to be sent again when the servers have gone back to the last snapshot, before functions are run."""
+        """The messages to repeat after the servers have gone back to the last snapshot, before functions are run."""
         with self._lock:
             entries = {number: entry for (of, number), entry in self._sent.items() if of == kind}
         found = {number: entry.first if entry.is_assigned else entry.what for number, entry in entries.items()}
         return {number: what for number, what in found.items() if what is not None}
 
     def assigned(self, kind: str) -> dict[int, Any]:
-        """What is to be sent again after that, when functions that had ended have been run again."""
+        """The messages to repeat after that, when functions that had ended have been run again."""
         with self._lock:
             return {n: entry.what for (of, n), entry in self._sent.items() if of == kind and entry.is_assigned}
 
     @property
     def has_assigned(self) -> bool:
-        """Whether something replaces what functions have used."""
+        """Whether a message replaces a value that functions have used."""
         with self._lock:
             return any(entry.is_assigned for entry in self._sent.values())

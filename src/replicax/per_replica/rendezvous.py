@@ -204,7 +204,7 @@ class Rendezvous:
         worker = self._lockstep.workers.index
         mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
         places = "; ".join(report.whereabouts for report in here)
-        everyone = self._lockstep.share("runs a step on the exact executor:", mine, places, self._patience())
+        everyone = self._lockstep.exchange("runs a step on the exact executor:", mine, places, self._patience())
         return [report for theirs in everyone for report in theirs]
 
     def _abandon(self) -> None:

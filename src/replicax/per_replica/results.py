@@ -76,7 +76,7 @@ def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], replicas: Re
     """Those of all replicas, in their order, from what this worker's replicas have returned."""
     lockstep = replicas.lockstep
     mine = [_outcome(tree, store, lockstep.several) for tree, store in zip(returned, stores, strict=True)]
-    return [outcome for theirs in lockstep.share("ends a step on the exact executor", mine) for outcome in theirs]
+    return [outcome for theirs in lockstep.exchange("ends a step on the exact executor", mine) for outcome in theirs]
 
 
 def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:

@@ -1,4 +1,4 @@
-"""The strategies: each a short file that chooses devices (``tpu`` is loaded when it is used)."""
+"""The strategies: each is a short file that chooses devices (``tpu`` is loaded on demand)."""
 
 from replicax.execution import backends  # noqa: F401  (they register themselves, for whatever a strategy runs)
 from replicax.strategies import default

@@ -1,4 +1,4 @@
-"""``CentralStorageStrategy``: variables in one place, used by all replicas."""
+"""``CentralStorageStrategy``: variables on one device, used by all replicas."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from replicax.strategy import Strategy
 class CentralStorageStrategy(Strategy):
     """A replica on each of several devices, with the variables on one.
 
-    Steps are the same as under :class:`MirroredStrategy`, and so are their results. But between steps each variable
-    is on one device only, usually the host CPU, so that the memory of the others is free. Each call of a step copies
-    the variables that it reads to the replicas' devices, and copies new values back. On-read variables stay on the
+    Steps and their results are the same as under :class:`MirroredStrategy`. But between steps each variable is on only
+    one device, usually the host CPU, which leaves the memory of the others free. Each call of a step copies the
+    variables that it reads to the replicas' devices, and copies new values back. On-read variables stay on the
     replicas' devices, as each replica has its own copy.
 
     Args:
       compute_devices: JAX devices, or strings such as ``"gpu:1"``; ``None`` means all local devices.
       parameter_device: the device that holds the variables; ``None`` means the host's first CPU device.
-      num_replicas: how many replicas; a multiple of the number of compute devices, as of :class:`MirroredStrategy`. The
-        variables are copied to a device once for all of its replicas.
+      num_replicas: the number of replicas; a multiple of the number of compute devices, as in
+        :class:`MirroredStrategy`. The variables are copied to a device once for all of its replicas.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
-        with as many replicas; see :class:`MirroredStrategy`.
+      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
+        devices with as many replicas; see :class:`MirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of compute devices; or ``replicas_at_once`` comes with ``reproducible``; or only some
-        of the devices are there (others are described, for plans).
+        not a multiple of the number of compute devices; or ``replicas_at_once`` comes with ``reproducible``; or only
+        some of the devices exist (others are described, for plans).
 
     >>> import replicax
     >>> strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")

@@ -13,7 +13,7 @@ from replicax.strategy import Strategy
 class DefaultStrategy(Strategy):
     """One replica on JAX's default device; :func:`replicax.get_strategy` returns it outside every scope.
 
-    There is only one such strategy. Code written for strategies works under it unchanged, also outside ``run``:
+    There is only one such strategy. Code written for strategies works under it unchanged, even outside ``run``:
     variables are read and assigned at once, and collectives return their operands.
 
     >>> import replicax
@@ -29,4 +29,4 @@ class DefaultStrategy(Strategy):
 
 
 default = functools.cache(DefaultStrategy)
-"""The one there is."""
+"""The only default strategy."""

@@ -16,32 +16,32 @@ from replicax.variables.partitioners import Partitioner
 class MirroredStrategy(Strategy):
     """A replica on each of several devices, with a copy of every variable on each, or a piece.
 
-    Each replica works on its slice of the batch; gradients are summed across replicas, and every copy of a
-    variable changes alike.
+    Each replica works on its slice of the batch; gradients are summed over the replicas, and all copies of a
+    variable change alike.
 
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``, or an array of devices, such as a resolver's; ``None`` means
         all local devices.
       variable_partitioner: which variables to split over the devices, and how; see :class:`ShardedVariable`. By
-        default none. :class:`ShardedStrategy` splits all that are not small.
-      num_replicas: how many replicas; a multiple of the number of devices. By default each device has one. A device
-        with k of them runs them one after the other, between the collectives, and the program means what it would with
-        a device for each replica; see ``docs/replicas.md``.
-      num_logical_devices: over how many devices each replica is spread, one after the other; by default each has one.
+        default none. :class:`ShardedStrategy` splits all but small ones.
+      num_replicas: the number of replicas; a multiple of the number of devices. By default each device has one. A
+        device with k of them runs them one after the other, between the collectives, with the same result as one device
+        for each replica; see ``docs/replicas.md``.
+      num_logical_devices: the number of consecutive devices that each replica uses; by default one.
         ``partition_dimensions`` of a variable and ``strategy.split_to_logical_devices`` split over them; see
         ``docs/placement.md``.
       replicas_at_once: how many of the replicas of a device run at the same time, at most, as one operation on the
         arrays of all of them (``jax.vmap``). By default they run one after the other. That needs the least memory, and
-        is as quick where one replica keeps a device busy; for what is small, several at once are quicker. If the
-        replicas of a device do not divide evenly by it, the largest smaller number that divides them is taken.
-      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
-        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
-        compiler on CPUs, says ``docs/replicas.md``.
+        is as fast if one replica keeps a device busy; with small steps several at once are faster. If the number of a
+        device's replicas is not a multiple, the largest smaller divisor is used.
+      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
+        devices with as many replicas; by default the order is the fastest. ``docs/replicas.md`` lists what else is
+        required, such as a flag for the compiler on CPUs.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is
-        no multiple of the number of devices, or of the groups of logical devices. Or ``num_logical_devices`` does not
-        divide the number of devices. Or ``reproducible`` comes with ``num_logical_devices`` or ``replicas_at_once``
+        not a multiple of the number of devices, or of the groups of logical devices. Or ``num_logical_devices`` does
+        not divide the number of devices. Or ``reproducible`` comes with ``num_logical_devices`` or ``replicas_at_once``
         above 1.
       TypeError: ``variable_partitioner`` of another type.
 

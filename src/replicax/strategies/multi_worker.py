@@ -7,60 +7,60 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.resolver import ClusterResolver
 from replicax.communication import CommunicationOptions
-from replicax.strategies.connected import ConnectedStrategy
+from replicax.strategies.multi_process import MultiProcessStrategy
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.exchange import DEFAULT_TIMEOUT
 
 
-class MultiWorkerMirroredStrategy(ConnectedStrategy):
+class MultiWorkerMirroredStrategy(MultiProcessStrategy):
     """A replica on each device of several workers, with a copy of every variable on each, or a piece.
 
     A *worker* is a process; workers may share a machine (*host*) or have one each; worker 0 is the *chief*. Each worker
-    runs the same program, and drives the replicas on its own devices. The strategy connects them, if
-    ``jax.distributed.initialize`` has not been called: see :func:`initialize_workers`, which finds the cluster.
-    Steps are the same as under :class:`MirroredStrategy`, and so are their results; with one process this is the same
-    strategy. Two things are local: ``local_results`` and ``distribute_values_from_function`` have this worker's
-    replicas only, and plain values (NumPy arrays, numbers) are this worker's own, and must be the same on all workers.
-    All else is global. See ``docs/workers.md``.
+    runs the same program, and drives the replicas on its own devices. The strategy connects them, unless
+    ``jax.distributed.initialize`` has been called: see :func:`initialize_workers`, which finds the cluster.
+    Steps and their results are the same as under :class:`MirroredStrategy`; with one process the strategies are the
+    same. Two things are local: ``local_results`` and ``distribute_values_from_function`` have only this worker's
+    replicas, and plain values (NumPy arrays, numbers) are this worker's own, and must be the same on all workers.
+    Everything else is global. See ``docs/workers.md``.
 
     Replicas are in the order of the workers, and on each worker in the order of its devices. Workers may have different
     numbers of devices.
 
     Args:
-      devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all that it has, or those that
-        ``cluster_resolver`` describes or emulates.
-      timeout_seconds: how many seconds to wait for missing workers where all must meet: to create a variable, to run a
+      devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all of them, or
+        those that ``cluster_resolver`` describes or emulates.
+      timeout_seconds: how many seconds to wait for missing workers where all are needed: to create a variable, to run a
         new step or a step on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
-        ever. The collectives of compiled steps have timeouts of their own: see ``communication_options``.
-      communication_options: :class:`CommunicationOptions` of all collectives without options of their own: those of
+        ever. The collectives of compiled steps have separate timeouts: see ``communication_options``.
+      communication_options: :class:`CommunicationOptions` of all collectives without their own: those of
         ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.
-      cluster_resolver: tells of the cluster; ``None`` means that the environment does.
+      cluster_resolver: describes the cluster; ``None`` means that the environment does.
       variable_partitioner: which variables to split over the replicas of all workers, and how; see
-        :class:`ShardedVariable`. By default none. :class:`ShardedStrategy` splits all that are not small.
-      num_logical_devices: over how many of a worker's devices each replica is spread, one after the other; by default
-        each has one. The same on all workers.
-      num_replicas: how many replicas, on all workers; a multiple of the number of all their devices. Each device runs
-        as many, one after the other; see :class:`MirroredStrategy`. By default each has one.
+        :class:`ShardedVariable`. By default none. :class:`ShardedStrategy` splits all but small ones.
+      num_logical_devices: the number of consecutive devices of a worker that each replica uses, the
+        same on all workers; by default one.
+      num_replicas: the number of replicas on all workers; a multiple of the number of all their devices. Each device
+        runs as many, one after the other; see :class:`MirroredStrategy`. By default each has one.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
-        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
-        compiler on CPUs, says ``docs/replicas.md``.
+      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
+        devices with as many replicas; by default the order is the fastest. ``docs/replicas.md`` lists what else is
+        required, such as a flag for the compiler on CPUs.
 
     Attributes:
-      cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only which task of
-        the job ``"worker"`` this process is.
+      cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only the number of
+        this process in the job ``"worker"``.
 
     Raises:
-      RuntimeError: the devices were made before the workers were connected, or can't communicate; the workers
+      RuntimeError: the devices were created before the workers were connected, or can't communicate; the workers
         have different versions, platforms or settings; a collective gave wrong numbers; and as
         :func:`initialize_workers`.
       ValueError: a device is named twice, does not exist or is another worker's; ``num_logical_devices`` does not
-        divide the number of this worker's devices; ``num_replicas`` is no multiple of all devices; options that the
-        devices don't support; and as :func:`initialize_workers`.
+        divide the number of this worker's devices; ``num_replicas`` is not a multiple of the number of all devices;
+        options that the devices don't support; and as :func:`initialize_workers`.
       TypeError: ``communication_options``, ``cluster_resolver`` or ``variable_partitioner`` of another type.
-      TimeoutError: workers can't be reached when they are to be connected; the message names them.
+      TimeoutError: workers can't be reached when connecting; the message names them.
       DeadlockError: a worker does not create a strategy; the message names it.
 
     Exchanges a message among the workers, and runs one small program to test the collectives.

@@ -13,13 +13,13 @@ class OneDeviceStrategy(Strategy):
     """One replica, with its variables and its input, on ``device``; or several, one after the other.
 
     It is the reference for other strategies: the same step, without collectives. With several replicas it is gradient
-    accumulation for any step: each replica has its part of a batch, and memory is needed for one part at a time.
+    accumulation for any step: each replica has its part of a batch, and only one part at a time needs memory.
 
     Args:
       device: a JAX device, or a string such as ``"cpu:0"`` or ``"gpu:1"``.
-      num_replicas: how many replicas, by default one; see :class:`MirroredStrategy`.
+      num_replicas: the number of replicas, by default one; see :class:`MirroredStrategy`.
       replicas_at_once: how many of these run at the same time, at most.
-      reproducible: whether several replicas get the bits that they would get on several devices; see
+      reproducible: whether several replicas produce the same bits as on several devices; see
         :class:`MirroredStrategy`.
 
     Raises:

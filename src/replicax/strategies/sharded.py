@@ -7,52 +7,52 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from replicax.cluster.cluster_resolver import ClusterResolver
+from replicax.cluster.resolver import ClusterResolver
 from replicax.communication import CommunicationOptions
-from replicax.strategies.connected import ConnectedStrategy
+from replicax.strategies.multi_process import MultiProcessStrategy
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner, over_all
 from replicax.workers.exchange import DEFAULT_TIMEOUT
 
 
-class ShardedStrategy(ConnectedStrategy):
+class ShardedStrategy(MultiProcessStrategy):
     """A replica on each of several devices, with a piece of every variable on each (FSDP, or ZeRO stage 3).
 
-    Steps are the same as under :class:`MirroredStrategy`, and so are their results. But parameters, gradients and
+    Steps and their results are the same as under :class:`MirroredStrategy`. But parameters, gradients and
     optimizer slots are split over the n replicas: a device keeps 1/n of each variable. The parameters of a layer are
     gathered just before it runs, freed afterwards, and gathered again for the backward pass; the sum of its gradient is
-    reduce-scattered. So a device holds a few layers at a time and not the whole model.
+    reduce-scattered. So a device holds a few layers at a time instead of the whole model.
 
     In a program of several workers the replicas are on the devices of all of them, and this strategy connects them:
     it is :class:`MultiWorkerMirroredStrategy` with a ``variable_partitioner``, and the same things are local and
-    global. To read a split variable outside of a step (``v.numpy()``) takes all workers then, as its pieces are on all;
+    global. Reading a split variable outside a step (``v.numpy()``) then requires all workers, as each has pieces of it;
     see :meth:`Variable.read_value`.
 
     Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices. Of several workers each
+      devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices. Each of several workers
         names its own.
       partitioner: which variables to split, and how; see :class:`ShardedVariable`. By default all of at least 1 KiB,
         over all replicas, along the largest dim that divides evenly, or else along the largest dim.
       timeout_seconds: how many seconds to wait for missing workers; see :class:`MultiWorkerMirroredStrategy`.
       communication_options: of all collectives without options of their own.
-      cluster_resolver: tells of the cluster; ``None`` means that the environment does.
-      variable_partitioner: the same as ``partitioner``, as other strategies call it.
-      num_replicas: how many replicas; a multiple of the number of devices, as of :class:`MirroredStrategy`. Variables
-        are split over the devices. A device gathers the parameters of a layer, and scatters the sum of its gradient,
-        for each of its replicas anew, so that it never holds the whole model.
-      num_logical_devices: over how many devices each replica is spread; see :class:`MultiWorkerMirroredStrategy`. What
-        logical devices have parts of (``partition_dimensions``) is split over the replicas part by part.
+      cluster_resolver: describes the cluster; ``None`` means that the environment does.
+      variable_partitioner: the same as ``partitioner``, under the name in other strategies.
+      num_replicas: the number of replicas; a multiple of the number of devices, as in :class:`MirroredStrategy`.
+        Variables are split over the devices. For each of its replicas a device gathers the parameters of a layer, and
+        scatters the sum of its gradient, so that it never holds the whole model.
+      num_logical_devices: the number of devices of each replica; see :class:`MultiWorkerMirroredStrategy`. Variables
+        with parts on logical devices (``partition_dimensions``) are split over the replicas part by part.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have one order, so that steps have the same bits on any number of devices
-        with as many replicas; by default the order is the quickest. What else that takes, such as a flag for the
-        compiler on CPUs, says ``docs/replicas.md``.
+      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
+        devices with as many replicas; by default the order is the fastest. ``docs/replicas.md`` lists what else is
+        required, such as a flag for the compiler on CPUs.
 
     Attributes:
-      cluster_resolver: as of :class:`MultiWorkerMirroredStrategy`.
+      cluster_resolver: as in :class:`MultiWorkerMirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or
-        ``num_logical_devices`` does not divide their number; or ``num_replicas`` is no multiple of it.
+        ``num_logical_devices`` does not divide their number; or ``num_replicas`` is not a multiple of it.
       TypeError: both ``partitioner`` and ``variable_partitioner``.
       Exception: with several workers, as :class:`MultiWorkerMirroredStrategy`.
 

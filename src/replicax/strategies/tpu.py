@@ -8,7 +8,7 @@ import numpy as np
 from replicax import context
 from replicax.errors import shortened
 from replicax.extended import StrategyExtended
-from replicax.strategies.connected import in_lockstep
+from replicax.strategies.multi_process import check_workers_agree
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.resolver import TPUClusterResolver
@@ -20,9 +20,9 @@ class TPUStrategy(Strategy):
     """A replica on each core of a TPU slice, or on each block of cores of a device assignment; or several on each.
 
     It is only a placement: steps are the same as under :class:`MirroredStrategy`. On emulated devices it trains
-    exactly as on real devices. Several slices follow the same assignment, and replicas are numbered slice by slice.
-    With several hosts there is a process on each host, which runs the same program after
-    ``jax.distributed.initialize``; the same things are local and global as for
+    exactly as on real devices. All slices use the same assignment, and replicas are numbered slice by slice.
+    With several hosts a process on each host runs the same program after
+    ``jax.distributed.initialize``; the same things are local and global as in
     :class:`MultiWorkerMirroredStrategy`.
 
     Args:
@@ -31,11 +31,11 @@ class TPUStrategy(Strategy):
         a replica on each core.
       variable_partitioner: which variables to split over the replicas of all slices, and how; see
         :class:`ShardedVariable`. By default none. Each logical device of a replica has the replica's piece.
-      num_replicas: how many replicas, in all slices; a multiple of the number of cores, or of blocks of cores. Each of
-        these runs so many, one after the other, as the devices of :class:`MirroredStrategy` do.
+      num_replicas: the number of replicas in all slices; a multiple of the number of cores, or of blocks of cores. Each
+        of these runs as many, one after the other, like the devices of :class:`MirroredStrategy`.
       replicas_at_once: how many of these run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have one order; see :class:`MirroredStrategy`. Emulated cores then have
-        the same bits for any number of them; of a TPU's compiler nothing more is known than that.
+      reproducible: whether sums over replicas have a fixed order; see :class:`MirroredStrategy`. Emulated cores then
+        have the same bits for any number of them; nothing more is known about a TPU's compiler.
 
     Attributes:
       cluster_resolver: the resolver.
@@ -44,7 +44,7 @@ class TPUStrategy(Strategy):
     Raises:
       RuntimeError: there is no TPU.
       ValueError: the assignment is for another topology than the resolver's; it leaves a process without devices; or
-        ``num_replicas`` is no multiple of the number of cores, or of blocks of cores; or ``reproducible`` comes with
+        ``num_replicas`` is not a multiple of the number of cores, or of blocks of cores; or ``reproducible`` comes with
         replicas of several cores, or with ``replicas_at_once``.
       TypeError: ``variable_partitioner``, or another argument, of another type.
 
@@ -98,12 +98,12 @@ class TPUStrategy(Strategy):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts drive the devices of the strategy."""
+        """The number of hosts that drive the devices of the strategy."""
         return len(self._hosts)
 
     @property
     def num_replicas_per_host(self) -> int:
-        """How many replicas have their first logical device on a host; if hosts differ, the largest number."""
+        """The number of replicas with their first logical device on a host; if hosts differ, the largest number."""
         return int(np.bincount(self.device_assignment.tasks()[:, 0]).max()) * self._replicas.per_device
 
     @property
@@ -119,7 +119,7 @@ class TPUStrategy(Strategy):
 
         Raises:
           ValueError: there is no such host.
-          RuntimeError: the slice is not there, so it has no CPU.
+          RuntimeError: the slice does not exist, so it has no CPU.
 
         >>> import replicax
         >>> replicax.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2")).get_host_cpu_device(0)
@@ -135,7 +135,7 @@ class TPUStrategy(Strategy):
     def initialize(self) -> None:
         """Wait until every replica answers, so that a broken device is found before training.
 
-        You need not call it: devices are ready when JAX has made them. One all-reduce.
+        You need not call it: devices are ready when JAX has created them. One all-reduce.
 
         Raises:
           ContextError: called inside a step.
@@ -163,7 +163,7 @@ class TPUStrategy(Strategy):
 
 
 def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int | None) -> Lockstep | None:
-    """The lockstep of the processes that drive the devices; ``None`` if this process is alone."""
+    """The lockstep of the processes that drive the devices; ``None`` with a single process."""
     if resolver.kind != "attached" or jax.process_count() == 1:
         return None
     driving = sorted({d.process_index for d in devices.flat})
@@ -173,4 +173,4 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int 
             "this program, and each must drive some: assign cores of every host"
         )
     mine = np.array([d for d in devices.flat if d.process_index == jax.process_index()], dtype=object)
-    return in_lockstep(mine.reshape(-1, 1), **choices)[0]
+    return check_workers_agree(mine.reshape(-1, 1), **choices)[0]

@@ -1,1 +1,1 @@
-"""What other processes and the operating system do to this one."""
+"""The operating system and other processes: exit codes, GPU memory, files, and a registry."""

@@ -1,6 +1,6 @@
-"""Files that another process may have written or damaged, and JSON in them: regular files of bounded size only.
+"""Reads files, and JSON in them, that another process may have written or damaged: only regular files of bounded size.
 
-A path may also lead to a pipe, which would block its reader, or to a device, which has no end.
+A path may also name a pipe, which would block its reader, or a device, which has no end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
     Raises:
       OSError: it can't be read.
-      ValueError: it is no regular file, or has more than ``most`` bytes.
+      ValueError: it is not a regular file, or has more than ``most`` bytes.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
@@ -30,20 +30,20 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def check_regular(found: os.stat_result) -> None:
-    """Raise unless it is that of a regular file.
+    """Raise unless ``found`` is the status of a regular file.
 
     Raises:
-      ValueError: it is another.
+      ValueError: it is not.
     """
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
 
 
 def parsed(text: str | bytes) -> Any:
-    """What ``text`` says, in JSON.
+    """Parse ``text`` as JSON.
 
     Raises:
-      ValueError: it is no JSON, or is nested more deeply than can be read.
+      ValueError: it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -52,7 +52,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def read_json(path: str | os.PathLike[str], most: int = MOST_BYTES) -> Any:
-    """What a file says, in JSON.
+    """Parse a file as JSON.
 
     Raises:
       OSError, ValueError: see :func:`read_regular` and :func:`parsed`.

@@ -1,8 +1,8 @@
-"""What lower rooms use of upper ones: registered when Replicax is imported, loaded when it is needed.
+"""The registry: parts of upper rooms that lower rooms use; registered at the import of Replicax, loaded when needed.
 
 Imports point downward, but the context has to find the default strategy, a step the adapters of other libraries'
-objects, a scope what makes Keras' models the strategy's, and a new step its checks. These live in upper rooms, which
-the package itself (``replicax/__init__.py``) registers here.
+objects, a scope the code that makes Keras' models the strategy's, and a new step its checks. These are in upper rooms,
+and the package itself (``replicax/__init__.py``) registers them here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 default_strategy: Callable[[], tuple[Callable[[], Any], type]]
-"""Loads what makes the strategy of code outside every scope, and the class of all strategies."""
+"""Loads the function that makes the strategy of code outside every scope, and the class of all strategies."""
 
 step_checks: list[Callable[[], Callable[..., Any]]] = []
 """Each loads a check of the steps of several replicas, which may warn, and returns the program that it is given."""
@@ -27,27 +27,27 @@ per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]
 """Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""
 
 object_adapters: dict[str, Callable[[], Any]] = {}
-"""By library: loads the adapter of the objects whose arrays a step reads and writes in place."""
+"""By library: loads the adapter of its objects, whose arrays a step reads and writes in place."""
 
 scoped_libraries: dict[str, Callable[[], None]] = {}
-"""By library: makes its models belong to the strategy in whose scope they are made. Each is called once."""
+"""By library: makes models that are created in a scope belong to its strategy. Each is called once."""
 
 
 def adapt_scoped_libraries() -> list[str]:
-    """Adapt those of :data:`scoped_libraries` that the program has imported since the last call; returns their names.
+    """Adapt each of :data:`scoped_libraries` that the program has imported since the last call; returns their names.
 
-    Replicax loads no library that the program has not loaded.
+    It does not import a library that the program has not imported.
 
     >>> adapt_scoped_libraries()
     []
     """
     adapted = []
     for library in list(scoped_libraries):
-        # Python sets it while a module is being imported, whose classes can't be adapted yet.
+        # Python sets this while it imports a module, whose classes can't be adapted yet.
         spec = getattr(sys.modules.get(library), "__spec__", None)
         if spec is not None and not getattr(spec, "_initializing", False):
             adapt = scoped_libraries.pop(library, None)
-            if adapt is not None:  # another thread has not been quicker
+            if adapt is not None:  # no other thread has adapted it
                 adapt()
                 adapted.append(library)
     return adapted

@@ -1,1 +1,1 @@
-"""TPU slices: cores, hosts and links, which replica gets which core, and pictures of it."""
+"""TPU slices: cores, hosts and links, the assignment of cores to replicas, and pictures of them."""

@@ -1,4 +1,4 @@
-"""``DeviceAssignment``: which cores each replica gets."""
+"""``DeviceAssignment``: the cores of each replica."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FOR_GPUS = ". Assignments are of TPU cores; for GPUs: MirroredStrategy(resolver
 
 
 class DeviceAssignment:
-    """Which core of a slice is which logical device of which replica.
+    """Assigns the cores of a slice to replicas and their logical devices.
 
-    :meth:`build` makes good ones from a shape; this takes an explicit list of cores.
+    :meth:`build` makes good assignments from a shape; the constructor takes an explicit list of cores.
 
     Args:
       topology: the slice.
@@ -32,8 +32,8 @@ class DeviceAssignment:
       topology: the slice.
 
     Raises:
-      ValueError: a wrong shape; a core that the slice does not have; a core given away twice.
-      TypeError: ``topology`` is no :class:`Topology`.
+      ValueError: a wrong shape; a core that the slice does not have; a core that is assigned twice.
+      TypeError: ``topology`` is not a :class:`Topology`.
 
     >>> import replicax
     >>> topology = replicax.Topology.from_name("v3:2x2")
@@ -80,26 +80,26 @@ class DeviceAssignment:
         num_replicas: int | None = 1,
         device_order_mode: str = "auto",
     ) -> DeviceAssignment:
-        """Give each replica a block of cores, and lay the blocks side by side.
+        """Assign a block of cores to each replica, with the blocks side by side.
 
-        Replicas are blocks of one shape. They lie as close to a cube as possible, and in the order of the hosts, so
-        that each host feeds replicas that follow on each other.
+        All blocks have the same shape. They form a region as close to a cube as possible, and follow the order of the
+        hosts, so that each host feeds consecutive replicas.
 
         Args:
-          topology: the slice, or what :meth:`Topology.serialized` returned.
+          topology: the slice, or the bytes of :meth:`Topology.serialized`.
           computation_shape: the cores of one replica, along x, y and z and on each chip: ``(x, y, z, core)``; or three
             numbers, ``(x, y, core)``. ``None`` means one core.
-          computation_stride: how far apart they lie, in the same order; the gaps are filled by other replicas.
+          computation_stride: the distances between its cores, in the same order; other replicas fill the gaps.
             ``None`` means side by side.
-          num_replicas: how many; ``None`` means as many as there is room for.
-          device_order_mode: which logical device is which core of the block. ``"ring"``: each on the chip of the one
-            before it or on the next chip, and the last beside the first where the shape permits, so that data that
-            goes from logical device to logical device crosses one link at a time (with a stride, as many as the
-            stride). ``"mesh"``: the order of the coordinates, the last one fastest. ``"auto"``: ``"ring"``.
+          num_replicas: the number of replicas; ``None`` means as many as fit.
+          device_order_mode: the order of the logical devices in the block. ``"ring"``: each is on the chip of the one
+            before it or on a neighbouring chip, and the last beside the first where the shape permits, so that data
+            that moves from logical device to logical device crosses one link at a time (with a stride, as many as
+            the stride). ``"mesh"``: the order of the coordinates, the last one fastest. ``"auto"``: ``"ring"``.
 
         Raises:
-          ValueError: the block does not fit into the slice; there is no room for so many; shapes that are not positive
-            integers. The message has both numbers.
+          ValueError: the block does not fit into the slice; not as many fit; shapes that are not positive integers. The
+            message has both numbers.
 
         >>> import replicax
         >>> topology = replicax.Topology.from_name("v3:4x4")
@@ -149,7 +149,7 @@ class DeviceAssignment:
         """
         return cls(topology, topology.device_coordinates.reshape(-1, 1, topology.mesh_rank))
 
-    # --- what lies where --------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------------
 
     @property
     def core_assignment(self) -> np.ndarray:
@@ -163,16 +163,16 @@ class DeviceAssignment:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return int(self._cores.shape[0])
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many logical devices each replica has."""
+        """The number of logical devices of each replica."""
         return int(self._cores.shape[1])
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, int, int, int]:
-        """Where a logical device lies: ``(x, y, z, core)``. ``ValueError``: there is no such replica or device."""
+        """The coordinates of a logical device: ``(x, y, z, core)``. Raises a ``ValueError`` if it does not exist."""
         for what, index, count in (
             ("replica", replica, self.num_replicas),
             ("logical core", logical_core, self.num_cores_per_replica),
@@ -225,9 +225,9 @@ class DeviceAssignment:
         return self._tasks
 
     def hops(self) -> np.ndarray:
-        """How many links lie between each logical device and the next: int64 ``[replicas, cores of a replica]``.
+        """The number of links between each logical device and the next: int64 ``[replicas, cores of a replica]``.
 
-        The last entry is the way from the last one back to the first.
+        The last entry is for the way from the last one back to the first.
 
         >>> import replicax
         >>> topology = replicax.Topology.from_name("v5e:4x4")
@@ -245,7 +245,7 @@ class DeviceAssignment:
         self.topology.plot(path, self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceAssignment:
-        return self  # it never changes
+        return self  # it is immutable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceAssignment):
@@ -263,7 +263,7 @@ class DeviceAssignment:
         )
 
 
-# --- laying blocks side by side -------------------------------------------------------------------------
+# --- placing blocks side by side ------------------------------------------------------------------------
 
 
 def _sizes(numbers: Sequence[int] | None, what: str) -> np.ndarray:
@@ -289,18 +289,18 @@ def _check_footprint(topology: Topology, shape: np.ndarray, stride: np.ndarray, 
 
 
 def _counts(topology: Topology, shape: np.ndarray, stride: np.ndarray) -> np.ndarray:
-    """How many blocks have room along each coordinate: with a stride, several are woven into one footprint."""
+    """The number of blocks that fit along each coordinate: with a stride, several interleave in one footprint."""
     return topology.mesh_shape // (shape * stride) * stride
 
 
 def _places(counts: np.ndarray) -> np.ndarray:
-    """The places of the blocks in the order in which they are taken, ``[blocks, 4]``: core first, then x, y and z."""
+    """The places of the blocks in the order of assignment, ``[blocks, 4]``: core first, then x, y and z."""
     z_y_x_core = [2, 1, 0, 3]
     return points(counts[z_y_x_core])[:, z_y_x_core]
 
 
 def _starts(topology: Topology, shape: np.ndarray, stride: np.ndarray) -> np.ndarray:
-    """Where each block begins, ``[blocks, 4]``."""
+    """The first core of each block, ``[blocks, 4]``."""
     places = _places(_counts(topology, shape, stride))
     return places // stride * (shape * stride) + places % stride
 
@@ -317,10 +317,10 @@ def _block(topology: Topology, shape: np.ndarray, stride: np.ndarray, mode: str)
 
 
 def _compact(topology: Topology, shape: np.ndarray, stride: np.ndarray, wanted: int) -> np.ndarray:
-    """The indices of the ``wanted`` blocks that lie closest together: a box, as close to a cube as there is room for.
+    """The indices of the ``wanted`` blocks that are closest together: a box, as close to a cube as fits.
 
-    Dims with the least room are served first, so that no choice is regretted, and among equals the cores of a chip,
-    so that replicas share chips rather than being on different ones.
+    The dims with the least room are filled first, which keeps all later choices possible, and among equals the cores of
+    a chip, so that replicas share chips.
     """
     counts = _counts(topology, shape, stride)
     box = np.ones(4, np.int64)

@@ -1,4 +1,4 @@
-"""What the pictures of a slice show, in the terminal and on paper: who has which core, and in which colour."""
+"""The content of the pictures of a slice, in the terminal and on paper: the owner of each core, and its colour."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.topology import Topology
 
-# Paul Tol's bright colours, which stay apart for the colour-blind too, and two more.
+# Paul Tol's bright colours, which colour-blind people can tell apart, and two more.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCA011", "#3BAFD0", "#AA3377", "#E0702B", "#3A9E8C")
 INK, MUTED, LINE, SHARED, PAPER = "#22262B", "#6B7280", "#C4CAD3", "#E9ECF1", "#FFFFFF"
 
 
 @dataclass(frozen=True)
 class CoreOwners:
-    """Who has which core: replicas, if there is an assignment; and otherwise hosts.
+    """The owner of each core: a replica if there is an assignment, otherwise a host.
 
     Attributes:
       topology: the slice.
-      owner: the replica (or host) that has each core, int64 in the shape of the mesh; -1: nobody's, -2: missing.
-      member: which logical device of the replica (or device of the host) it is.
-      colours: of each owner: an index into ``COLOURS``, int64 ``[owners]``. Neighbours have different ones.
+      owner: the number of the owner of each core, int64 in the shape of the mesh; -1: none, -2: missing.
+      member: the number of the replica's logical device (or the host's device) on each core.
+      colours: for each owner an index into ``COLOURS``, int64 ``[owners]``. Neighbours have different ones.
       whose: ``"replica"`` or ``"host"``.
       what: ``"logical device"`` or ``"device"``.
-      single: whether every owner has one core, so that its number says it all.
+      single: whether every owner has one core, so that its number is a sufficient label.
     """
 
     topology: Topology
@@ -37,7 +37,7 @@ class CoreOwners:
     single: bool
 
     def label(self, at: tuple[int, ...]) -> str:
-        """What is written on a core: ``"3"``, or ``"3·1"`` for logical device 1 of replica 3; nothing if nobody's."""
+        """The label of a core: ``"3"``, or ``"3·1"`` for logical device 1 of replica 3; empty without an owner."""
         owner, member = self.owner[at], self.member[at]
         return "" if owner < 0 else f"{owner}" if self.single else f"{owner}·{member}"
 
@@ -47,16 +47,16 @@ class CoreOwners:
         return SHARED if owner < 0 else COLOURS[self.colours[owner]]
 
     def layers(self) -> range:
-        """The planes of chips, which are drawn one by one: values of z."""
+        """The planes of chips, which are drawn separately: values of z."""
         return range(self.topology.torus.shape[2])
 
     def legend(self) -> str:
-        """What the labels mean."""
+        """The meaning of the labels."""
         return f"{self.whose}" if self.single else f"{self.whose}·{self.what}"
 
 
 def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> CoreOwners:
-    """What a picture of ``topology`` shows.
+    """The content of a picture of ``topology``.
 
     Raises:
       ValueError: the assignment is of another topology.
@@ -80,7 +80,7 @@ def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> Core
 
 
 def _colours(topology: Topology, owner: np.ndarray, owners: int) -> np.ndarray:
-    """A colour for each owner, in turn, but none that a neighbour has already."""
+    """A colour for each owner, in rotation, avoiding those of its neighbours."""
     ends = topology.torus.links()
     a, b = owner[tuple(ends[:, 0].T)], owner[tuple(ends[:, 1].T)]
     linked = np.stack(np.broadcast_arrays(a[:, :, None], b[:, None, :]), axis=-1)

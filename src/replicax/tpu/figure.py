@@ -1,6 +1,6 @@
-"""The picture of a slice on paper: PNG or SVG.
+"""Draws a slice into a file: PNG or SVG.
 
-It is drawn on a figure of its own and not on ``pyplot``'s: nothing global, and no display needed.
+It uses a separate figure, not ``pyplot``'s: it changes no global state, and needs no display.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Page:
     def __init__(self, picture: CoreOwners) -> None:
         self.picture = picture
         x, y, z = picture.topology.torus.shape
-        # As many planes side by side as make the chips largest.
+        # The number of planes side by side that makes the chips largest.
         self.across = max(range(1, z + 1), key=lambda n: (min(*self._units(n), _LARGEST), -n))
         self.unit = min(*self._units(self.across), _LARGEST)
         planes = z > 1
@@ -72,17 +72,17 @@ class _Page:
         self.axes.axis("off")
 
     def _units(self, across: int) -> tuple[float, float]:
-        """How large the distance from chip to chip may be with so many planes side by side, in inches."""
+        """The largest distance from chip to chip with so many planes side by side, in inches."""
         x, y, z = self.picture.topology.torus.shape
         return _WIDTH / (across * (x + _GAP)), _HEIGHT / (-(-z // across) * (y + _GAP))
 
     def at(self, chips: np.ndarray) -> np.ndarray:
-        """Where chips ``[..., 3]`` lie on the page: ``[..., 2]``."""
+        """The positions of chips ``[..., 3]`` on the page: ``[..., 2]``."""
         x, y, _ = self.picture.topology.torus.shape
         row, column = np.divmod(chips[..., 2], self.across)
         return np.stack([chips[..., 0] + column * (x + _GAP), chips[..., 1] + row * (y + _GAP)], axis=-1).astype(float)
 
-    # --- what is drawn, from below ----------------------------------------------------------------------
+    # --- shapes, from the lowest ------------------------------------------------------------------------
 
     def hosts(self) -> None:
         """A sheet under the chips of each host."""
@@ -100,7 +100,7 @@ class _Page:
         """Links between chips; those from one logical device to the next in the colour of their replica."""
         ends = self.picture.topology.torus.links()
         there = np.asarray((self.picture.owner > -2).any(-1))[tuple(np.moveaxis(ends, -1, 0))].all(1)
-        flat = ends[there & (ends[:, 0, 2] == ends[:, 1, 2])]  # those along z have no place on the page
+        flat = ends[there & (ends[:, 0, 2] == ends[:, 1, 2])]  # the page has no room for links along z
         ring = _ring_links(assignment)
         lines: list[np.ndarray] = []
         colours: list[str] = []
@@ -116,13 +116,13 @@ class _Page:
         self._lines(lines, 1, colors=colours, linewidths=widths)
 
     def _stubs(self, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
-        """A link that wraps around leaves on one side and comes back on the other: two short ends."""
+        """A wrap-around link leaves on one side and comes back on the other: two short ends."""
         last, first = self.at(np.stack([a, b]))
         out = (last - first) / np.abs(last - first).max() * _STUB
         return [np.stack([last, last + out]), np.stack([first, first - out])]
 
     def cores(self) -> None:
-        """The chips, and on them their cores."""
+        """The chips, and their cores."""
         shape = self.picture.owner.shape
         chips, cores, colours, edges = [], [], [], []
         for chip in np.ndindex(shape[:3]):
@@ -140,14 +140,14 @@ class _Page:
         self._boxes(cores, 3, facecolors=colours, edgecolors=edges, linewidths=self._thin(0.8))
 
     def _core(self, centre: np.ndarray, core: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The corners of a core: cores of a chip lie side by side."""
+        """The corners of a core: the cores of a chip are side by side."""
         inside, between = _CHIP - 0.08, 0.04
         side = (inside - between * (count - 1)) / count
         low = centre - inside / 2 + np.array([core * (side + between), 0])
         return low, low + np.array([side, inside])
 
     def _label(self, at: tuple[int, ...], centre: np.ndarray, size: np.ndarray) -> None:
-        """The replica, and below it the logical device, if there is room."""
+        """The number of the replica, and below it that of the logical device if there is room."""
         owner, member = self.picture.owner[at], self.picture.member[at]
         x, y = (float(n) for n in centre)
         if owner == -2 and self.unit > 0.4:
@@ -168,7 +168,7 @@ class _Page:
         self.axes.text(x, y + 0.05, str(member), va="top", fontsize=0.72 * large, alpha=0.85, **style)
 
     def numbers(self) -> None:
-        """The coordinates of the chips, at the upper and the left rim, and of the planes."""
+        """The coordinates of the chips, at the upper and the left edge, and of the planes."""
         x, y, z = self.picture.topology.torus.shape
         style: dict[str, Any] = {"fontsize": 7.5, "color": MUTED, "va": "center"}
         away = self.reach + 0.1 / self.unit
@@ -185,7 +185,7 @@ class _Page:
                 self.axes.text(left - _CHIP / 2, top - up, f"z = {plane}", ha="left", **bold)
 
     def legend(self, assignment: DeviceAssignment | None) -> None:
-        """What the shapes mean, below the chips, in as few rows as there is room for."""
+        """The meaning of the shapes, below the chips, in as few rows as possible."""
         picture = self.picture
         below = "" if picture.single else f", below it the {picture.what}"
         numbers = f": its number{below}" if self.labelled else ""
@@ -217,7 +217,7 @@ class _Page:
     # --- drawing ----------------------------------------------------------------------------------------
 
     def text(self, x: float, y: float, text: str, size: float, color: str = INK, **style: Any) -> None:
-        """Words, in inches from the upper left corner."""
+        """Text, at a position in inches from the upper left corner."""
         self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, color=color, va="center", **style)
 
     def _boxes(self, outlines: list[Outline], level: float, **style: Any) -> None:
@@ -227,7 +227,7 @@ class _Page:
         self.axes.add_collection(LineCollection(lines, capstyle="butt", zorder=level, **style))
 
     def _box(self, low: np.ndarray, high: np.ndarray, radius: float) -> Outline:
-        """A rectangle; with rounded corners, if it is large enough to see them."""
+        """A rectangle; with rounded corners if they are large enough to see."""
         style: Any = BoxStyle.Round(0, radius) if self.unit > 0.2 else BoxStyle.Square(0)
         outline: Outline = style(*low, *(high - low), 1)
         return outline
@@ -237,7 +237,7 @@ class _Page:
 
 
 def _ring_links(assignment: DeviceAssignment | None) -> dict[frozenset[tuple[int, ...]], int]:
-    """The replica whose logical devices follow on each other along a link, by the chips at its ends."""
+    """By the chips at both ends of a link, the replica whose consecutive logical devices use it."""
     if assignment is None:
         return {}
     chips = assignment.core_assignment[..., :3]

@@ -1,11 +1,11 @@
-"""The generations of TPUs: how many cores a chip has, how slices are wired, what belongs to a host.
+"""The generations of TPUs: cores of a chip, links of a slice, chips of a host.
 
 Sources: the pages of the Cloud TPU documentation on v4, v5e, v5p, v6e and TPU7x
 (https://docs.cloud.google.com/tpu/docs/v5p and so on: cores, pods, hosts, and that v5p slices of 4x4x4 chips and more
 are tori and smaller ones are not); Jouppi et al., "A Domain-Specific Supercomputer for Training Deep Neural
 Networks", CACM 2020 (v2 and v3: tori of 16x16 and 32x32); Austin et al., "How to Scale Your Model", part 2,
 https://jax-ml.github.io/scaling-book/tpus (v5e and v6e wrap around along each dim of 16); and what libtpu 0.0.51
-says of slices that are not there (names of device kinds, hosts of 2x2x1 chips, devices of a chip).
+has of slices that are not there (names of device kinds, hosts of 2x2x1 chips, devices of a chip).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Generation:
       name: as in the names of topologies: ``"v5e"`` in ``"v5e:4x4"``.
       device_kinds: ``jax.Device.device_kind`` of its devices.
       cores_per_chip: TensorCores.
-      devices_per_chip: JAX devices. Where they are fewer than the cores, both cores act as one device (megacore).
-        Two devices of a chip are told apart by ``core_on_chip``.
-      chips: how many the largest slice has.
-      side: where chips lie in a plane: how many a whole pod has along x, and along y. ``None`` where slices are put
-        together from cubes of 4x4x4 chips.
+      devices_per_chip: JAX devices. If they are fewer than the cores, both cores act as one device (megacore).
+        ``core_on_chip`` distinguishes two devices of a chip.
+      chips: the number of chips of the largest slice.
+      side: if chips form a plane: the number of chips of a whole pod along x, and along y. ``None`` if slices consist
+        of cubes of 4x4x4 chips.
       slices: the shapes of slices that one can rent, or some of them.
     """
 
@@ -49,16 +49,16 @@ class Generation:
 
     @property
     def dims(self) -> int:
-        """2 if chips lie in a plane, 3 if in space."""
+        """2 if chips form a plane, 3 otherwise."""
         return 3 if self.side is None else 2
 
     def has_room(self, shape: tuple[int, int, int]) -> bool:
-        """Whether a slice may have so many chips, in such a shape."""
+        """Whether a slice of this shape can exist."""
         flat = self.side is None or (max(shape) <= self.side and shape[2] == 1)
         return flat and 0 < prod(shape) <= self.chips
 
     def accelerator_type(self, shape: tuple[int, int, int]) -> str:
-        """What Cloud calls a slice: the generation and how many cores.
+        """Cloud's name of a slice: the generation and the number of cores.
 
         >>> from replicax.tpu.generations import generation
         >>> generation("v5e").accelerator_type((4, 4, 1)), generation("v5p").accelerator_type((4, 4, 4))
@@ -67,9 +67,10 @@ class Generation:
         return f"{self.sold_as}-{prod(shape) * self.cores_per_chip}"
 
     def wrap(self, shape: tuple[int, int, int]) -> tuple[bool, bool, bool]:
-        """Along which dims a slice of ``shape`` chips wraps around.
+        """The dims along which a slice of ``shape`` chips wraps around.
 
-        Of full cubes, along all: their links around are switched. In a plane, along those that are a whole pod long.
+        Slices of full cubes wrap around along all dims, as their wrap-around links are switched. Planes do so along
+        dims as long as a whole pod.
 
         >>> from replicax.tpu.generations import generation
         >>> generation("v5p").wrap((4, 4, 8)), generation("v5p").wrap((2, 4, 4))
@@ -106,17 +107,17 @@ def generation(name: str) -> Generation:
 
 
 def generation_of(device_kind: str) -> Generation | None:
-    """The generation whose devices say that they are of ``device_kind``; ``None`` for what is no known TPU."""
+    """The generation of a ``device_kind``; ``None`` for unknown TPUs."""
     return next((one for one in GENERATIONS if device_kind in one.device_kinds), None)
 
 
 def slice_name(name: str) -> str:
-    """The name of a slice by its chips, also if ``name`` is what Google sells it as: a generation and how many cores.
+    """The name of a slice by its chips, also for Google's names, which have a generation and a number of cores.
 
-    A number of cores means the default shape, where there are others. Any other name comes back as it is.
+    A number of cores means the default shape if there are several. Any other name is returned unchanged.
 
     Raises:
-      ValueError: Google sells no slice of so many cores; the message lists those of the generation.
+      ValueError: Google has no slice of so many cores; the message lists those of the generation.
 
     >>> from replicax.tpu.generations import slice_name
     >>> slice_name("v5p-128"), slice_name("v5litepod-16"), slice_name("v5p:4x4x8")
@@ -140,10 +141,10 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
-    """The generation and the chips along x, y and z that a name such as ``"v5e:4x4"`` or ``"v5litepod-16"`` means.
+    """The generation and the chips along x, y and z for a name such as ``"v5e:4x4"`` or ``"v5litepod-16"``.
 
     Raises:
-      ValueError: it means nothing: no such generation, too many chips for it, chips that fill no host.
+      ValueError: it is not a slice: no such generation, too many chips for it, chips that fill no host.
 
     >>> from replicax.tpu.generations import parse_slice
     >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1], parse_slice("v5p-32")[1]

@@ -1,4 +1,4 @@
-"""``TPUClusterResolver``: finds TPUs, names those of slices that are not there, or emulates slices."""
+"""``TPUClusterResolver``: finds TPUs, describes slices that do not exist, or emulates slices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.argument_checks import checked_integer
-from replicax.cluster.cluster_resolver import ClusterResolver, url
-from replicax.cluster.cluster_spec import ClusterSpec
+from replicax.cluster.resolver import ClusterResolver, url
+from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import slice_of
 from replicax.devices.selection import use_cpu_devices
 from replicax.tpu.assignment import DeviceAssignment
@@ -28,35 +28,35 @@ _JOB = "worker"
 
 
 class TPUClusterResolver(ClusterResolver):
-    """Which TPUs there are: their devices, their topology, and the addresses of their hosts.
+    """The available TPUs: their devices, their topology, and the addresses of their hosts.
 
     Args:
-      tpu: where to look for real ones. ``None``, ``""`` and ``"local"`` mean those that JAX finds: the chips of this
+      tpu: where to look for real TPUs. ``None``, ``""`` and ``"local"`` mean those that JAX finds: the chips of this
         machine; on Cloud TPU and GKE those of the whole slice, after ``jax.distributed.initialize()`` in a process on
         each host.
-      topology: for planning: the name of a slice that is not there, such as ``"v5p:4x4x8"``, or Google's,
-        ``"v5p-128"``. Its devices come from libtpu; steps can be compiled for them, and not run.
-      emulate: for running with no TPU: a slice to emulate on CPU devices, one for each core. Either its mesh,
-        ``"2x2x1x2"`` for x, y, z and cores of a chip; or a name, ``"v3:2x2"``, which has that generation's cores and
-        wrap-around links; or a :class:`Topology`. Call it before anything asks JAX for a device, as
+      topology: for planning: the name of a slice that need not exist, such as ``"v5p:4x4x8"``, or Google's,
+        ``"v5p-128"``. Its devices come from libtpu; steps can be compiled for them, but not run.
+      emulate: for running without a TPU: a slice to emulate on CPU devices, one for each core. Either its mesh,
+        ``"2x2x1x2"`` for x, y, z and cores of a chip; or a name, ``"v3:2x2"``, with that generation's cores and
+        wrap-around links; or a :class:`Topology`. Create it before any code asks JAX for a device, as for
         :func:`use_cpu_devices`, which it calls.
-      slices: how many slices of this topology there are, joined by a data-center network: with ``topology`` or
-        ``emulate``. Real ones are found.
+      slices: the number of slices of this topology, joined by a data-center network: with ``topology`` or
+        ``emulate``. The number of real slices is detected.
 
     Attributes:
       topology: the :class:`Topology` of each slice.
-      slices: how many slices there are, all alike.
+      slices: the number of slices, all alike.
       devices: the JAX devices: an array ``[slices * tasks, devices of a task]``. Tasks are numbered slice by slice; in
         each slice as in ``topology.device_coordinates``.
       kind: ``"attached"`` if this program's processes drive them, ``"emulated"``, or ``"absent"``: then steps can be
-        compiled for them, and not run.
+        compiled for them, but not run.
       task_type: the name of the job, ``"worker"``.
-      task_id: which worker this process is.
+      task_id: the number of this process.
 
     Raises:
-      RuntimeError: there is no TPU; libtpu is not installed; JAX has made its devices already, and they are too few.
+      RuntimeError: there is no TPU; libtpu is not installed; JAX has created its devices already, and they are too few.
       ValueError: more than one of the first three arguments; no such slice; slices that differ; a number of slices
-        below 1, or for TPUs that are found.
+        below 1, or for real TPUs.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -95,21 +95,21 @@ class TPUClusterResolver(ClusterResolver):
 
     @classmethod
     def connect(cls, tpu: str | None = None) -> TPUClusterResolver:
-        """The resolver of real TPUs: the same as ``TPUClusterResolver(tpu)``, as JAX has nothing else to connect to."""
+        """The resolver of real TPUs: the same as ``TPUClusterResolver(tpu)``, as JAX needs no other connection."""
         return cls(tpu)
 
-    # --- what there is ----------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------
 
     @property
     def environment(self) -> str:
-        """Where the devices are: ``"local"``, ``"google_cloud"``, ``"gke"``, ``"emulated"`` or ``"absent"``."""
+        """The place of the devices: ``"local"``, ``"google_cloud"``, ``"gke"``, ``"emulated"`` or ``"absent"``."""
         if self.kind != "attached":
             return self.kind
         cluster = _jax.tpu_cluster()
         return "local" if cluster is None else cluster[0]
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """How many TPU devices each worker drives: ``{"TPU": 8}``.
+        """The number of TPU devices of each worker: ``{"TPU": 8}``.
 
         Args:
           task_type: only ``"worker"``, or ``None``.
@@ -126,12 +126,12 @@ class TPUClusterResolver(ClusterResolver):
         return ClusterSpec({} if cluster is None else {_JOB: list(cluster[1])})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a worker; ``""`` where nothing is reached through the network.
+        """The address of a worker; ``""`` without a network.
 
         Args:
           task_type: only ``"worker"``, or ``None``.
-          task_id: which worker; ``None`` means the first, which coordinates the others.
-          rpc_layer: put before the address, as in ``"grpc://10.0.0.1"``; ``None`` means the resolver's.
+          task_id: the number of the worker; ``None`` means the first, which coordinates the others.
+          rpc_layer: the prefix of the address, as in ``"grpc://10.0.0.1"``; ``None`` means the resolver's.
 
         Raises:
           ValueError: there is no such worker.
@@ -145,7 +145,7 @@ class TPUClusterResolver(ClusterResolver):
         return url(cluster.task_address(_JOB, task_id or 0), rpc_layer or self.rpc_layer) if cluster else ""
 
     def get_master(self) -> str:
-        """The same as :meth:`master`."""
+        """Do the same as :meth:`master`."""
         return self.master()
 
     def get_job_name(self) -> str:
@@ -161,7 +161,7 @@ class TPUClusterResolver(ClusterResolver):
     # --- devices ----------------------------------------------------------------------------------------
 
     def logical_devices(self, assignment: DeviceAssignment) -> np.ndarray:
-        """The JAX devices of an assignment, which each slice follows: ``[slices * replicas, logical devices]``.
+        """The JAX devices of an assignment, which each slice uses: ``[slices * replicas, logical devices]``.
 
         Raises:
           ValueError: the assignment is of another topology.
@@ -183,7 +183,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def first_tasks(self) -> range:
-        """For each slice the number of its first task.
+        """The number of the first task of each slice.
 
         >>> import replicax
         >>> replicax.TPUClusterResolver(emulate=replicax.Topology.from_name("v5e:1x1"), slices=2).first_tasks
@@ -192,7 +192,7 @@ class TPUClusterResolver(ClusterResolver):
         return range(0, len(self.devices), self.topology.num_tasks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TPUClusterResolver:
-        return self  # it never changes, and devices have no copies
+        return self  # it is immutable, and devices can't be copied
 
     def __repr__(self) -> str:
         several = f"{self.slices} × " if self.slices > 1 else ""
@@ -200,7 +200,7 @@ class TPUClusterResolver(ClusterResolver):
 
 
 def _checked_slices(slices: int | None, is_found: bool) -> int:
-    """How many slices are wanted."""
+    """The requested number of slices."""
     if slices is None:
         return 1
     slices = checked_integer(slices, "TPUClusterResolver: slices")
@@ -213,12 +213,12 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
 
 
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
-    """The topology of TPU slices, from what their devices say of themselves, and the devices.
+    """The topology of TPU slices, derived from their devices, and the devices.
 
     Args:
       devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index``, ``device_kind``, and ``slice_index``
         if there are several slices.
-      name: what to call the topology.
+      name: of the topology.
 
     Returns:
       The topology of each slice, and the devices: ``[slices * tasks, devices of a task]``.
@@ -253,7 +253,7 @@ def _one_slice(devices: Sequence[jax.Device], name: str | None) -> tuple[Topolog
         )
     ordered = list(driven.values())
     coordinates = np.array([[(*d.coords, d.core_on_chip) for d in row] for row in ordered])
-    coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice starts elsewhere
+    coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice has an offset
     mesh = coordinates.reshape(-1, 4).max(0) + 1
     kind = generation_of(devices[0].device_kind)
     x, y, z, _ = mesh.tolist()
@@ -284,14 +284,14 @@ def _attached(tpu: str | None) -> list[jax.Device]:
 
 
 def _absent(name: str, slices: int) -> list[jax.Device]:
-    """The devices of TPU slices by their name, whether or not there are any: XLA compiles for them; nothing runs.
+    """The devices of TPU slices that need not exist: XLA compiles for them, but nothing runs.
 
     Args:
       name: such as ``"v5e:4x4"``.
-      slices: how many.
+      slices: the number of slices.
 
     Raises:
-      ValueError: there is no such slice; the message lists some that there are.
+      ValueError: there is no such slice; the message lists some.
       RuntimeError: libtpu, which has the compiler, is not installed.
     """
     kind, shape = parse_slice(name)
@@ -300,8 +300,8 @@ def _absent(name: str, slices: int) -> list[jax.Device]:
             f"the devices of {name!r} come from libtpu, which is not installed: pip install 'replicax[tpu]'. No TPU is "
             "needed. To run the step rather than compile it, emulate the slice: TPUClusterResolver(emulate=...)."
         )
-    # Without the first three libtpu looks for the machine that it is on, and waits for it. It lets only one process use
-    # it at a time, as if there were a TPU to share, and leaves logs behind: both are of no use here.
+    # Without the first three libtpu looks for its machine, and waits for it. It allows only one process at a time, to
+    # protect a TPU that is not there, and leaves logs behind: both are useless here.
     alone = {
         "TPU_ACCELERATOR_TYPE": kind.accelerator_type(shape),
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -309,10 +309,10 @@ def _absent(name: str, slices: int) -> list[jax.Device]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
     }
-    # Left to itself libtpu refuses a single chip, as it does not fill a host, ...
+    # By default libtpu refuses a single chip, as it does not fill a host, ...
     options: dict[str, Any] = {"chips_per_host_bounds": [min(n, size) for n, size in zip(HOST, shape, strict=True)]}
     if kind.devices_per_chip < kind.cores_per_chip:
-        options["chip_config_name"] = "megacore"  # ... and shows v4 as it was before megacore.
+        options["chip_config_name"] = "megacore"  # ... and describes v4 as it was before megacore.
     if slices > 1:
         options["num_slices"] = slices
     with _environment(alone):
@@ -325,7 +325,7 @@ def _absent(name: str, slices: int) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """With these environment variables, unless they are set already."""
+    """Set these environment variables unless they are set already."""
     new = {key: value for key, value in values.items() if key not in os.environ}
     os.environ.update(new)
     try:
@@ -339,7 +339,7 @@ def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray
     topology = slice_ if isinstance(slice_, Topology) else _parse_emulated(slice_)
     n = slices * topology.num_devices
     if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < n:
-        use_cpu_devices(n)  # and otherwise as many as were asked for before
+        use_cpu_devices(n)  # otherwise use the devices that were requested before
     have = jax.local_devices(backend="cpu")
     if len(have) < n:
         several = f"{slices} × " if slices > 1 else ""

@@ -1,4 +1,4 @@
-"""The picture of a slice in the terminal."""
+"""Draws a slice in the terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _fits(picture: CoreOwners, width: int, room: int) -> bool:
 
 
 def _apart(picture: CoreOwners, axis: int) -> np.ndarray:
-    """After which columns (``axis`` 0) or rows (1) of chips another host begins: bool ``[chips]``."""
+    """The columns (``axis`` 0) or rows (1) of chips after which another host begins: bool ``[chips]``."""
     topology = picture.topology
     tasks = np.full(picture.owner.shape, -1)
     at = tuple(np.moveaxis(topology.device_coordinates, -1, 0))
@@ -62,7 +62,7 @@ def _plane(picture: CoreOwners, z: int, width: int, apart: bool) -> Text:
 
 
 def _core(picture: CoreOwners, at: tuple[int, ...], width: int) -> tuple[str, str]:
-    """What is written for a core, and its style."""
+    """The label of a core, and its style."""
     owner = picture.owner[at]
     if owner < 0:
         return ("·" if owner == -1 else "×").center(width), MUTED

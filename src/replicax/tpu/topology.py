@@ -1,4 +1,4 @@
-"""``Topology``: which TPU cores there are, where they lie, and whose host drives which."""
+"""``Topology``: the cores of a TPU slice, their coordinates, and the hosts that drive them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 class Topology:
     """The cores of a TPU slice, their coordinates, and the tasks (processes, one a host) that drive them.
 
-    A core's coordinates are ``(x, y, z, core)``: its chip's place in the slice, and its number on the chip. Where
-    chips lie in a plane, three numbers do: ``(x, y, core)``. It is what JAX calls a device, so on generations whose
+    A core's coordinates are ``(x, y, z, core)``: its chip's place in the slice, and its number on the chip. If chips
+    form a plane, three numbers suffice: ``(x, y, core)``. A core is what JAX calls a device, so on generations whose
     cores act as one (megacore), and on those with one core, the last coordinate is always 0.
 
-    It is made of numbers only. Nothing here asks JAX for a device, and a slice of 6,144 chips costs milliseconds.
+    It consists of numbers only. Nothing here asks JAX for a device, and a slice of 6,144 chips takes milliseconds.
 
     Args:
-      serialized: what :meth:`serialized` returned; the other arguments are then ignored.
+      serialized: the bytes of :meth:`serialized`; the other arguments are then ignored.
       mesh_shape: chips along x, y and z, and cores of a chip: four positive integers, or three for
         ``(x, y, core)``.
-      device_coordinates: integers ``[tasks, devices of a task, 4]`` (or 3): where each device of each task lies.
-      wrap: whether chips are linked around, from the last to the first, along x, y and z.
-      name: what to call it, such as ``"v5e:4x4"``.
+      device_coordinates: integers ``[tasks, devices of a task, 4]`` (or 3): the place of each device of each task.
+      wrap: whether links wrap around from the last chip to the first, along x, y and z.
+      name: such as ``"v5e:4x4"``.
 
     Attributes:
       torus: the grid of its chips, with the links between them.
@@ -89,7 +89,7 @@ class Topology:
         self._tasks, self._ordinals = self._inverted()
 
     def _inverted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The task, and the ordinal in it, of the device at each place of the mesh; -1 where there is none."""
+        """The task, and the ordinal in it, of the device at each place of the mesh; -1 without a device."""
         tasks = np.full(self._mesh_shape, -1, np.int32)
         ordinals = tasks.copy()
         at = tuple(np.moveaxis(self._device_coordinates, -1, 0))
@@ -105,13 +105,13 @@ class Topology:
 
     @classmethod
     def from_name(cls, name: str) -> Topology:
-        """The slice that a name such as ``"v5e:4x4"`` or ``"v5p:16x16x24"`` means, as JAX would show it.
+        """The slice for a name such as ``"v5e:4x4"`` or ``"v5p:16x16x24"``, as JAX would show it.
 
-        Google's names with a number of cores, such as ``"v5p-128"``, mean the slice's default shape. No TPU and no
-        libtpu is needed.
+        Google's names with a number of cores, such as ``"v5p-128"``, mean the slice's default shape. It needs no TPU
+        and no libtpu.
 
         Raises:
-          ValueError: there is no such slice; the message lists some that there are.
+          ValueError: there is no such slice; the message lists some.
 
         >>> import replicax
         >>> replicax.Topology.from_name("v5p:4x4x8")
@@ -137,7 +137,7 @@ class Topology:
           name: the same.
 
         Raises:
-          ValueError: not three numbers for ``chips``, or one that is not positive.
+          ValueError: ``chips`` does not have three numbers, or one is not positive.
 
         >>> import replicax
         >>> replicax.Topology.of_chips((4, 2, 1), cores=2).num_tasks
@@ -146,16 +146,16 @@ class Topology:
         mesh = as_coordinates((*chips, cores), "Topology.of_chips: chips and cores")
         if len(chips) != 3 or (mesh < 1).any():
             raise ValueError(f"Topology.of_chips: expected three positive numbers and one, got {chips} and {cores}")
-        # An odd dim is not filled by hosts of two: there a host has a row of one chip.
+        # Hosts of two chips do not fill an odd dim: there a host has a row of one chip.
         tile = np.array([t if size % t == 0 else 1 for size, t in zip(mesh, (*HOST, mesh[3]), strict=True)])
         hosts = mesh // tile
-        # Tasks are numbered along x first, and so are the chips of a host; cores of a chip are neighbours.
+        # Tasks are numbered along x first, and so are the chips of a host; the cores of a chip are neighbours.
         host = points(hosts[[2, 1, 0]])[:, [2, 1, 0]]
         device = points(tile[[2, 1, 0, 3]])[:, [2, 1, 0, 3]]
         corner = np.insert(host * tile[:3], 3, 0, axis=1)
         return cls(mesh_shape=mesh, device_coordinates=corner[:, None] + device, wrap=wrap, name=name)
 
-    # --- its shape --------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------------
 
     @property
     def mesh_shape(self) -> np.ndarray:
@@ -164,36 +164,36 @@ class Topology:
 
     @property
     def mesh_rank(self) -> int:
-        """How many coordinates a core has: 4."""
+        """The number of coordinates of a core: 4."""
         return len(self._mesh_shape)
 
     @property
     def device_coordinates(self) -> np.ndarray:
-        """Where each device lies: int32 ``[tasks, devices of a task, 4]``."""
+        """The coordinates of each device: int32 ``[tasks, devices of a task, 4]``."""
         return self._device_coordinates
 
     @property
     def missing_devices(self) -> np.ndarray:
-        """The coordinates at which the mesh has no device: int64 ``[missing, 4]``."""
+        """The coordinates without a device: int64 ``[missing, 4]``."""
         return np.argwhere(self._tasks < 0)
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks drive devices of the slice: one for each host."""
+        """The number of tasks that drive devices of the slice: one for each host."""
         return int(self._device_coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
-        """How many devices each task drives."""
+        """The number of devices of each task."""
         return int(self._device_coordinates.shape[1])
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are in all."""
+        """The number of devices of the slice."""
         return self.num_tasks * self.num_tpus_per_task
 
     def hops(self, a: ArrayLike, b: ArrayLike) -> np.ndarray:
-        """How many links lie between the chips of cores ``a`` and ``b``, by the shortest way.
+        """The number of links between the chips of cores ``a`` and ``b``, on the shortest way.
 
         Args:
           a: coordinates ``[..., 4]`` (or 3).
@@ -203,7 +203,7 @@ class Topology:
           int64 ``[...]``: 0 for cores of one chip, 1 for neighbours.
 
         Raises:
-          ValueError: coordinates outside the mesh. (Where devices are missing, their chips' links are there.)
+          ValueError: coordinates outside the mesh. (Chips of missing devices do have links.)
 
         >>> import replicax
         >>> int(replicax.Topology.from_name("v5e:16x16").hops((0, 0, 0, 0), (15, 2, 0, 0)))  # around the edge
@@ -211,7 +211,7 @@ class Topology:
         """
         return self.torus.hops(self._inside(a, "a")[..., :3], self._inside(b, "b")[..., :3])
 
-    # --- which device is where --------------------------------------------------------------------------
+    # --- devices by coordinates -------------------------------------------------------------------------
 
     def has_devices(self, coordinates: ArrayLike) -> np.ndarray:
         """Whether there is a device at each of these coordinates: bool ``[...]`` for ``[..., 4]`` (or 3)."""
@@ -273,10 +273,10 @@ class Topology:
             raise ValueError(f"there is no core at {off}: {self!r} has a mesh of {as_text(self._mesh_shape)}")
         return tuple(np.moveaxis(at, -1, 0))
 
-    # --- itself -----------------------------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------------------------
 
     def serialized(self) -> bytes:
-        """All of it as bytes (JSON), to store or to send: ``Topology(serialized=...)`` makes it again.
+        """The topology as bytes (JSON), to store or to send; ``Topology(serialized=...)`` restores it.
 
         >>> import replicax
         >>> topology = replicax.Topology.from_name("v2:2x2")
@@ -321,7 +321,7 @@ class Topology:
         plot(self, path, assignment)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
-        return self  # it never changes
+        return self  # it is immutable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Topology):
@@ -348,10 +348,10 @@ class Topology:
 
 
 def as_coordinates(values: ArrayLike, what: str, missing_z: int = 0) -> np.ndarray:
-    """Integers ``[..., 4]``: of three, which mean ``(x, y, core)``, those with ``missing_z`` for z.
+    """Integers ``[..., 4]``; three numbers mean ``(x, y, core)``, with ``missing_z`` for z.
 
     Raises:
-      ValueError: no integers, or not three or four of them; the message calls them ``what``.
+      ValueError: they are not integers, or not three or four; the message calls them ``what``.
     """
     try:
         array = np.asarray(values)
@@ -366,7 +366,7 @@ def as_coordinates(values: ArrayLike, what: str, missing_z: int = 0) -> np.ndarr
 
 
 def as_text(coordinates: np.ndarray) -> str:
-    """Coordinates as they stand in messages: ``"(2, 0, 0, 1)"``."""
+    """Coordinates in messages: ``"(2, 0, 0, 1)"``."""
     return str(tuple(coordinates.tolist()))
 
 
@@ -386,7 +386,7 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 
 def _first_not(wanted: np.ndarray, at: np.ndarray) -> str:
-    """The first of the coordinates ``[..., 4]`` where ``wanted`` does not hold."""
+    """The first of the coordinates ``[..., 4]`` for which ``wanted`` is false."""
     return as_text(at.reshape(-1, 4)[~wanted.reshape(-1)][0])
 
 

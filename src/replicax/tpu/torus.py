@@ -1,4 +1,4 @@
-"""``Torus``: chips on a grid, how many links lie between two of them, and a way through all of them."""
+"""``Torus``: chips on a grid, the distances between them, and a path through all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Torus:
-    """Chips on a grid of three dims, each with a link to its neighbours along every dim.
+    """Chips on a grid of three dims, each linked to its neighbours along every dim.
 
-    Along a dim that wraps around, the last chip is the first one's neighbour too.
+    Along a dim that wraps around, the last chip is also a neighbour of the first.
 
     Attributes:
       shape: chips along x, y and z.
@@ -34,7 +34,7 @@ class Torus:
         object.__setattr__(self, "wrap", around)
 
     def hops(self, a: ArrayLike, b: ArrayLike) -> np.ndarray:
-        """How many links a message takes from chip ``a`` to chip ``b`` by the shortest way; 0 if they are the same.
+        """The number of links from chip ``a`` to chip ``b`` on the shortest way; 0 if they are the same.
 
         Args:
           a: integer coordinates ``[..., 3]``.
@@ -50,7 +50,7 @@ class Torus:
     def links(self) -> np.ndarray:
         """Every link once: int64 ``[links, 2, 3]``, the coordinates of its two ends.
 
-        A link that wraps around goes from the last chip to the first; the others from a chip to the next.
+        A wrap-around link goes from the last chip to the first; the others from a chip to the next.
         """
         chips = points(self.shape)
         found = [np.zeros((0, 2, 3), np.int64)]
@@ -73,7 +73,7 @@ def points(sizes: Iterable[int]) -> np.ndarray:
 
 
 def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Where coordinates ``[rows, columns, dims]`` stand twice: the indices of both; ``None`` if all are different."""
+    """The indices of two equal coordinates in ``[rows, columns, dims]``; ``None`` if all are different."""
     flat = coordinates.reshape(-1, coordinates.shape[2])
     _, first, which = np.unique(
         np.ravel_multi_index(tuple(flat.T), flat.max(0) + 1), return_index=True, return_inverse=True
@@ -85,19 +85,19 @@ def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[in
     return divmod(int(first[which[again[0]]]), columns), divmod(int(again[0]), columns)
 
 
-# --- a way through all points ---------------------------------------------------------------------------
+# --- a path through all points --------------------------------------------------------------------------
 
 
 def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
     """All points of a grid, each a neighbour of the one before it.
 
-    They close to a ring where the grid allows it: if it wraps around along some dim, or if it has an even number of
-    points and at least two dims of more than one. (A grid with an odd number of points has none: along every link the
-    sum of the coordinates changes between even and odd.)
+    They close to a ring if the grid allows it: if it wraps around along some dim, or if it has an even number of points
+    and at least two dims longer than one. (A grid with an odd number of points has no ring: the sum of the coordinates
+    alternates between even and odd along every link.)
 
     Args:
       shape: points along each dim.
-      wrap: along which dims the last point is a neighbour of the first.
+      wrap: the dims along which the last point is a neighbour of the first.
 
     Returns:
       int64 ``[points, dims]``, from the origin.
@@ -112,13 +112,13 @@ def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
     if around:
         return _comb(shape, around[0])
     if n % 2 == 0 and len(wide) > 1:
-        # The teeth of the comb are as many as there are points along the other dims: that number has to be even.
+        # The comb has as many teeth as there are points along the other dims: that number must be even.
         return _comb(shape, next(dim for dim in wide if n // shape[dim] % 2 == 0))
     return _snake(shape)
 
 
 def _snake(shape: Sequence[int]) -> np.ndarray:
-    """There and back along the first dim, and so on along the others: a path, as a rule not a ring."""
+    """Back and forth along the first dim, and so on along the others: a path, usually not a ring."""
     path = np.zeros((1, 0), np.int64)
     for size in shape:
         turns = [path if i % 2 == 0 else path[::-1] for i in range(size)]
@@ -127,10 +127,10 @@ def _snake(shape: Sequence[int]) -> np.ndarray:
 
 
 def _comb(shape: Sequence[int], dim: int) -> np.ndarray:
-    """Out along the teeth of a comb, which lie along ``dim``, and home along its back, the points 0 of ``dim``.
+    """Out along the teeth of a comb, which lie along ``dim``, and back along its spine, the points 0 of ``dim``.
 
-    With an even number of teeth the last one ends beside the back. With an odd number it ends at its tip, from where
-    only a dim that wraps around leads to the back.
+    With an even number of teeth the last one ends beside the spine. With an odd number it ends at its tip, from which
+    only a dim that wraps around leads to the spine.
     """
     rest = _snake([size for d, size in enumerate(shape) if d != dim])
     tooth, teeth = np.arange(1, shape[dim]), len(rest)

@@ -17,7 +17,7 @@ from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
 SHARES = frozenset({"value", "grad"})
-"""Arguments of Optax that, like the gradients, are each replica's own share."""
+"""Arguments of Optax that are each replica's share, like the gradients."""
 
 
 def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
 def arrays_in(
     extra: Mapping[str, Any],
 ) -> tuple[list[tuple[str, str, Any]], Callable[[Sequence[Any]], dict[str, Any]]]:
-    """The arrays in arguments that are not functions, and how to replace them.
+    """The arrays in arguments other than functions, and how to replace them.
 
     Returns:
       For each array the argument's name, the path of the array, and the array; and a function from arrays to arguments.
@@ -72,7 +72,7 @@ def arrays_in(
 
 
 def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locality], str]:
-    """The localities that an array of an argument must not have, and the text of the error."""
+    """The localities that are not allowed for an array of an argument, and the text of the error."""
     return frozenset() if aggregate and name in SHARES else frozenset({T}), (
         f"apply_gradients: {where} differs between replicas, which would then change the variables in different ways: "
         "reduce it first (replicax.get_replica_context().all_reduce)"
@@ -82,7 +82,7 @@ def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locali
 def of_parameters(
     fn: Callable[..., Any], name: str, variables: Sequence[Variable], tree: Any, aggregate: bool
 ) -> Callable[..., Any]:
-    """``fn``, for a transformation that calls it with its own parameters, such as those that a line search tries.
+    """``fn`` for a transformation that calls it with parameters of its choice, as line searches do.
 
     While it runs, the variables have these values, so that it may read them instead of its argument. With
     ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
@@ -92,7 +92,7 @@ def of_parameters(
       name: of the argument.
       variables: of the optimizer.
       tree: the structure of the parameters.
-      aggregate: whether to add up over the replicas.
+      aggregate: whether to sum over the replicas.
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:
@@ -130,7 +130,7 @@ def of_parameters(
         outer = current_store()
 
         # The parameters are the same on all replicas, so the gradient of the sum is the sum of the gradients. (The
-        # gradient of all_reduce is another: it is with respect to each replica's own values.)
+        # gradient of all_reduce differs: it is with respect to each replica's own values.)
         @jax.custom_vjp
         def summed(leaves: Sequence[Any]) -> Any:
             return total(own(leaves, outer, args, kwargs))

@@ -36,16 +36,16 @@ def value_and_grad(
     Args:
       fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of the loss and any pytree. It reads
         the variables directly, for example as a closure; they are not passed to it.
-      variables: a list of variables, or any pytree of them, such as :func:`as_variables` returns. What else stands in
-        it (functions, numbers, integer variables that are not trainable) has the gradient ``None``.
+      variables: a list of variables, or any pytree of them, such as that of :func:`as_variables`. Other leaves
+        (functions, numbers, integer variables that are not trainable) have the gradient ``None``.
       has_aux: whether ``fn`` returns a pair.
-      unconnected_gradients: what the gradient of a variable is that the loss does not depend on: ``"zero"``, zeros;
-        ``"none"``, ``None``, with which ``Optimizer.apply_gradients`` leaves the variable out.
+      unconnected_gradients: the gradient of a variable without influence on the loss: ``"zero"``, zeros;
+        ``"none"``, ``None``, with which ``Optimizer.apply_gradients`` skips the variable.
 
     Returns:
       A function of the arguments of ``fn`` that returns ``(loss, gradients)``, or ``((loss, aux), gradients)``.
-      Where the pytree ``variables`` itself is among the arguments, ``fn`` gets it with arrays (:func:`as_arrays`), as
-      the functions of other libraries expect it: ``value_and_grad(loss_fn, params)(params, batch)``.
+      If the pytree ``variables`` itself is among the arguments, ``fn`` gets it with arrays (:func:`as_arrays`), as
+      functions of other libraries expect: ``value_and_grad(loss_fn, params)(params, batch)``.
       The gradients have the structure of ``variables``; each has the shape and dtype of its variable.
 
     Raises:
@@ -100,7 +100,7 @@ def value_and_grad(
             if hook is not None:
                 loss = hook.before(loss)
             written.update(store.written)
-            # Only arrays can leave a differentiated function; other objects of aux leave by a closure.
+            # A differentiated function can return only arrays; a closure keeps the other objects of aux.
             aux_leaves, aux_tree = jax.tree_util.tree_flatten(registered(aux), is_leaf=is_leaf)
             arrays = [leaf for leaf in aux_leaves if isinstance(leaf, jax.Array)]
             return loss, ([store.values[v] for v in store.written], arrays)
@@ -130,7 +130,7 @@ def value_and_grad(
 
 
 def _with_arrays(variables: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments, where the pytree ``variables`` itself is given with arrays; a single variable stays one."""
+    """The arguments, with arrays in place of the pytree ``variables`` itself; a single variable stays one."""
 
     def given(value: Any) -> Any:
         return as_arrays(value) if value is variables and not isinstance(value, Variable) else value
@@ -139,9 +139,9 @@ def _with_arrays(variables: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _noting(value: Any, note: Callable[[], Any]) -> Any:
-    """``value``; ``note`` is called when a gradient comes back to it.
+    """``value``; calls ``note`` when a gradient flows back to it.
 
-    JAX keeps zeros symbolic on its way back through a function, and makes arrays of them only in the end.
+    In reverse mode JAX keeps zeros symbolic, and makes arrays of them only at the end.
     """
 
     @jax.custom_vjp

@@ -1,4 +1,4 @@
-"""Losses that are right for any number of replicas."""
+"""Losses that are correct for any number of replicas."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def compute_average_loss(
       per_example_loss: ``[batch, …]``, this replica's losses. ``[batch]``, or see ``reduce_dims``.
       sample_weight: factors for the losses. Their shape is that of the losses, or its first dims. They change the
         sum, but not the count.
-      global_batch_size: the number of examples of all replicas together. By default the examples of this call are
-        counted; a compiled step needs no collective for that, as the sizes of the batches are known. Pass the number
-        of the whole batch where the gradients of several calls are added up, as those of microbatches: otherwise each
-        is a mean of its own, and k of them add up to k times the mean.
-      reduce_dims: what becomes of further dims, such as the time in losses ``[batch, time]``: their ``"mean"``, so that
-        the result is the share of ``losses.mean()``, or their ``"sum"``, which is ``time`` times as large. Without it
-        they are added up, with a :class:`replicax.errors.ShareWarning`.
+      global_batch_size: the number of examples of all replicas. By default the examples of this call are counted; a
+        compiled step needs no collective for that, as the sizes of the batches are known. Pass the number of the whole
+        batch if you add up the gradients of several calls, as with microbatches: otherwise each is a mean, and k of
+        them add up to k times the mean.
+      reduce_dims: how to reduce further dims, such as the time in losses ``[batch, time]``: ``"mean"``, so that the
+        result is the share of ``losses.mean()``, or ``"sum"``, which is ``time`` times as large. By default they are
+        summed, with a :class:`replicax.errors.ShareWarning`.
 
     Padding (``InputOptions(partial_batch="pad")``) contributes 0 for any loss, and does not count. A
-    replica without any example has a share of 0.
+    replica without examples has a share of 0.
 
     Returns:
-      A scalar. T: it is this replica's own, even if all shares happen to be equal. No collective.
+      A scalar. T: each replica's own, even if all shares happen to be equal. No collective.
 
     Raises:
-      ValueError: ``per_example_loss`` is a scalar, so that examples can't be counted; or the batch is padded, and dim 0
-        of the losses is not its rows; ``sample_weight`` does not fit; ``global_batch_size`` is not positive;
-        ``reduce_dims`` is something else.
+      ValueError: ``per_example_loss`` is a scalar, so examples can't be counted; or the batch is padded, and dim 0 of
+        the losses is not its rows; ``sample_weight`` does not fit; ``global_batch_size`` is not positive;
+        ``reduce_dims`` is invalid.
       TypeError: ``global_batch_size`` is not an int; losses or weights are not numbers.
       ContextError: called in cross-replica context.
 
@@ -128,7 +128,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
       regularization_loss: an array or number; usually a scalar of locality M.
 
     Returns:
-      An array of the same shape. T, since each share is its replica's own. No collective.
+      An array of the same shape. T, since each replica has its own share. No collective.
 
     Raises:
       ContextError: called in cross-replica context.
@@ -144,16 +144,16 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
 
 
 def as_share(loss: Any) -> jax.Array:
-    """``loss``, as this replica's share: you say that its sum over the replicas is what you want.
+    """``loss`` as this replica's share: declares that its sum over the replicas is intended.
 
-    For a loss that you have scaled yourself, where a :class:`replicax.errors.ShareWarning` is wrong, or a sum
-    of means is what you want. It changes no value.
+    For a loss that you have scaled yourself, if a :class:`replicax.errors.ShareWarning` is wrong, or if you want a sum
+    of means. It changes no value.
 
     Args:
       loss: an array or number.
 
     Returns:
-      An array of the same shape. T: it is this replica's own. No collective.
+      An array of the same shape. T: each replica's own. No collective.
 
     Raises:
       ContextError: called in cross-replica context.
@@ -187,7 +187,7 @@ def _float(value: Any, where: str) -> jax.Array:
     check_numbers(value, where)
     wide = jnp.result_type(float)
     if isinstance(value, np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jnp.inexact):
-        return jnp.asarray(value, wide)  # at once: int64 would become int32 in between
+        return jnp.asarray(value, wide)  # directly: int64 would become int32 first
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(wide)
 

@@ -20,7 +20,7 @@ class Mean:
 
     Create it in the strategy's scope; call ``update`` in a step, and ``result`` and ``reset`` outside. Its sums are two
     on-read variables: each replica adds to its own copies, and ``result`` adds up the copies. On parameter servers they
-    are two numbers there, to which steps add. Every example has the same weight in every batch and on every replica;
+    are two numbers, to which steps add. Every example has the same weight in every batch and on every replica;
     padding does not count.
 
     Args:
@@ -63,12 +63,12 @@ class Mean:
           sample_weight: the weight of each value; its shape is that of the values or its first dims.
 
         Raises:
-          TypeError: ``values`` or ``sample_weight`` are no numbers.
+          TypeError: ``values`` or ``sample_weight`` are not numbers.
           ValueError: ``values`` are complex; ``sample_weight`` does not fit; or the batch is padded, and dim 0 of
             ``values`` is not its rows.
           ContextError: called in cross-replica context, or outside the metric's strategy.
 
-        No collective, but on parameter servers, where a worker adds up what its replicas have.
+        No collective, except on parameter servers, where a worker sums over its replicas.
         """
         replica = context.get_replica_context()
         if replica is None or replica.strategy is not self._total.strategy:

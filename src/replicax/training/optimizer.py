@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """Changes variables by their gradients, with the rule of an Optax transformation.
+    """Updates variables with the rule of an Optax transformation.
 
-    Its state consists of variables, too: *slots*, such as momenta, and counters. A slot is stored in the same place and
-    layout as its variable. The state is created by :meth:`build`, or in the first step.
+    Its state consists of variables, too: *slots*, such as momenta, and counters. A slot has the devices and the
+    layout of its variable. :meth:`build` creates the state, or else the first step does.
 
     Args:
-      tx: an ``optax.GradientTransformation``. It sees parameters and gradients as the pytree that the variables are
-        passed in, so write labels, masks and key paths for that tree.
-      name: the names of its state's variables begin with it. If another optimizer of the strategy has this name
-        already, a number is added.
+      tx: an ``optax.GradientTransformation``. It gets parameters and gradients as the pytree of variables that you
+        pass, so write labels, masks and key paths for that tree.
+      name: the prefix of its state's variables. If another optimizer of the strategy has this name already, a number is
+        added.
 
     Raises:
       TypeError: ``tx`` is not a gradient transformation.
@@ -77,7 +77,7 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """The optimizer's own state, as variables; empty before it is built."""
+        """The optimizer's state, as variables; empty before it is built."""
         return [s for s in jax.tree_util.tree_leaves(self._state, is_leaf=is_leaf) if isinstance(s, Variable)]
 
     @property
@@ -87,7 +87,7 @@ class Optimizer:
 
     @property
     def parameters(self) -> Any:
-        """The variables that it was built for, in the pytree that they came in; ``None`` before."""
+        """The variables that it was built for, as the original pytree; ``None`` before."""
         return None if self._tree is None else jax.tree_util.tree_unflatten(self._tree, self._variables)
 
     @_jax.outside_meshes
@@ -96,7 +96,7 @@ class Optimizer:
 
         Args:
           variables: a pytree of the variables to optimise, all of one strategy (an iterator becomes a list). The
-            transformation sees the parameters in this tree, and ``None`` for leaves that are none: functions, numbers,
+            transformation gets the parameters in this tree, and ``None`` for other leaves: functions, numbers,
             integer variables that are not trainable.
 
         Raises:
@@ -133,7 +133,7 @@ class Optimizer:
         current_store().if_it_fails(self.forget)
 
     def reset(self) -> None:
-        """Set the state to what the transformation begins with, for the present values; before it is built, nothing.
+        """Reset the state to the transformation's initial state for the present values; before it is built, do nothing.
 
         Raises:
           ContextError: called in a step.
@@ -170,7 +170,7 @@ class Optimizer:
 
         values: list[Any] = [None] * len(layouts)
         for device in {layout.logical_device: None for layout in layouts}:
-            # Each logical device makes its own slots, and no others.
+            # Each logical device computes only its own slots.
             own = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
             where = layouts[own[0]].mesh(mesh)
             make, needed = _jax.partly(laid_out, avals, own)
@@ -185,26 +185,26 @@ class Optimizer:
         return slots, tree
 
     def forget(self) -> None:
-        """Be as if it had never been built."""
+        """Return to the state before :meth:`build`."""
         self._variables, self._tree, self._state = [], None, None
 
     @_jax.outside_meshes
     def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
-        """Change each variable by its gradient.
+        """Update each variable with its gradient.
 
         Args:
           gradients: a pytree like ``variables``, as ``value_and_grad`` returns it; or pairs of a gradient and its
             variable, as from ``zip(gradients, variables)``, without the argument ``variables``. Each gradient has its
             variable's shape. A gradient may be :class:`IndexedSlices`: its rows are gathered, and it becomes a dense
-            array for the transformation. Variables whose gradient is ``None`` are left out.
-          variables: a pytree of variables. The transformation sees the parameters in the tree of the first call (for
-            pairs: in a list). Each call must name the same variables. What else stands in the tree, such as the
-            functions of a module, has ``None`` as its gradient.
+            array for the transformation. Variables whose gradient is ``None`` are skipped.
+          variables: a pytree of variables. The transformation gets the parameters in the tree of the first call (for
+            pairs: in a list). Each call must have the same variables. Other leaves, such as the functions of a
+            module, have ``None`` as their gradient.
           aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
             ``False`` they must be reduced already (M).
           **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
             ``aggregate``, ``value`` and ``grad`` are this replica's shares, and are summed with the gradients, unless
-            they have been all-reduced already; so are the result of a function such as ``value_fn``, and its gradient.
+            they have been all-reduced; so are the result of a function such as ``value_fn``, and its gradient.
             While such a function runs, the variables have the values of its parameters. Every other argument must be
             the same on every replica (M). Without ``aggregate`` all arguments must be.
 
@@ -229,7 +229,7 @@ class Optimizer:
         replica = context.get_replica_context()
         if replica is None:
             raise ContextError("apply_gradients takes one replica's gradients: call it inside a step (strategy.run)")
-        if isinstance(variables, bool):  # of pairs, aggregate comes second
+        if isinstance(variables, bool):  # with pairs, aggregate is the second argument
             variables, aggregate = None, variables
         check_accepted(self.tx, extra)
         pairs, chosen = _pairs(gradients, variables)
@@ -259,7 +259,7 @@ class Optimizer:
         refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
         own: list[Any] = []
         for g, v in zip(gradients, variables, strict=True):
-            leaves, tree = jax.tree_util.tree_flatten(g)  # one, or those of IndexedSlices
+            leaves, tree = jax.tree_util.tree_flatten(g)  # one leaf, or those of IndexedSlices
             leaves = store.expect(leaves, refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
             own.append(jax.tree_util.tree_unflatten(tree, leaves))
         arrays, put_back = arrays_in(extra)
@@ -277,7 +277,7 @@ class Optimizer:
         self._change_by(dict(zip(variables, own, strict=True)), further)
 
     def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
-        """Change the variables by gradients that are the same on every replica."""
+        """Update the variables with gradients that are the same on every replica."""
         store = current_store()
         dense = {v: (g.to_dense() if is_slices(g) else g).astype(v.dtype) for v, g in by_variable.items()}
         values = [store.read(v) for v in self._variables]
@@ -297,10 +297,10 @@ class Optimizer:
 
     @property
     def _change(self) -> Callable[..., tuple[Any, Any]]:
-        """``(gradients, state, parameters, further arguments)`` to new parameters and state."""
+        """A function from ``(gradients, state, parameters, further arguments)`` to new parameters and state."""
         tx = self.tx
         if self._changes is None or self._changes[0] is not tx:
-            import optax  # takes 0.1 s; a user with a transformation has loaded it already
+            import optax  # takes 0.1 s; a user with a transformation has imported it already
 
             def change(gradients: Any, state: Any, parameters: Any, further: Any) -> tuple[Any, Any]:
                 updates, state = tx.update(gradients, state, parameters, **further)
@@ -320,13 +320,13 @@ class Optimizer:
 
 
 def _taken_apart(variables: Any) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a pytree of variables; an iterator or a view of a dict counts as a list."""
+    """The leaves and the structure of a pytree of variables; an iterator or a view of a dict becomes a list."""
     leaves, tree = jax.tree_util.tree_flatten(registered(_as_tree(variables)), is_leaf=is_leaf)
     return leaves, tree
 
 
 def _optimised(variables: Any) -> tuple[list[Any], Any]:
-    """The variables of a pytree that can be optimised, and the pytree of these: ``None`` stands for other leaves."""
+    """The variables of a pytree that can be optimised, and their pytree, with ``None`` for other leaves."""
     leaves, tree = _taken_apart(variables)
     chosen = differentiable(leaves, "Optimizer")
     kept = set(chosen)
@@ -339,7 +339,7 @@ def _as_tree(values: Any) -> Any:
 
 
 def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """Gradients with their variables, and the tree of these variables; those without a gradient are left out."""
+    """Gradients with their variables, and the tree of these variables, without those that have no gradient."""
     if variables is None:
         found = pairs_of(gradients)
         chosen: Any = [v for g, v in found if g is not None]

@@ -1,7 +1,7 @@
 """The names and layouts of the leaves of an optimizer's state.
 
-Optax keeps its state in trees of its own, which contain trees like that of the parameters. So if the path of a leaf
-ends with the path of a variable in the parameters' tree, the leaf belongs to that variable.
+Optax keeps its state in trees that contain trees like that of the parameters. So if the path of a leaf ends with the
+path of a variable in the parameters' tree, the leaf belongs to that variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Path = tuple[Any, ...]
 
 
 def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
-    """The variable that a leaf of the state is a slot of, as far as paths and shapes tell; ``None`` for a counter.
+    """The variable that a leaf of the state is a slot of, according to paths and shapes; ``None`` for a counter.
 
     Args:
       path: of the leaf, in the state.
@@ -35,7 +35,7 @@ def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path,
     """
     fitting = [(place, v) for place, v in variables if path[len(path) - len(place) :] == place]
     same_shape = [(place, v) for place, v in fitting if v.shape == shape]
-    # A single variable that is not in a tree has the empty path: then only leaves of its shape are its slots.
+    # A single variable that is not in a tree has the empty path: then its slots are the leaves of its shape.
     candidates = same_shape or [(place, v) for place, v in fitting if place]
     return max(candidates, key=lambda pair: len(pair[0]))[1] if candidates else None
 
@@ -49,7 +49,7 @@ def name_of_slot(optimizer: str, path: Path, owner: Variable | None, variables: 
 
 
 def layout_of_slot(shape: tuple[int, ...], owner: Variable | None, variables: Sequence[Variable]) -> Layout:
-    """The layout of its variable, if the shapes are the same; or else of a variable with its shape."""
+    """The layout of its variable if the shapes are the same; otherwise that of another variable with its shape."""
     candidates = variables if owner is None else [owner, *variables]
     default = variables[0].strategy.extended.default_layout
     return next((v.layout for v in candidates if v.shape == shape), default)

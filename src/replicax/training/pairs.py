@@ -1,4 +1,4 @@
-"""Pairs of a gradient and its variable, as a caller passes them, and which variables of a pytree have gradients."""
+"""Pairs of gradients and variables, and the variables of a pytree that have gradients."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
 
 
 def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
-    """The variables among the leaves of a pytree, without those that are counters and the like.
+    """The variables among the leaves of a pytree that have gradients, without counters and the like.
 
-    Other leaves, such as the functions of a module, are left out. Arrays and numbers in a pytree without any variable
-    are a mistake, and so is an array beside variables.
+    Other leaves, such as the functions of a module, are skipped. Arrays and numbers in a pytree without variables are a
+    mistake, and so is an array beside variables.
 
     Raises:
+      TypeError: there is such a mistake.
       TypeError: so it is.
     """
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]

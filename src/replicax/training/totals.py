@@ -19,21 +19,21 @@ from replicax.variables.store import current_store
 
 
 def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of parameters that is the sum over the replicas of ``fn``, and so is its gradient.
+    """Sum ``fn`` over the replicas; the gradient of the result is the gradient of the sum.
 
-    For a value that the replicas have in common and differentiate all alike: the log density of a sampler (HMC, NUTS)
-    or the objective of a solver (L-BFGS), over data that is split over the replicas. ``jax.grad`` of
-    ``all_reduce("sum", fn(x))`` is another gradient: each replica differentiates its own part of the sum, so the
-    gradients differ between the replicas, and chains would drift apart.
+    Use it for a value that all replicas differentiate alike: the log density of a sampler (HMC, NUTS) or the objective
+    of a solver (L-BFGS), over data that is split over the replicas. The gradient of ``all_reduce("sum", fn(x))``
+    differs: with ``jax.grad`` each replica differentiates its own part of the sum, so the gradients differ between the
+    replicas, and chains would drift apart.
 
     Args:
       fn: ``fn(*parameters)``, this replica's share: its own examples' part of the sum. It captures its data, and gets
-        pytrees of float arrays. A part that is no sum over examples, such as a prior, is added to the result.
+        pytrees of float arrays. Add terms that are not sums over examples, such as a prior, to the result.
 
     Returns:
-      A function of the same parameters, which are the same on every replica (M). It returns the total, with the
-      structure and shapes of what ``fn`` returns; M. Its gradient is M, too, and has derivatives in reverse mode
-      (``jax.jacrev(jax.grad(…))``); forward mode (``jax.jvp``, ``jax.hessian``) is an error of JAX's.
+      A function of the same parameters, which must be the same on every replica (M). It returns the total, with the
+      structure and shapes of ``fn``'s result; M. Its gradient is M, too, and has derivatives in reverse mode
+      (``jax.jacrev(jax.grad(…))``); in forward mode (``jax.jvp``, ``jax.hessian``) JAX raises an error.
 
     Raises:
       TypeError: ``fn`` is not a function; a parameter is not a float array.
@@ -79,18 +79,18 @@ def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
     return total
 
 
-# Each of the two is the other's derivative, so derivatives of derivatives are right, too.
+# Each of the two is the derivative of the other, so higher derivatives are correct, too.
 
 
 @jax.custom_vjp
 def _total(values: Sequence[Any]) -> list[Any]:
-    """The sums over the replicas, of floats of their own."""
+    """The sums of floats over the replicas."""
     return _summed(values)
 
 
 @jax.custom_vjp
 def _common(values: Sequence[Any]) -> list[Any]:
-    """Values that are the same everywhere, as each replica uses them by itself."""
+    """Values that are the same everywhere, for separate use by each replica."""
     return list(values)
 
 
@@ -102,7 +102,7 @@ def _summed(values: Sequence[Any]) -> list[Any]:
 
 
 def _same(values: Sequence[Any], what: str) -> list[Any]:
-    """``values``, which must be the same on every replica."""
+    """Return ``values``, which must be the same on every replica."""
     problem = (
         f"total_of_shares: {what} differs between replicas, so its gradient would be no gradient of the total. The "
         "parameters are what all replicas have in common; data is captured by the function, and what is computed from "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
-from replicax.old_names import NameHints, missing
+from replicax.name_hints import NameHints, missing
 from replicax.pytrees import Opaque
 
 

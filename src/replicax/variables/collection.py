@@ -115,7 +115,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
 
     Raises:
       ValueError: the workers create different variables here.
-      DeadlockError: some don't create one; see :meth:`replicax.workers.lockstep.Lockstep.share`.
+      DeadlockError: some don't create one; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several:
@@ -130,7 +130,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
         prints = [digest(part) for part in parts.values()]
     offer_here = (kind_of(variable), kind, prints, variable.name)
-    offers = lockstep.share("creates a variable", offer_here, repr(variable.name))
+    offers = lockstep.exchange("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
             raise ValueError(
@@ -153,12 +153,12 @@ def meet_to_read(variable: Variable) -> None:
     """Before the pieces of a variable are gathered from several workers: raise unless all are about to.
 
     Raises:
-      DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
+      DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
       VariableLostError: the array is gone.
     """
     if variable.is_spread:
         variable.stored()
-        variable.replicas.lockstep.share("reads the whole of a split variable", None, repr(variable.name))
+        variable.replicas.lockstep.exchange("reads the whole of a split variable", None, repr(variable.name))
 
 
 def check_agreed(variable: Variable, value: Any) -> None:
@@ -166,7 +166,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
 
     Raises:
       LocalityError: they don't.
-      DeadlockError: some assign nothing; see :meth:`replicax.workers.lockstep.Lockstep.share`.
+      DeadlockError: some assign nothing; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):

@@ -1,6 +1,6 @@
-"""Codec: how objects travel between workers, in a format that can't run code.
+"""Codec: encodes objects for other workers, in a format that can't run code.
 
-What is brought to the coordination service can be read, and written, by whoever reaches its port. So nothing that comes
+Anyone who reaches the port of the coordination service can read and write what is in it. So nothing that comes
 from there is unpickled. Bytes become what is named here, and nothing else: plain Python objects, arrays, dtypes, keys,
 and instances of the few classes that have been :func:`declared`, field by field. An error becomes one of Python's or of
 Replicax's own classes, or a :class:`replicax.errors.WorkerError` with the text of the original.
@@ -33,7 +33,7 @@ _classes: dict[str, type] = {}
 
 
 def declared(cls: _Class) -> _Class:
-    """Let instances of a dataclass or an enum travel; a decorator. Both sides know the class by its name."""
+    """Let instances of a dataclass or an enum be sent; a decorator. Both sides look the class up by its name."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if not (dataclasses.is_dataclass(cls) or issubclass(cls, enum.Enum)):
         raise TypeError(f"{name} is neither a dataclass nor an enum")
@@ -45,7 +45,7 @@ def dumps(item: Any) -> bytes:
     """``item`` as bytes; see :func:`loads`.
 
     Raises:
-      TypeError: it has something in it that can't travel; names its class.
+      TypeError: it contains an object that can't be sent; names its class.
     """
     buffers: list[bytes] = []
     header = json.dumps(_encoded(item, buffers), separators=(",", ":")).encode()
@@ -177,7 +177,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def error_as_data(error: BaseException) -> tuple[str, str, bytes | None]:
-    """The class of an error and its text; and its arguments, if another worker can make it anew out of them."""
+    """The class of an error and its text; and its arguments, if another worker can rebuild the error from them."""
     name, text = type(error).__name__, f"{type(error).__name__}: {error}"
     if not isinstance(error, Exception) or _class_of_errors(name) is not type(error):
         return name, text, None
@@ -190,7 +190,7 @@ def error_as_data(error: BaseException) -> tuple[str, str, bytes | None]:
 
 
 def error_from_data(name: str, text: str, arguments: bytes | None) -> Exception:
-    """An error like the one that :func:`error_as_data` was given; if it can't be made, a ``WorkerError`` says so."""
+    """The error that :func:`error_as_data` was given, or a ``WorkerError`` with its text if it can't be made."""
     cls = _class_of_errors(name)
     if cls is None or arguments is None:
         return errors.WorkerError(text)

@@ -1,4 +1,4 @@
-"""Connections: how many other processes are connected to a port of this one, and whether an error is of one."""
+"""Connections: how many processes are connected to a port of this one, and which errors mean a lost connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SAID = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection r
 
 
 def is_of_connections(text: str) -> bool:
-    """Whether the text of an error is of a connection between workers that was lost.
+    """Whether the text of an error reports a lost connection between workers.
 
     >>> from replicax.workers.connections import is_of_connections
     >>> is_of_connections("INTERNAL: Gloo all-reduce failed: Connection reset by peer"), is_of_connections("a NaN")
@@ -19,7 +19,7 @@ def is_of_connections(text: str) -> bool:
 
 
 def connections_to(port: int) -> int | None:
-    """How many processes but this one are connected to ``port`` of this process, as Linux knows it, or ``None``.
+    """How many other processes are connected to ``port`` of this process, according to Linux; or ``None``.
 
     >>> from replicax.workers.connections import connections_to
     >>> connections_to(1) in (0, None)
@@ -35,7 +35,7 @@ def connections_to(port: int) -> int | None:
 
 
 def _is_there(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")  # the listing itself has one that is closed again
+    return os.path.lexists(f"/proc/self/fd/{fd}")  # the listing includes its own descriptor, closed by now
 
 
 def _rows(path: str) -> list[tuple[int, int, str]]:

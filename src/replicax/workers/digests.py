@@ -1,4 +1,4 @@
-"""Digests: whether arrays are equal, told from a few bytes of each."""
+"""Digests: compare arrays by a few bytes of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from replicax.devices.arrays import here
 
 Digest = tuple[str, tuple[int, ...], Any]
-"""The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`, which are not abridged)."""
+"""The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`: all of them)."""
 
 
 def digest(value: Any) -> Digest:
-    """The same for arrays of one dtype and shape with equal elements, where NaN equals NaN; else another.
+    """A digest: equal for arrays of one dtype and shape with equal elements (NaN equals NaN), different otherwise.
 
     >>> import jax.numpy as jnp
     >>> from replicax.workers.digests import digest
@@ -34,7 +34,7 @@ def digest(value: Any) -> Digest:
 
 
 def unabridged(value: Any) -> Digest:
-    """What compares as digests do, with others of its kind, in a fraction of the time; but it holds the array.
+    """Compares with others of its kind as digests do, in a fraction of the time; but it holds the array.
 
     >>> import jax.numpy as jnp
     >>> from replicax.workers.digests import unabridged

@@ -1,9 +1,9 @@
-"""Exchange: the processes that run one program together, and how they exchange bytes.
+"""Exchange: the processes that run one program together exchange bytes.
 
-Collectives over arrays are XLA's. What workers have to tell each other besides (who has come where, what a step's
-Python has returned, how many rows are left to read) goes through the coordination service that
+XLA runs the collectives over arrays. Everything else that workers tell each other (which point each has reached, what a
+step's Python returned, how many rows are left to read) goes through the coordination service that
 ``jax.distributed.initialize`` starts: a small key-value store in process 0. An exchange takes as long as a few small
-steps, and megabytes take seconds, so it is not for what steps compute on.
+steps, and megabytes take seconds, so steps never compute on what is exchanged.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from replicax.errors import WorkerError
 from replicax.workers.liveness import Liveness, liveness_of
 
 DEFAULT_TIMEOUT = 300.0
-"""How many seconds workers wait for each other, where nobody has said otherwise."""
+"""How many seconds workers wait for each other by default."""
 
 _PIECE = 32 * 1024 * 1024  # far below the 2 GiB that one message may have
-_PATIENCE = 0.2  # seconds that a wait may be deaf to Ctrl-C, and to being called off
+_PATIENCE = 0.2  # seconds between two looks of a wait at Ctrl-C, and at whether it was cancelled
 _COUNT = struct.Struct("<q")
 
 
-class CalledOff(RuntimeError):  # noqa: N818
-    """Nobody wants to know the outcome of an exchange any more."""
+class Cancelled(RuntimeError):  # noqa: N818
+    """The caller cancelled an exchange."""
 
 
 def never() -> bool:
-    """What most exchanges are called off by."""
+    """For exchanges that can't be cancelled."""
     return False
 
 
@@ -44,7 +44,7 @@ class Workers(Protocol):
     Attributes:
       index: which one this is, from 0; worker 0 is the *chief*.
       count: how many there are.
-      liveness: what is known of their processes and how they end; ``None`` where these can't end one by one.
+      liveness: watches their processes; ``None`` where they can't end one by one.
     """
 
     index: int
@@ -52,31 +52,31 @@ class Workers(Protocol):
     liveness: Liveness | None
 
     def exchange(
-        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, is_cancelled: Callable[[], bool] = never
     ) -> list[bytes]:
-        """Bring something, and get what every worker has brought.
+        """Send ``data``, and get what every worker sent; an all-gather of bytes.
 
         May be called from any thread, and from several at once for different topics.
 
         Args:
-          topic: what this is about. Every worker must come to it, once: number what comes again.
-          data: what this worker brings. The sizes may differ.
+          topic: what this is about. Every worker must call this with it, once: number a topic that comes again.
+          data: what this worker sends. The sizes may differ.
           timeout: how many seconds to wait for the others.
-          called_off: asked now and then while waiting; if it says so, the wait ends.
+          is_cancelled: called now and then while waiting; if it returns true, the wait ends.
 
         Returns:
-          What all workers have brought, in their order.
+          What all workers sent, in their order.
 
         Raises:
-          TimeoutError: the time is over; names the topic, and the workers who have not come. They, too, get an error
-            when they come: an exchange takes place for all or for nobody.
-          WorkerError: another worker has failed, or the one that is waited for has ended its program.
-          CalledOff: the wait was called off.
+          TimeoutError: some workers did not call it in time; names the topic and these workers. They get an error, too,
+            when they call it: an exchange takes place for all workers or for none.
+          WorkerError: another worker has failed, or the one that this one waits for has ended its program.
+          Cancelled: ``is_cancelled`` returned true.
         """
 
 
 class Alone:
-    """One process on its own.
+    """A single process.
 
     >>> from replicax.workers.exchange import Alone
     >>> Alone().exchange("greeting", b"hello")
@@ -88,7 +88,7 @@ class Alone:
     liveness: Liveness | None = None
 
     def exchange(
-        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, is_cancelled: Callable[[], bool] = never
     ) -> list[bytes]:
         return [data]
 
@@ -96,10 +96,10 @@ class Alone:
 class DistributedWorkers:
     """The processes of ``jax.distributed``; see :class:`Workers`.
 
-    Nothing is left behind in the service: who is the last to have read an exchange removes it.
+    The last worker that has read an exchange removes it from the service.
 
     Args:
-      name: what to put before every topic, so that it is apart from those of others.
+      name: a prefix of every topic, to keep it apart from others.
 
     Raises:
       RuntimeError: ``jax.distributed.initialize`` has not been called.
@@ -116,25 +116,25 @@ class DistributedWorkers:
         self.liveness: Liveness | None = self._liveness
 
     def exchange(
-        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, called_off: Callable[[], bool] = never
+        self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, is_cancelled: Callable[[], bool] = never
     ) -> list[bytes]:
         where = f"{self._name}/{topic}"
         deadline = time.monotonic() + timeout
         pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
         for number, piece in enumerate(pieces):
             self._client.key_value_set_bytes(f"{where}/{self.index}/{number}", piece)
-        # Last, as it says that the rest is there.
+        # Last: it tells the others that the rest is there.
         self._client.key_value_set_bytes(f"{where}/{self.index}/count", _COUNT.pack(len(pieces)))
         counts = {self.index: len(pieces)}
         for worker in range(self.count):
             if worker == self.index:
                 continue
-            count = self._get(worker, f"{where}/{worker}/count", deadline, called_off)
+            count = self._get(worker, f"{where}/{worker}/count", deadline, is_cancelled)
             if count is None:
                 problem = absent(topic, timeout, self._missing(where), self.count)
                 if self._verdict(where, f"worker {self.index} gave up: {problem}") is not None:
                     raise TimeoutError(problem)
-                deadline = math.inf  # it has come at the last moment, and others have seen it
+                deadline = math.inf  # it came at the last moment, and others have seen it
                 count = self._present(f"{where}/{worker}/count")
             [counts[worker]] = _COUNT.unpack(count)
         gave_up = self._verdict(where, None)
@@ -149,15 +149,15 @@ class DistributedWorkers:
         return everyone
 
     def _verdict(self, where: str, gave_up: str | None) -> str | None:
-        """Whether the exchange takes place (``None``) or somebody gave up; the first to say so decides for all."""
+        """Whether the exchange takes place (``None``) or a worker gave up; the first to write decides for all."""
         verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
         return verdict.decode() or None
 
-    def _get(self, worker: int, key: str, deadline: float, called_off: Callable[[], bool]) -> bytes | None:
-        """The value that ``worker`` sets as ``key``, or ``None`` if it has not done so in time."""
+    def _get(self, worker: int, key: str, deadline: float, is_cancelled: Callable[[], bool]) -> bytes | None:
+        """The value that ``worker`` sets as ``key``, or ``None`` if it does not do so in time."""
         while True:
-            if called_off():
-                raise CalledOff
+            if is_cancelled():
+                raise Cancelled
             ended = self._liveness.check_wait(worker)
             left = deadline - time.monotonic()
             try:
@@ -183,12 +183,12 @@ class DistributedWorkers:
 
 
 class Series:
-    """Exchanges about the same thing, one after the other.
+    """A series of exchanges about one topic.
 
     Args:
-      workers: who exchange.
+      workers: the workers that exchange.
       name: the topic; its exchanges are numbered.
-      timeout: how many seconds to wait for the others, where nobody says otherwise.
+      timeout: how many seconds to wait for the others by default.
 
     >>> from replicax.workers.exchange import Alone, Series
     >>> steps = Series(Alone(), "steps")
@@ -206,25 +206,25 @@ class Series:
         self,
         data: bytes,
         timeout: float | None = None,
-        called_off: Callable[[], bool] = never,
+        is_cancelled: Callable[[], bool] = never,
         number: int | None = None,
     ) -> list[bytes]:
-        """The next one; see :meth:`Workers.exchange`.
+        """Make the next exchange; see :meth:`Workers.exchange`.
 
         Args:
-          data: what this worker brings.
-          timeout: how many seconds to wait for the others, if not as long as usual.
-          called_off: asked now and then while waiting; if it says so, the wait ends.
-          number: of what it is about, larger than the last; ``None``: they are counted.
+          data: what this worker sends.
+          timeout: how many seconds to wait for the others, if not the default.
+          is_cancelled: called now and then while waiting; if it returns true, the wait ends.
+          number: of the exchange, larger than the last; ``None`` counts.
         """
         timeout = self._timeout if timeout is None else timeout
         number = next(self._numbers) if number is None else number
-        return self.workers.exchange(f"{self._name}/{number}", data, timeout, called_off)
+        return self.workers.exchange(f"{self._name}/{number}", data, timeout, is_cancelled)
 
 
 def absent(topic: str, timeout: float, missing: Sequence[int], count: int) -> str:
-    """The message of an exchange to which workers have not come."""
-    who = ", ".join(f"worker {w}" for w in missing) or "somebody"
+    """The message of an exchange that workers missed."""
+    who = ", ".join(f"worker {w}" for w in missing) or "some workers"
     return (
         f"{topic}: waited {timeout:g} s for {who} of {count}, who did not come. All workers must run the same program; "
         "see whether one has stopped, has raised an error, or has taken another branch."

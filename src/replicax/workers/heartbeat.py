@@ -1,9 +1,9 @@
-"""The heartbeat: what a worker lets the launcher know of itself, so that a watchdog outside can tell when it hangs.
+"""The heartbeat: a worker reports its progress to the launcher, whose watchdog can then tell when it hangs.
 
-Each launch of a program is noted, and so is the start of whatever else may take long (:func:`phase`). A thread, the
-*step timer*, looks how far the devices are (:mod:`~replicax.workers.step_timer`). All of it is numbers in a page of
-memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`) and judges (:mod:`replicax.launcher.watchdog`).
-Without the launcher there is no page, and nothing is written.
+Each launch of a program is noted, and so is the start of everything else that may take long (:func:`phase`). A thread,
+the *step timer*, watches the progress of the devices (:mod:`~replicax.workers.step_timer`). All of it is numbers in a
+page of memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`) and judges
+(:mod:`replicax.launcher.watchdog`). Without the launcher there is no page, and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page
 from replicax.workers.step_timer import Calls, Pace, StepTimer
 
 _SMALL = 4096
-"""How many bytes a result has at most that is kept to see when its program has ended."""
+"""A result of at most this many bytes is kept to see when its program has ended."""
 _BREAKS = (page.COMPILE, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT, page.PAUSED)
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
 class Heartbeat:
-    """What this worker writes into its page.
+    """Writes this worker's progress into its page.
 
     Args:
       its_page: the page.
@@ -59,25 +59,25 @@ class Heartbeat:
         numbers[page.PHASE], numbers[page.STEP] = page.START, -1
         numbers[page.THREAD] = os.getpid()
         self._seconds[page.PROGRESS] = self._seconds[page.TICK] = time.monotonic()
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # somebody may have closed standard error
-            asked = int(signal.SIGRTMAX) - 3  # nobody else's, as far as one can know
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # standard error may be closed
+            asked = int(signal.SIGRTMAX) - 3  # most probably unused by others
             faulthandler.register(asked, file=2, all_threads=True)
             numbers[page.SIGNAL] = asked
         _jax.on_compilations(self._compiling, self._compiled)
         os.register_at_fork(after_in_child=_forget)
         atexit.register(self._end)
         self.timer.start()
-        numbers[page.PID] = os.getpid()  # last: from now on the rest holds
+        numbers[page.PID] = os.getpid()  # last: it marks the rest as valid
 
-    # --- what the thread that trains says -------------------------------------------------------------------
+    # --- called by the thread that trains -------------------------------------------------------------------
 
     def launching(self, pace: Pace | None, name: str, steps: int | None) -> Pace:
         """A program is about to be launched.
 
         Args:
-          pace: what this returned for the program before; ``None`` if it is new.
+          pace: returned by this method for the same program before; ``None`` if it is new.
           name: of the program.
-          steps: how many it makes, if several.
+          steps: how many steps the program makes, if several.
         """
         now = time.monotonic()
         if pace is None:
@@ -100,11 +100,11 @@ class Heartbeat:
         return pace
 
     def launched(self, returned: Sequence[tuple[Sequence[Any], Sequence[Any]]], ended: bool) -> None:
-        """It has been launched.
+        """The program has been launched.
 
         Args:
-          returned: the arrays that it writes, and its results; empty if the launch has failed.
-          ended: whether it was waited for.
+          returned: the arrays that it writes, and its results; empty if the launch failed.
+          ended: whether the caller waited for its end.
         """
         if ended or not returned:
             self._calls.returned(ended=ended)
@@ -123,15 +123,15 @@ class Heartbeat:
             self._calls.returned(weakref.ref(some[0]) if some else None)
 
     def is_of_this_thread(self) -> bool:
-        """Whether it is this thread that trains: the one that has launched a program last, or the main thread."""
+        """Whether this is the thread that trains: the last one that launched a program, or the main thread."""
         return threading.get_ident() == self._calls.thread
 
     def made(self, step: int) -> None:
-        """So many steps of the run have been launched."""
+        """``step`` steps of the run have been launched."""
         self._numbers[page.STEP] = step
 
     def switch(self, phase: int) -> int:
-        """What this worker is about from now on; returns what it was about until now."""
+        """Enter a phase; returns the one before."""
         numbers = self._numbers
         before = numbers[page.PHASE]
         numbers[page.PHASE] = phase
@@ -140,7 +140,7 @@ class Heartbeat:
         now = time.monotonic()
         if before == page.INPUT:
             self._waited += now - self._switched_at
-        elif before == page.MEETING:
+        elif before == page.RENDEZVOUS:
             self._met += now - self._switched_at
         self._switched_at = now
         if phase in _BREAKS:
@@ -169,11 +169,11 @@ class Heartbeat:
 
 
 current: Heartbeat | None = None
-"""That of this process, under the launcher."""
+"""The heartbeat of this process, if the launcher started it."""
 
 
 def _forget() -> None:
-    """In a process that was forked, which is not the worker."""
+    """In a forked process, which is not the worker."""
     global current
     current = None
 
@@ -192,19 +192,19 @@ if page.VARIABLE in os.environ:
 
 
 def made(step: int) -> None:
-    """So many steps of the run have been launched."""
+    """``step`` steps of the run have been launched."""
     if current is not None:
         current.made(step)
 
 
 def switch(number: int) -> None:
-    """What this worker is about from now on; see :func:`phase`."""
+    """Enter a phase; see :func:`phase`."""
     if current is not None:
         current.switch(number)
 
 
 def during(number: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
-    """A decorator: what this worker is about while a function runs; see :func:`phase`."""
+    """Decorate a function: while it runs, the worker is in this phase; see :func:`phase`."""
 
     def decorate(fn: Callable[Args, Result]) -> Callable[Args, Result]:
         @functools.wraps(fn)
@@ -218,7 +218,7 @@ def during(number: int) -> Callable[[Callable[Args, Result]], Callable[Args, Res
 
 
 def phase(number: int) -> AbstractContextManager[None]:
-    """What this worker is about in a ``with`` block: one of the phases of :mod:`~replicax.workers.heartbeat_page`."""
+    """Enter one of the phases of :mod:`~replicax.workers.heartbeat_page` for a ``with`` block."""
     return contextlib.nullcontext() if current is None else _phase(current, number)
 
 
@@ -235,12 +235,12 @@ def _phase(beat: Heartbeat, number: int) -> Iterator[None]:
 
 
 def paused() -> AbstractContextManager[None]:
-    """Do what may take long between two steps: in a ``with`` block of it the launcher does not expect any step.
+    """Tell the launcher that no step comes for a while: it does not expect one inside the ``with`` block.
 
-    A worker under ``replicax launch`` that makes no step for 10 s, and doesn't compute on its processor either, is
-    taken for one that hangs (``--hang-timeout``). Compilation, input, evaluation by steps, saving and restoring are
-    known to take long. What else waits for long between the steps of a run, for a network, a disk or another process,
-    says so with this. Others may wait for it meanwhile. Without the launcher it does nothing.
+    ``replicax launch`` takes a worker for hung if it makes no step for 10 s and does not compute on its processor
+    either (``--hang-timeout``). It knows that compilation, input, evaluation by steps, saving and restoring take long.
+    Use this for anything else that waits for long between the steps of a run: for a network, a disk or another
+    process. Other workers may wait for this one meanwhile. Without the launcher it does nothing.
 
     >>> import replicax
     >>> with replicax.paused():

@@ -1,10 +1,10 @@
-"""The heartbeat's page: memory that a worker and the launcher share, in which the worker says how far it is.
+"""The heartbeat's page: shared memory into which a worker writes its progress, for the launcher.
 
 The launcher makes the page, an anonymous file, and names it in the worker's environment. The worker writes numbers of
 8 bytes into it, each with one store: no lock, no system call, and nothing to wait for, on either side. Times are of
 ``time.monotonic``, which is the same clock in all processes of a machine.
 
-This file imports nothing of JAX, as the launcher reads it, too.
+This file imports nothing of JAX, because the launcher reads it, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 VARIABLE = "REPLICAX_HEARTBEAT"
-"""Of a worker's environment: the path of its page."""
+"""Environment variable of a worker: the path of its page."""
 SIZE = 4096
 
 # Whole numbers, by their place.
@@ -28,16 +28,18 @@ _NAME, _NAME_END = 1024, 1280
 # The last steps, in a ring.
 _STEPS, _KEPT = 160, 56
 
-STEPS, START, END, PAUSED, MEETING, EXACT, COMPILE, INPUT, EVALUATION, SAVING, RESTORING, LOGGING, CALLBACKS = range(13)
+STEPS, START, END, PAUSED, RENDEZVOUS, EXACT, COMPILE, INPUT, EVALUATION, SAVING, RESTORING, LOGGING, CALLBACKS = range(
+    13
+)
 EVALUATION_STEPS = 13
-"""What a worker is about: its phases."""
+"""The phases of a worker."""
 
 PHASES: Mapping[int, str] = {
     STEPS: "between two steps",
     START: "starting",
     END: "at its end",
     PAUSED: "in replicax.paused()",
-    MEETING: "waiting for the other workers",
+    RENDEZVOUS: "waiting for the other workers",
     EXACT: "in a step on the exact executor",
     COMPILE: "compiling",
     INPUT: "waiting for its input",
@@ -48,9 +50,9 @@ PHASES: Mapping[int, str] = {
     LOGGING: "logging",
     CALLBACKS: "in a callback",
 }
-"""In words."""
+"""The phases in words."""
 UNKNOWN = -1.0
-"""Of ``EXPECTED``: nobody knows how long the program takes, as it has never come to its end."""
+"""Value of ``EXPECTED`` for a program that has never ended: its duration is unknown."""
 
 
 class StepRecord(NamedTuple):
@@ -58,11 +60,11 @@ class StepRecord(NamedTuple):
 
     Attributes:
       at: its end.
-      period: how long it took.
-      gap: for how long the devices have had nothing to do after it.
-      host: for how long the host was busy then, or waited for something else than its devices.
-      waited: for how much of this it has waited for input.
-      computed: for how long processors have worked on it.
+      period: its duration.
+      gap: for how long the devices were idle after it.
+      host: for how long the host was busy then, or waited for something other than its devices.
+      waited: for how much of this it waited for input.
+      computed: for how long processors worked on it.
     """
 
     at: float
@@ -77,7 +79,7 @@ class HeartbeatPage:
     """The numbers of one worker.
 
     Args:
-      file: the descriptor of the page; it is not needed any more afterwards.
+      file: the descriptor of the page; may be closed afterwards.
 
     Attributes:
       numbers: the whole ones.
@@ -101,18 +103,18 @@ class HeartbeatPage:
         self._memory[_NAME:_NAME_END] = name.encode(errors="replace")[:room].ljust(room, b"\0")
 
     def record(self, step: StepRecord) -> None:
-        """Write down a step."""
+        """Record a step."""
         count, seconds = self.numbers[RECORDED], self.seconds
         start = _place(count)
         for i, value in enumerate(step):
             seconds[start + i] = value
-        self.numbers[RECORDED] = count + 1  # last: from now on it counts
+        self.numbers[RECORDED] = count + 1  # last: it makes the record valid
 
     def recorded(self, since: int) -> tuple[list[StepRecord], int]:
         """The steps from number ``since`` on that are still there, and how many there were in all."""
         count = self.numbers[RECORDED]
         found = [(i, self._at(_place(i))) for i in range(max(since, count - _KEPT), count)]
-        oldest = self.numbers[RECORDED] - _KEPT  # older ones, and perhaps this one, have been written over meanwhile
+        oldest = self.numbers[RECORDED] - _KEPT  # older ones, and perhaps this one, have been overwritten meanwhile
         return [step for i, step in found if i > oldest], count
 
     def _at(self, start: int) -> StepRecord:
@@ -131,7 +133,7 @@ def new_page() -> tuple[int, HeartbeatPage]:
 
 
 def path_of(file: int) -> str:
-    """Where other processes find the page that this process has as ``file``."""
+    """The path by which other processes open the page whose descriptor is ``file`` here."""
     return f"/proc/{os.getpid()}/fd/{file}"
 
 

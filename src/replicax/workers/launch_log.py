@@ -1,8 +1,8 @@
-"""The launch log: which programs a worker has launched, as a running hash, and whether the last is still running.
+"""The launch log: a running hash of the programs that a worker has launched, and whether the last is still running.
 
-To compare programs at every call would cost more than a small step does. Instead each call changes a number, alike on
-all workers that launch the same programs in the same order. It is compared whenever workers meet anyway, and by the
-:mod:`watch <replicax.workers.liveness>` when programs don't come to an end.
+Comparing programs at every call would cost more than a small step does. Instead each call updates a number, which is
+the same on all workers that launch the same programs in the same order. Workers compare it whenever they exchange
+something anyway, and the :mod:`watch <replicax.workers.liveness>` does when a program does not end.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _RECENT = 64
 
 
 class Label:
-    """What tells a program from others, alike on all workers.
+    """Identifies a program, by the same number on all workers.
 
     Attributes:
       number: in the order in which programs are first launched; 0 before that.
       name: of the program.
-      meets: whether its replicas meet in collectives, so that none of them can end alone.
-      pace: how long it takes, as the heartbeat sees it; ``None`` without a heartbeat.
+      meets: whether its replicas communicate in collectives, so that none of them can end alone.
+      pace: how long it takes, according to the heartbeat; ``None`` without a heartbeat.
     """
 
     __slots__ = ("meets", "name", "number", "pace")
@@ -42,13 +42,13 @@ class Label:
 @declared
 @dataclasses.dataclass(frozen=True)
 class RunningProgram:
-    """A program that has not ended, as its worker tells others of it.
+    """A program that has not ended, as its worker reports it to others.
 
     Attributes:
       name: of the program.
-      count: how many programs the worker has launched, with this one.
+      count: how many programs the worker has launched, including this one.
       meets: whether it needs the other workers.
-      recent: of the last launches: how many there were with it, the hash then, and the program's name.
+      recent: the last launches: for each the count, the hash and the program's name.
     """
 
     name: str
@@ -61,8 +61,8 @@ class LaunchLog:
     """The programs that this worker has launched under one strategy.
 
     Attributes:
-      count: how many.
-      digest: a hash of which, in their order.
+      count: how many programs.
+      digest: a hash of their order.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class LaunchLog:
         self._is_calling = True
 
     def end(self, outputs: Sequence[Any] = ()) -> None:
-        """It has been launched, and computes ``outputs``; none, if that has failed."""
+        """The program has been launched, and computes ``outputs``; none if the launch failed."""
         self._output = weakref.ref(outputs[0]) if outputs else None
         self._is_calling = False
 
     @property
     def last(self) -> str:
-        """The name of the last."""
+        """The name of the last program."""
         return self._recent[-1][2] if self._recent else "none"
 
     def running_since(self) -> float | None:
@@ -100,11 +100,11 @@ class LaunchLog:
         return self._since if self._is_calling or self._is_computing() else None
 
     def leave_behind(self, thread: threading.Thread) -> None:
-        """A thread is in a program that nobody waits for any more."""
+        """A thread is in a program that the caller no longer waits for."""
         self._left_behind.append(thread)
 
     def keeps_devices(self) -> bool:
-        """Whether a program is still running, where the main thread is in none: at the end of the process."""
+        """Whether a program is still running although the main thread is in none: at the end of the process."""
         return self._is_computing() or any(thread.is_alive() for thread in self._left_behind)
 
     def _is_computing(self) -> bool:
@@ -123,12 +123,12 @@ class LaunchLog:
         return RunningProgram(label.name, self.count, label.meets, self.recent())
 
     def recent(self) -> tuple[tuple[int, int, str], ...]:
-        """Of the last launches: how many there were with it, the hash then, and the program's name."""
+        """The last launches: for each the count, the hash and the program's name."""
         return tuple(self._recent)
 
 
 def first_difference(ours: Sequence[tuple[int, int, str]], theirs: Sequence[tuple[int, int, str]]) -> Any:
-    """Where two workers' recent launches differ first: how many there were, and both programs; ``None`` if nowhere.
+    """Where two workers' recent launches first differ: the count, and both programs; ``None`` if nowhere.
 
     >>> from replicax.workers.launch_log import first_difference
     >>> first_difference([(1, 7, "a"), (2, 9, "b")], [(2, 8, "c"), (3, 5, "a")])

@@ -1,16 +1,17 @@
-"""Liveness: a worker that fails, is interrupted or ends tells the others, and a watch tells it of them.
+"""Liveness: each worker reports how it ends, and a watch in each worker looks for such reports of the others.
 
-Workers wait for each other, and a worker that has raised an error never comes. JAX's own end waits for it, too, for
-minutes. So whatever ends a worker's Python (``sys.excepthook``, ``atexit``) is written into the coordination service at
-once, and a thread in each worker, the *watch*, looks there twice a second. Whoever waits for the others, or launches a
-program that needs them, raises a :class:`replicax.errors.WorkerError` that names the worker and says why.
+Workers wait for each other, and a worker that has raised an error never comes. JAX's own shutdown waits for it, too,
+for minutes. So a worker writes into the coordination service at once how its Python ends (``sys.excepthook``,
+``atexit``), and a thread in each worker, the *watch*, looks there twice a second. A worker that waits for others, or
+launches a program that needs them, then raises a :class:`replicax.errors.WorkerError` that names the worker and says
+why.
 
-A worker that is inside a compiled program can't be woken by Python. If the program needs workers that will not come,
-and doesn't end by itself either, the watch ends the process, with the same message on stderr. It never does that while
-all workers are well, however long a program takes, nor where some have come to the end of the program before others.
+Python can't wake a worker that is inside a compiled program. If the program needs workers that will not come, and does
+not end either, the watch ends the process, with the same message on stderr. It never does that while all workers are
+well, however long a program takes, nor where some reached the end of the program before others.
 
-What a process can't tell is its death (killed, out of memory, ``os._exit``). The chief sees it at the worker's
-:mod:`connection <replicax.workers.peer_death>`, and tells the others; the death of the chief they see themselves.
+A process can't report its own death (killed, out of memory, ``os._exit``). The chief sees it at the worker's
+:mod:`connection <replicax.workers.peer_death>`, and tells the others; they see the death of the chief themselves.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from replicax.workers.peer_death import PeerDeathWatch
 from replicax.workers.status_board import Board, End, Problem, Recent, Service
 
 INTERVAL = 0.5
-"""Seconds between two looks of the watch, for up to 64 workers; more for more, as one service answers all."""
+"""Seconds between two looks of the watch, for up to 64 workers; longer for more, as one service answers all."""
 STUCK = 2.0
-"""After how many seconds of one program a worker tells the others which one it is."""
+"""After how many seconds in one program a worker tells the others its name."""
 GRACE = 3.0
-"""For how many seconds a program may go on when it is known that it needs a worker that will not come."""
-FAREWELL = 20.0
-"""For how many seconds the chief, with which the service goes, waits for the others to leave when one has failed."""
-PYTHONS_END = 5.0
-"""For how many seconds the chief waits for processes that are leaving to be gone."""
-PATIENCE_AT_THE_END = 300.0
-"""For how many seconds a worker that has ended waits for the others, before JAX's own end does."""
+"""For how many seconds a program may go on that needs a worker that will not come."""
+SHUTDOWN_PATIENCE = 20.0
+"""For how many seconds the chief, which hosts the service, waits for the others to leave after a failure."""
+EXIT_PATIENCE = 5.0
+"""For how many seconds the chief waits for leaving processes to end."""
+END_PATIENCE = 300.0
+"""For how many seconds a worker that has ended waits for the others, before JAX's own shutdown does."""
 
 
 class Liveness:
-    """What this worker knows of the others' processes, and tells them of its own.
+    """Tracks the processes of the other workers, and reports the end of this one.
 
     Args:
       client: of the coordination service.
@@ -57,7 +58,7 @@ class Liveness:
       count: how many there are.
 
     Attributes:
-      launches: what has been launched, by strategy.
+      launches: what this worker has launched, by strategy.
     """
 
     def __init__(self, client: Any, index: int, count: int) -> None:
@@ -67,7 +68,7 @@ class Liveness:
         self.launches: dict[str, LaunchLog] = {}
         self._board = Board()
         self._problem: Problem | None = None
-        self._since = 0.0  # when it was seen
+        self._since = 0.0  # when the watch saw the problem
         self._told = self._failed = False
         self._dead: set[int] = set()
         self._answered: set[str] = set()
@@ -80,7 +81,7 @@ class Liveness:
         self._thread = threading.Thread(target=self._watch, name="replicax-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, and to tell."""
+        """Start the watch, and report the end of this process from now on."""
         self._hook = self._install()
         atexit.register(self.leave)
         host = _jax.coordinator_host()
@@ -90,20 +91,20 @@ class Liveness:
             self._service.post_home(self._deaths.home)
         self._thread.start()
 
-    # --- what others ask ------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise if it is known that some workers won't come any more.
+        """Raise if some workers are known not to come any more.
 
         Raises:
-          WorkerError: one has failed; says why.
+          WorkerError: one has failed; the message says why.
           DeadlockError: workers run different programs.
         """
         if self._problem is not None:
             raise self._problem.kind(self._problem.text)
 
     def check_launch(self, strategy: str) -> None:
-        """The same, before a program is launched that all workers launch; one may have ended, too."""
+        """Do the same before the launch of a program that all workers launch; also raise if one has ended."""
         ends = self._board.ends
         self.check()
         if ends:
@@ -112,30 +113,30 @@ class Liveness:
                     raise WorkerError(self._ended(worker, "is about to run a step"))
 
     def check_wait(self, worker: int) -> str | None:
-        """The same, while ``worker`` is waited for; if that has ended, what to say should it not have been here."""
+        """Do the same while this worker waits for ``worker``; returns an error message if that has ended."""
         ends = self._board.ends
         self.check()
         return self._ended(worker, "waits for it") if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
-        """What to say if a worker is in a program that this one has not launched, and waits for it there.
+        """The message if a worker waits in a program that this one has not launched; ``None`` otherwise.
 
         Args:
-          strategy: whose.
-          doing: what this worker does, which they would have to do, too, before.
+          strategy: the strategy of the program.
+          doing: what this worker does, which the other would have to do first, too.
         """
         return self._board.ahead(strategy, self.index, self.launches[strategy].count, doing)
 
     def takes_part(self) -> None:
-        """This thread meets other workers, so they are told if it ends by an error."""
+        """This thread communicates with other workers: if it ends by an error, they are told."""
         self._threads.add(threading.get_ident())
 
     def explained(self, error: Exception, doing: str) -> Exception:
-        """``error``, or what it means if the connection to other workers was lost.
+        """``error``, or the cause of it if it reports a lost connection to other workers.
 
         Args:
           error: raised while a program ran.
-          doing: what ran.
+          doing: a description of the program.
         """
         text = str(error)
         if not is_of_connections(text):
@@ -160,10 +161,10 @@ class Liveness:
         )
 
     def silent(self, patience: float = 3.0) -> list[int]:
-        """The workers that give no sign of life within ``patience`` seconds, nor have told of their end."""
+        """The workers that do not respond within ``patience`` seconds, and have not reported their end."""
         call = f"{self.index}-{next(self._numbers)}"
         deadline = time.monotonic() + patience
-        silent = {0} - {self.index}  # without the service, which is the chief's, nobody can be asked
+        silent = {0} - {self.index}  # without the service, which the chief hosts, no worker can be asked
         with contextlib.suppress(Exception):
             self._service.answer(call, self._recent())
             while True:
@@ -176,10 +177,10 @@ class Liveness:
         self._dead |= silent if self._problem is None else set()
         return sorted(silent)
 
-    # --- telling --------------------------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that this worker ends by ``error``."""
+        """Tell the others that ``error`` ends this worker."""
         why = f"{type(error).__name__}: {error}"[:2000].rstrip(": ") + f" (raised at {line_of(error)})"
         if isinstance(error, KeyboardInterrupt):
             why = f"it was interrupted, at {line_of(error)}"
@@ -190,14 +191,14 @@ class Liveness:
         if self._told:
             return
         self._told, self._failed = True, failed
-        with contextlib.suppress(Exception):  # what comes next must come, whether anybody listens or not
+        with contextlib.suppress(Exception):  # shutdown goes on without the service, too
             self._service.post_end(End(failed, why, because_of, self._recent()))
 
     def _recent(self) -> Recent:
         return {name: launches.recent() for name, launches in list(self.launches.items())}
 
     def _install(self) -> Any:
-        """Tell of exceptions that nobody catches; not where Python goes on after them, as at a prompt."""
+        """Report uncaught exceptions, except where Python goes on after them, as at a prompt."""
         of_main, of_threads = sys.excepthook, threading.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -218,7 +219,7 @@ class Liveness:
     def _watch(self) -> None:
         interval = INTERVAL * max(1, self.count / 64)
         while not self._stop.is_set():
-            with contextlib.suppress(Exception):  # the service may be going, and JAX ends this process then
+            with contextlib.suppress(Exception):  # the service may be shutting down; JAX then ends this process
                 self._note_deaths(interval)
                 if _jax.coordination_client() is not self._client:
                     return  # jax.distributed.shutdown has been called
@@ -226,7 +227,7 @@ class Liveness:
                     self._look_around()
 
     def _note_deaths(self, seconds: float) -> None:
-        """Wait for the death of a worker, for so long at most, and tell of it."""
+        """Wait for the death of a worker, for at most ``seconds``, and report it."""
         assert self._deaths is not None
         for worker, process in self._deaths.wait(seconds).items():
             if _jax.coordination_client() is not self._client:
@@ -236,7 +237,7 @@ class Liveness:
                 "more. All workers have to be started again, from the last checkpoint"
             )
             if self.index == 0:
-                if worker not in self._service.read().ends:  # otherwise it has told by itself
+                if worker not in self._service.read().ends:  # it did not report its end itself
                     self._dead.add(worker)
                     self._service.post_end(End(True, why, None, {}), worker)
             elif self._problem is None and not self._told:
@@ -265,9 +266,9 @@ class Liveness:
                 self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
 
     def _look(self) -> Board:
-        """Read what the service knows, and note what is wrong.
+        """Read the board, and note the problem that it shows.
 
-        First that, and then what the board says: who finds an end on it asks for the problem behind it.
+        Note the problem before the board: a thread that finds an end on the board then finds the cause, too.
         """
         board = self._service.read()
         if self._problem is None:
@@ -292,7 +293,7 @@ class Liveness:
         )
 
     def _end_by_force(self, launches: LaunchLog, why: str) -> None:
-        """End this process, whose Python waits inside a program; unless that ends now that others have left."""
+        """End this process, whose Python waits inside a program, unless the program ends now that others have left."""
         self._say(True, why, None if self._problem is None else self._problem.worker)
         with contextlib.suppress(Exception):
             self._depart()
@@ -308,10 +309,10 @@ class Liveness:
         )
         os._exit(1)
 
-    # --- leaving --------------------------------------------------------------------------------------------
+    # --- shutdown -------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """At the end of the process: before JAX waits for all others, see whether they will come."""
+        """At the end of the process: find out whether the others come, before JAX waits for them."""
         if os.getpid() != self._pid:  # a forked child's end is not the worker's
             return
         self._stop.set()
@@ -322,26 +323,26 @@ class Liveness:
             return
         uncaught = getattr(sys, "last_value", None)
         if sys.excepthook is not self._hook and uncaught is not None and not _is_interactive():
-            self.tell(uncaught)  # somebody else's hook has had it
+            self.tell(uncaught)  # another library's hook has handled it
         self._say(False, "")
         try:
             if not self._failed and self._all_end():
                 return
             is_stuck = any(launches.keeps_devices() for launches in list(self.launches.values()))
             self._depart()
-            if is_stuck:  # nothing can stop that program, and JAX would wait for it
+            if is_stuck:  # the program can't be stopped, and JAX would wait for it
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(1)
         except KeyboardInterrupt:
             pass
-        except Exception:  # the service can't be reached, and JAX's own end says so
+        except Exception:  # the service can't be reached; JAX's own shutdown reports that
             return
         _jax.abandon_coordination()
 
     def _all_end(self) -> bool:
-        """Whether all others come to their end, too, and none by an error."""
-        for _ in _looking(PATIENCE_AT_THE_END):
+        """Whether all others reach their end, too, and none by an error."""
+        for _ in _looking(END_PATIENCE):
             if self.index == 0:
                 self._note_deaths(0.0)  # the watch has ended
             board = self._look()
@@ -352,24 +353,24 @@ class Liveness:
         return True
 
     def _depart(self) -> None:
-        """Say that this process leaves without waiting; the chief, whose end JAX does not forgive, goes last."""
+        """Announce that this process leaves without waiting. The chief leaves last: JAX ends workers that lose it."""
         if self.index:
             self._service.post_gone()
             return
         port = _jax.coordination_port()
-        for _ in _looking(FAREWELL):
+        for _ in _looking(SHUTDOWN_PATIENCE):
             gone = self._look().gone
             if connections_to(port) == 0:
                 return
             if len(gone | self._dead) >= self.count - 1:
                 break
-        for _ in _looking(PYTHONS_END):
+        for _ in _looking(EXIT_PATIENCE):
             if connections_to(port) == 0:
                 return
 
 
 def _looking(seconds: float) -> Iterator[None]:
-    """Now and then, for so long."""
+    """Yield now and then, for ``seconds``."""
     start = time.monotonic()
     while time.monotonic() - start < seconds:
         yield
@@ -384,7 +385,7 @@ _of_clients: list[tuple[Any, Liveness]] = []
 
 
 def liveness_of(client: Any, index: int, count: int) -> Liveness:
-    """The liveness of the workers that ``client`` connects: one object for a process."""
+    """The liveness of the workers that ``client`` connects: one object in each process."""
     for known, liveness in _of_clients:
         if known is client:
             return liveness

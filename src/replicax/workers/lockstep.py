@@ -1,8 +1,8 @@
 """Lockstep: all workers do the same things in the same order, and find out at once where they do not.
 
-Workers run the same Python, each on its own. Wherever one has to know something of the others, all come together: to
-create a variable, to begin a new program, to meet in the exact executor. They say where they are; whoever is
-somewhere else, has raised an error or does not come is named on every worker, and nobody waits for ever.
+Workers run the same Python, each on its own. Wherever one needs something of the others, all exchange messages: to
+create a variable, to begin a new program, to communicate in the exact executor. Each says what it does; a worker that
+does something else, has raised an error or does not come is named on every worker, and no worker waits for ever.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
-from replicax.workers.exchange import DEFAULT_TIMEOUT, CalledOff, Series, Workers
-from replicax.workers.heartbeat_page import MEETING
+from replicax.workers.exchange import DEFAULT_TIMEOUT, Cancelled, Series, Workers
+from replicax.workers.heartbeat_page import RENDEZVOUS
 from replicax.workers.launch_log import LaunchLog
 
 
 class Lockstep:
-    """What the workers of a strategy tell each other, one thing after the other.
+    """Exchanges of the workers of a strategy, in one order.
 
     Args:
-      workers: who they are.
+      workers: the workers of the strategy.
       name: the topic.
-      timeout: how many seconds to wait for the others, where nobody says otherwise.
+      timeout: how many seconds to wait for the others by default.
 
     Attributes:
       several: whether there are other workers.
 
     >>> from replicax.workers.lockstep import Lockstep
     >>> from replicax.workers.exchange import Alone
-    >>> Lockstep(Alone()).share("counts its rows", 5)
+    >>> Lockstep(Alone()).exchange("counts its rows", 5)
     [5]
     """
 
@@ -52,35 +52,35 @@ class Lockstep:
         self._calls = 0
         self._watched = itertools.count()
 
-    def share(self, doing: str, item: Any, detail: str = "", timeout: float | None = None) -> list[Any]:
-        """What all workers bring, in their order.
+    def exchange(self, doing: str, item: Any, detail: str = "", timeout: float | None = None) -> list[Any]:
+        """Send ``item``, and get the items of all workers, in their order.
 
         Args:
           doing: what this worker does (``"creates a variable"``); all must do the same.
-          item: what it brings: what can travel (see :mod:`replicax.workers.codec`), arrays of this worker among it.
-          detail: what else to say of it, should the workers not do the same.
-          timeout: how many seconds to wait for the others, if not as long as usual.
+          item: an object that can be sent (see :mod:`replicax.workers.codec`), possibly with arrays of this worker.
+          detail: added to the message if the workers do not do the same.
+          timeout: how many seconds to wait for the others, if not the default.
 
         Raises:
-          DeadlockError: workers do something else, or don't come in time, or have run other programs before; names
+          DeadlockError: workers do something else, don't come in time, or have run different programs before; names
             them.
           WorkerError: another worker has failed, ended or died.
-          Exception: what another worker has raised in a step, with a note that says where; a ``WorkerError`` with its
-            text, if it is of a class that can't be made here.
+          Exception: the error that another worker raised in a step, with a note that says where; a ``WorkerError``
+            with its text, if its class is not known here.
         """
         if not self.several:
             return [item]
         try:
-            return self._share(_Message(doing, detail, item, self._launched()), timeout)
+            return self._exchange(_Message(doing, detail, item, self._launched()), timeout)
         except BaseException as error:
             self._told = error
             raise
 
-    def _share(self, message: _Message, timeout: float | None) -> list[Any]:
+    def _exchange(self, message: _Message, timeout: float | None) -> list[Any]:
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
         liveness = self.workers.liveness
 
-        def called_off() -> bool:
+        def is_cancelled() -> bool:
             problem = None if liveness is None else liveness.elsewhere(self._name, message.shown())
             if problem is not None:
                 raise DeadlockError(problem)
@@ -89,8 +89,8 @@ class Lockstep:
         if liveness is not None:
             liveness.takes_part()
         try:
-            with heartbeat.phase(MEETING):
-                said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, called_off)]
+            with heartbeat.phase(RENDEZVOUS):
+                said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, is_cancelled)]
         except TimeoutError as error:
             raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None
         for worker, theirs in enumerate(said):
@@ -117,11 +117,11 @@ class Lockstep:
         return self.launches.count, self.launches.digest, self.launches.last
 
     def series(self, topic: str) -> Series:
-        """Exchanges about something else, which other threads may make; who is late is waited for as long as here."""
+        """A series of exchanges about ``topic``, which other threads may make; it has the same timeout."""
         return Series(self.workers, topic, self.timeout)
 
     def is_to_compare(self) -> bool:
-        """One more call of a compiled step; whether its number, alike on all workers, is a power of two."""
+        """Count a call of a compiled step; whether its number, the same on all workers, is a power of two."""
         self._calls += 1
         return self._calls & (self._calls - 1) == 0
 
@@ -130,12 +130,12 @@ class Lockstep:
         return next(self._watched)
 
     def check(self) -> None:
-        """Raise if it is known that others won't come any more; as :meth:`check_launch`, but for those that ended."""
+        """Raise if other workers are known not to come; unlike :meth:`check_launch`, not for those that ended."""
         if self.workers.liveness is not None:
             self.workers.liveness.check()
 
     def check_launch(self) -> None:
-        """Raise if it is known, before a program is launched, that other workers won't.
+        """Raise, before a program is launched, if other workers are known not to launch it.
 
         Raises:
           WorkerError: one has failed, or has ended.
@@ -145,7 +145,7 @@ class Lockstep:
             self.workers.liveness.check_launch(self._name)
 
     def explain(self, error: BaseException, doing: str) -> None:
-        """Raise what an error means that was raised while ``doing`` something, if that is another worker's end.
+        """Raise the cause of ``error``, raised while ``doing`` something, if that is the end of another worker.
 
         Raises:
           WorkerError: another worker has failed, ended or died.
@@ -161,7 +161,7 @@ class Lockstep:
 
     @contextlib.contextmanager
     def explaining(self, doing: str) -> Iterator[None]:
-        """The same for whatever is raised in a ``with`` block, such as one that waits for what devices compute."""
+        """Do the same for errors raised in a ``with`` block, such as one that waits for the devices."""
         try:
             yield
         except Exception as error:
@@ -169,18 +169,18 @@ class Lockstep:
             raise
 
     def fail(self, error: BaseException, who: str) -> None:
-        """Tell the others, who will come to :meth:`share`, that this worker has raised ``error``, and don't wait.
+        """Tell the others, which will call :meth:`exchange`, that this worker has raised ``error``; does not wait.
 
         Args:
-          error: what was raised; nothing is said if the others have raised it, too.
-          who: what to say of where it was raised, such as ``"replica 3 of 4"``.
+          error: what was raised; ignored if the others have raised it, too.
+          who: where it was raised, such as ``"replica 3 of 4"``.
         """
         if not self.several or error is self._told:
             return
         self._told = error
-        with contextlib.suppress(CalledOff):  # they come later
+        with contextlib.suppress(Cancelled):  # they come later
             self._series.exchange(
-                dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), called_off=lambda: True
+                dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )
 
     def is_known(self, error: BaseException) -> bool:
@@ -188,23 +188,23 @@ class Lockstep:
         return error is self._told
 
     def everywhere(self, error: BaseException) -> BaseException:
-        """``error``, which every worker is about to raise, so that none need be told."""
+        """``error``, marked as one that every worker is about to raise, so that none reports it."""
         self._told = error
         return error
 
     def agree(self, doing: str, item: Any, detail: str = "") -> tuple[Any, int] | None:
-        """The first worker whose item differs from the chief's, with the chief's item; ``None`` if all are equal.
+        """The chief's item and the first worker whose item differs from it; ``None`` if all are equal.
 
-        Args: as for :meth:`share`, also for what it raises.
+        Args, Raises: as for :meth:`exchange`.
         """
-        items = self.share(doing, item, detail)
+        items = self.exchange(doing, item, detail)
         return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
 
 
 @declared
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """An error on its way to other workers."""
+    """An error, encoded for other workers."""
 
     who: str
     line: str

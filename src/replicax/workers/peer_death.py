@@ -1,11 +1,11 @@
-"""Peers that die: connections between workers that the kernel closes when a process dies, whatever it has died of.
+"""Detects the death of other workers: the kernel closes a process' connections when it dies, whatever the cause.
 
-A process that is killed tells nobody, and the coordination service misses it after 100 s only. But its connections are
-closed at once, by its kernel. So each worker keeps one to the chief, through which nothing is sent after a greeting.
-Where it can't be made, as where a firewall lets nothing through but the coordinator's port, everything else works as
-without it. A host that vanishes from the network closes nothing; for that there is the service's heartbeat.
+A killed process can't report its end, and the coordination service notices only after 100 s. But its kernel closes its
+connections at once. So each worker keeps one to the chief, and sends nothing through it after a greeting.
+Where it can't be made, for instance where a firewall lets only the coordinator's port through, everything else works
+without it. A host that vanishes from the network closes nothing; the service's heartbeat detects that.
 
-The chief's port is in the coordination service, with a secret, so that only who can reach that can take part.
+The coordination service holds the chief's port and a secret, so only processes that can reach the service can connect.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from replicax.system.json_files import parsed
 from replicax.workers.codec import declared
 
 PATIENCE = 1.0
-"""For how many seconds a connection may take to come about, and a stranger may keep the chief waiting."""
+"""For how many seconds a connection may take to be made, and for how long the chief waits for a stranger's greeting."""
 TRIES = 3
-"""How often a worker tries to reach the chief before it does without."""
+"""How often a worker tries to reach the chief before it goes on without a connection."""
 _LIMIT = 4096
 
 
 @declared
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Where the chief's end of the connections is.
+    """The chief's end of the connections.
 
     Attributes:
       port: at which it listens.
-      secret: with which a worker says that it is one.
+      secret: proves that a connecting process is a worker.
       process: of the chief, in words.
     """
 
@@ -59,11 +59,11 @@ class PeerDeathWatch:
 
     Args:
       index: which worker this is.
-      host: the chief's, as this worker knows it; on the chief, the address at which it listens.
-      find_home: where the chief listens, if it has said so; for the others.
+      host: the chief's host, as this worker knows it; on the chief, the address at which it listens.
+      find_home: returns where the chief listens, if it has posted that; for the other workers.
 
     Attributes:
-      home: where the chief listens; ``None`` on the others before they know, and on the chief if it can't.
+      home: where the chief listens; ``None`` on the others until they know it, and on the chief if it can't listen.
     """
 
     def __init__(self, index: int, host: str, find_home: Callable[[], Home | None]) -> None:
@@ -83,15 +83,15 @@ class PeerDeathWatch:
         _all.add(self)
 
     def wake(self) -> None:
-        """End a wait that goes on in another thread."""
+        """End a wait of another thread."""
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
 
     def wait(self, seconds: float) -> dict[int, str]:
-        """Wait until a worker's process has died, for so long at most, or until :meth:`wake`.
+        """Wait until a worker's process dies, for at most ``seconds`` or until :meth:`wake`.
 
         Returns:
-          Which process it was, by worker. Each is told of once.
+          The processes that died, by worker. Each is reported once.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -100,7 +100,7 @@ class PeerDeathWatch:
                 sockets = [self._woken, *(line for line, _ in self._lines.values())]
             if self._server is not None:
                 sockets.append(self._server)
-            # A worker that waits for the chief's port looks for it soon.
+            # A worker that waits for the chief's port looks for it often.
             is_on_its_way = self._index != 0 and not self._lines and self._tries > 0
             left = max(0.0, deadline - time.monotonic())
             ready = _ready(sockets, min(left, 0.1) if is_on_its_way else left)
@@ -115,7 +115,7 @@ class PeerDeathWatch:
                 return dead
 
     def close_all(self) -> None:
-        """Let go of the sockets, in a child that was forked: only the worker's own end is to close them."""
+        """Close the sockets in a forked child: only the end of the worker itself may close them for the others."""
         for connection in (self._server, self._woken, self._waker, *(line for line, _ in self._lines.values())):
             if connection is not None:
                 connection.close()
@@ -163,7 +163,7 @@ def _server(host: str) -> socket.socket:
     """A socket that listens on any port of an address of this machine.
 
     Raises:
-      OSError: it is none.
+      OSError: the address is not one of this machine.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     both = host == "::" and socket.has_dualstack_ipv6()
@@ -171,8 +171,8 @@ def _server(host: str) -> socket.socket:
 
 
 def _ready(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
-    """Those from which something can be read, or that are closed; waits for one, for so long at most."""
-    poll = select.poll()  # select.select knows no descriptor from 1024 on, and a chief may have as many workers
+    """The sockets that can be read or are closed; waits for one, for at most ``seconds``."""
+    poll = select.poll()  # select.select takes no descriptor above 1023, and a chief may have as many workers
     for one in sockets:
         poll.register(one, select.POLLIN)
     found = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
@@ -193,7 +193,7 @@ def _line_of(connection: socket.socket) -> bytes:
 
 
 def _is_closed(line: socket.socket) -> bool:
-    """Whether the other end has closed it; nothing else comes."""
+    """Whether the other end has closed it; it sends nothing else."""
     try:
         return line.recv(1) == b""
     except BlockingIOError:

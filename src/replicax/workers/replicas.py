@@ -1,4 +1,4 @@
-"""``Replicas``: what a strategy is to the rooms below it."""
+"""``Replicas``: the part of a strategy that the lower rooms use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-class Elsewhere(Protocol):
+class RemoteVariables(Protocol):
     """Where the variables of a strategy live, if not in this process, and who else uses them.
 
     A program runs on copies: they are brought before it, and what it has changed is sent after it. The rooms below the
@@ -29,7 +29,7 @@ class Elsewhere(Protocol):
     def groups(self) -> int:
         """How many groups of replicas, each in a process, train in step; 1 if each goes its own way."""
 
-    def around(self, read: Any, written: Any) -> contextlib.AbstractContextManager[None]:
+    def synchronized(self, read: Any, written: Any) -> contextlib.AbstractContextManager[None]:
         """Bring the values of the slots ``read``; after the block, send what the slots ``written`` have to say."""
 
     def communicator(self, examples: Any, options: Any) -> Any:
@@ -58,7 +58,7 @@ class Replicas:
       at_once: how many of the replicas that share a device run at the same time, where they can.
       in_order: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any number
         of devices.
-      elsewhere: where the variables live, and which other replicas use them, if not these alone.
+      remote_variables: where the variables live, and which other replicas use them, if not these alone.
 
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
@@ -78,12 +78,12 @@ class Replicas:
     options: CommunicationOptions | None
     at_once: int = 1
     in_order: bool = False
-    elsewhere: Elsewhere | None = None
+    remote_variables: RemoteVariables | None = None
 
     @property
     def in_sync(self) -> int:
         """How many replicas share a global batch: these, and those of other groups that train in step with them."""
-        return self.count if self.elsewhere is None else self.count * self.elsewhere.groups
+        return self.count if self.remote_variables is None else self.count * self.remote_variables.groups
 
     @property
     def num_logical_devices(self) -> int:

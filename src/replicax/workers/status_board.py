@@ -1,4 +1,4 @@
-"""The board: what workers post for each other in the coordination service, and read there."""
+"""The board: status messages that workers post for each other in the coordination service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL = "replicax/ends"
 _HOME = "replicax/peers"
 
 Recent = dict[str, tuple[tuple[int, int, str], ...]]
-"""The programs that a worker has launched last, by strategy; see :class:`RunningProgram`."""
+"""The last programs that a worker launched, by strategy; see :class:`RunningProgram`."""
 
 
 @declared
@@ -24,10 +24,10 @@ class End:
     """How a worker's program has ended.
 
     Attributes:
-      failed: whether by an error; otherwise by its last line, or ``sys.exit``.
+      failed: whether by an error, rather than by its last line or ``sys.exit``.
       why: the error, in words.
-      because_of: the worker whose failure was the cause, if it was not this one's own.
-      recent: what it has launched last.
+      because_of: the worker whose failure was the cause, if it was another one.
+      recent: what it launched last.
     """
 
     failed: bool
@@ -46,9 +46,9 @@ class Problem:
     """Why the workers can't go on.
 
     Attributes:
-      kind: of the error that says so.
-      text: what it says.
-      worker: whose failure is the cause; ``None`` if they do not do the same.
+      kind: the class of the error to raise.
+      text: its message.
+      worker: the worker whose failure is the cause; ``None`` if the workers run different programs.
     """
 
     kind: type[WorkerError] | type[DeadlockError]
@@ -63,13 +63,13 @@ class Problem:
 
 @dataclasses.dataclass
 class Board:
-    """What the workers have posted.
+    """The messages that the workers have posted.
 
     Attributes:
-      ends: how the programs of the others have ended, by worker.
-      gone: who leaves without waiting.
+      ends: how the programs of the others ended, by worker.
+      gone: workers that leave without waiting.
       stuck: programs of the others that have run for long, by worker and strategy.
-      calls: who has answered a call, by its name, and what each had launched last.
+      calls: for each call, the workers that answered it and what each launched last.
     """
 
     ends: dict[int, End] = dataclasses.field(default_factory=dict)
@@ -78,18 +78,18 @@ class Board:
     calls: dict[str, dict[int, Recent]] = dataclasses.field(default_factory=dict)
 
     def recent(self, strategy: str) -> dict[int, tuple[tuple[int, int, str], ...]]:
-        """What each worker, so far as it has told, has launched last under ``strategy``."""
+        """What each worker that reported it has launched last under ``strategy``."""
         told = [(worker, end.recent.get(strategy, ())) for worker, end in self.ends.items()]
         told += [(worker, programs[strategy].recent) for worker, programs in self.stuck.items() if strategy in programs]
         for answers in self.calls.values():
             told += [(worker, recent.get(strategy, ())) for worker, recent in answers.items()]
-        return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # of one that has told several times the latest
+        return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # the latest of several reports of one worker
 
     def problem(self, index: int, count: int, launched: Recent) -> Problem | None:
-        """What is wrong by what is posted, if anything is: a worker has failed, or they do not run the same programs.
+        """The problem that the messages show, if any: a worker has failed, or workers run different programs.
 
         Args:
-          index: which worker asks.
+          index: the worker that asks.
           count: how many there are.
           launched: what it has launched last itself.
         """
@@ -112,13 +112,13 @@ class Board:
         return None
 
     def ahead(self, strategy: str, index: int, count: int, doing: str) -> str | None:
-        """What to say if a worker is in a program that another one has not launched, and waits for it there.
+        """The message if a worker waits in a program that this one has not launched; ``None`` otherwise.
 
         Args:
-          strategy: whose.
-          index: which worker asks.
+          strategy: the strategy of the programs.
+          index: the worker that asks.
           count: how many programs it has launched.
-          doing: what it does, which the others would have to do, too, before.
+          doing: what it does, which the others would have to do first, too.
         """
         for worker, programs in list(self.stuck.items()):
             theirs = programs.get(strategy)
@@ -132,7 +132,7 @@ class Board:
 
 
 class Service:
-    """One worker's way to the board.
+    """One worker's access to the board.
 
     Args:
       client: of the coordination service.
@@ -144,7 +144,7 @@ class Service:
         self._index = index
 
     def read(self) -> Board:
-        """All that is posted."""
+        """Read all messages."""
         board = Board()
         for key, value in self._client.key_value_dir_get_bytes(_ALL):
             kind, *rest = key.removeprefix(_ALL + "/").split("/")
@@ -161,37 +161,37 @@ class Service:
         return board
 
     def post_end(self, end: End, worker: int | None = None) -> None:
-        """How this worker's program has ended; or that of one which can't tell any more."""
+        """Post how this worker's program ended; or that of ``worker``, which can't do so any more."""
         self._post(f"end/{self._index if worker is None else worker}", dumps(end))
 
     def post_gone(self) -> None:
-        """That this worker leaves without waiting."""
+        """Post that this worker leaves without waiting."""
         self._post(f"gone/{self._index}", b"")
 
     def post_stuck(self, programs: dict[str, RunningProgram]) -> None:
-        """Which programs of this worker have run for long, instead of those posted before."""
+        """Post which programs of this worker have run for long; replaces the last such message."""
         if programs:
             self._post(f"stuck/{self._index}", dumps(programs))
         else:
             self._client.key_value_delete(f"{_ALL}/stuck/{self._index}")
 
     def post_home(self, home: Home) -> None:
-        """Where the chief's end of the connections is."""
+        """Post where the chief's end of the connections listens."""
         self._client.key_value_set_bytes(f"{_HOME}/chief", dumps(home), allow_overwrite=True)
 
     def home(self) -> Home | None:
-        """The same, read; ``None`` if it is not there."""
+        """Where the chief's end of the connections listens; ``None`` if it has not been posted."""
         for _, value in self._client.key_value_dir_get_bytes(_HOME):
             home: Home = loads(value)
             return home
         return None
 
     def answer(self, call: str, recent: Recent) -> None:
-        """That this worker is alive, and what it has launched last: to its own call, or to another's."""
+        """Answer a call, this worker's or another's: this worker is alive, and launched ``recent`` last."""
         self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self._index}", dumps(recent))
 
     def end_call(self, call: str) -> None:
-        """Take a call away."""
+        """Remove a call."""
         self._client.key_value_delete(f"{_ALL}/call/{call}")
 
     def _post(self, name: str, value: bytes) -> None:

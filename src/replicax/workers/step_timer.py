@@ -1,19 +1,19 @@
-"""The step timer: a thread that looks how far the devices are, and how long they wait for the host between two steps.
+"""The step timer: a thread that measures the progress of the devices, and how long they wait for the host.
 
-Workers that meet in each step take equally long for it, however slow one of them is. What tells the slow one is that
-the others wait for it, and it for nobody. Inside of a program that can't be seen from the host. But three things can:
+Workers that communicate in each step take equally long for it, however slow one of them is. The slow one is the one for
+which the others wait while it waits for none. The host can't see waits inside a program, but it can measure:
 
-- the *gap*: from the end of a program until the host launches the next one. While it lasts this worker's devices have
-  nothing to do, and the others' devices, whose programs are launched, wait in their first collective. A host that is
-  ahead of its devices, as it usually is, has no gap.
-- the *host's* time, from when it has launched a program, or has waited for the end of one, until it launches the next.
-  Where all hosts take long, one of them may always come last, and is no slower than the others.
-- on CPUs, for how many seconds the processors have worked on a program. To wait for another worker takes none.
+- the *gap*: from the end of a program until the host launches the next one. Meanwhile this worker's devices are idle,
+  and the others' devices, whose programs are launched, wait in their first collective. A host that is ahead of its
+  devices, as it usually is, has no gap.
+- the *host's* time: from the launch of a program, or the end of a wait for one, until the launch of the next. Where all
+  hosts take long, one of them may always come last without being slower than the others.
+- on CPUs, the processor time of a program. Waiting for another worker takes none.
 
-When a program is launched is known exactly, and so is its end, if it has ended when its launch returns. Otherwise the
-thread looks for the end: seldom at first, and then more often, the nearer it must be. So a few looks are enough for a
-step, and of steps from some milliseconds on all are seen; of quicker ones as many as a fixed number of looks is enough
-for, as more would cost more than the answer is worth.
+The time of a launch is known exactly, and so is the end of a program that has ended when its launch returns. Otherwise
+the thread polls for the end, at first rarely, then more often as the expected end comes closer. So it polls only a few
+times a step, and sees every step that takes some milliseconds or longer; of shorter steps it sees some, because the
+number of polls is bounded.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from replicax.workers import heartbeat_page as page
 from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord
 
 INTERVAL = 0.25
-"""Seconds between two looks how far the devices are."""
+"""Seconds between two looks at the progress of the devices."""
 STALLED = 2.0
-"""After how many seconds without a sign of progress it is looked for threads in host callbacks."""
+"""After how many seconds without progress the thread looks for threads in host callbacks."""
 LOOKS = 20
-"""How often it is looked for the ends of programs in between, at most."""
+"""How often the thread polls for ends of programs in between, at most."""
 QUICKEST, SLOWEST = 1e-3, 0.05
-"""Seconds between two of these looks, when a program is about to end: at least, and at most."""
+"""Shortest and longest time between two polls for a program that is about to end, in seconds."""
 _REMEMBERED = 64
 _MANY = 4 * _REMEMBERED
 _DURATIONS = 15
@@ -51,12 +51,12 @@ _ENDED: Any = object()
 
 
 class Pace:
-    """How long a program takes.
+    """The duration of a program.
 
     Attributes:
-      watched: which of its results tells that it has ended; ``None``: it has none that is small.
-      durations: of the last calls of programs with this name, in seconds: a step that is traced anew is the same step.
-      calls: how many there were.
+      watched: the number of the result that shows when the program has ended; ``None``: none is small enough.
+      durations: of the last calls of programs with this name, in seconds: a retraced step is the same step.
+      calls: the number of calls.
     """
 
     __slots__ = ("calls", "durations", "watched")
@@ -73,13 +73,13 @@ class Call:
     Attributes:
       number: among all calls.
       pace: of the program.
-      launched_at: when.
-      waited: for how many seconds the host had waited for input by then, in all.
-      met: and for other workers.
-      breaks: how many things other than steps it had done.
-      output: what tells when it has ended.
-      returned_at: when its launch had returned.
-      ended_at: when it had ended, if that is known; 0 if not.
+      launched_at: the time of the launch.
+      waited: for how many seconds in all the host had waited for input by then.
+      met: for how many it had waited for other workers.
+      breaks: the number of things other than steps that it had done by then.
+      output: shows when the program has ended.
+      returned_at: when the launch returned.
+      ended_at: when the program ended, if known; otherwise 0.
       was_awaited: whether the host waited for its end.
     """
 
@@ -95,14 +95,14 @@ class Call:
         self.was_awaited = False
 
     def returned(self, output: Any = None, ended: bool = False) -> None:
-        """Its launch has returned ``output``, which tells when it has ended, unless it has already."""
+        """The launch has returned ``output``, which shows when the program ends; ``ended`` if it already has."""
         self.returned_at = time.monotonic()
         self.output = _ENDED if ended else output
         if self.has_ended():
             self.ended_at = self.returned_at
 
     def has_ended(self) -> bool | None:
-        """Whether it has; ``None`` if that can't be told."""
+        """Whether the program has ended; ``None`` if unknown."""
         output = self.output
         if output is _CALLING or output is _ENDED:
             return output is _ENDED
@@ -115,12 +115,12 @@ class Call:
 
 
 class Calls:
-    """The last calls, which one thread makes and another one looks at.
+    """The last calls; one thread adds them, and another one reads them.
 
     Attributes:
-      count: how many there were.
-      thread: which thread makes them.
-      inside: for how many seconds that has computed inside of launches: small programs are run there.
+      count: the number of calls.
+      thread: the thread that makes them.
+      inside: for how many seconds it has computed inside launches, where JAX runs small programs.
     """
 
     def __init__(self) -> None:
@@ -129,24 +129,24 @@ class Calls:
         self.count = 0
         self.thread = threading.main_thread().ident
         self.inside = self._began = 0.0
-        self._is_inside = False  # the last one was
+        self._is_inside = False  # whether the last program ran inside its launch
 
     def new_pace(self, name: str, steps: int | None) -> Pace:
-        """Of a program that is new; how long those of its name take is known."""
+        """The pace of a new program; starts with the durations of programs with this name."""
         return Pace(self._durations.setdefault((name, steps), collections.deque(maxlen=_DURATIONS)))
 
     def begin(self, pace: Pace, now: float, waited: float, met: float, breaks: int) -> None:
-        """There is another call."""
+        """Add a call."""
         self.count += 1
         self._last.append(Call(self.count, pace, now, waited, met, breaks))
         if self._is_inside:
             self._began = time.thread_time()
 
     def returned(self, output: Any = None, ended: bool = False) -> None:
-        """The launch of the last one has returned; see :meth:`Call.returned`."""
+        """The last launch has returned; see :meth:`Call.returned`."""
         call = self._last[-1]
         call.returned(output, ended)
-        if self._is_inside:  # to ask for it always would cost more than all else
+        if self._is_inside:  # reading the clock at every call would cost more than everything else here
             self.inside += time.thread_time() - self._began
         self._is_inside = bool(call.ended_at)
 
@@ -156,17 +156,17 @@ class Calls:
         return self._last[-1]
 
     def now(self) -> list[Call]:
-        """All that are remembered."""
+        """All calls that are kept."""
         return list(self._last)
 
 
 class StepTimer:
-    """What the thread does.
+    """The thread of the step timer.
 
     Args:
-      its_page: where it writes what it sees.
-      calls: what it looks at.
-      is_wanted: whether it is to go on.
+      its_page: the page that it writes into.
+      calls: the calls that it watches.
+      is_wanted: whether to go on.
     """
 
     def __init__(self, its_page: HeartbeatPage, calls: Calls, is_wanted: Callable[[], bool]) -> None:
@@ -180,12 +180,12 @@ class StepTimer:
         self._steps = StepWatch(its_page, calls)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="replicax-step-timer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End: a thread that is inside of JAX when Python is gone takes the process along."""
+        """Stop the thread: one that is inside JAX when Python ends crashes the process."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
@@ -193,21 +193,21 @@ class StepTimer:
     def _run(self) -> None:
         while self._is_wanted() and not self._stop.is_set():
             until = time.monotonic() + INTERVAL
-            with contextlib.suppress(Exception):  # a page without news is judged by its age
+            with contextlib.suppress(Exception):  # the launcher judges a page that is not updated by its age
                 self.look()
                 for _ in range(LOOKS):
                     pause = self.look_for_ends()
                     if time.monotonic() + pause >= until or self._stop.is_set():
                         break
-                    time.sleep(pause)  # an event's wait would cost more
+                    time.sleep(pause)  # cheaper than waiting for an event
             self._stop.wait(max(0.01, until - time.monotonic()))
 
     def look_for_ends(self) -> float:
-        """Record the steps that have ended; returns for how many seconds not to look again."""
+        """Record the steps that have ended; returns for how many seconds not to poll again."""
         return self._steps.look(time.monotonic())
 
     def look(self) -> None:
-        """Write down how far the devices are."""
+        """Write the progress of the devices into the page."""
         calls = self._calls.now()
         now = time.monotonic()
         if calls and self._first is None:
@@ -215,7 +215,7 @@ class StepTimer:
         calls = [call for call in calls if call.number > self._finished]
         newest = next((i for i in range(len(calls) - 1, -1, -1) if calls[i].has_ended()), None)
         if calls and newest is None and not any(call.has_ended() is False for call in calls):
-            newest = len(calls) - 1  # nothing of them is left to wait for
+            newest = len(calls) - 1  # none of them can be watched
         if newest is not None:
             self._note_finished(calls[: newest + 1], now)
         seconds = self._seconds
@@ -225,7 +225,7 @@ class StepTimer:
         seconds[page.TICK] = now
 
     def _note_finished(self, ended: Sequence[Call], now: float) -> None:
-        """These have ended, all but the last of them perhaps long ago."""
+        """Note that these calls have ended, all but the last perhaps long ago."""
         each = (now - max(self._finished_at, ended[0].launched_at)) / (ended[-1].number - self._finished)
         for call in ended:
             call.pace.durations.append(max(each, 0.0))
@@ -236,13 +236,13 @@ class StepTimer:
         self._numbers[page.FINISHED] = self._finished
 
     def _expected(self, in_flight: Sequence[Call]) -> float:
-        """After how many seconds, about, the first of these programs whose end can be seen has ended."""
+        """In about how many seconds the first of these programs whose end can be seen will have ended."""
         total = 0.0
         for call in in_flight:
             if call.pace.durations:
                 total += statistics.median(call.pace.durations)
             elif self._first is not None and self._calls.count >= _MANY:
-                # JAX lets no more than some tens be under way, so the others have ended.
+                # JAX runs only some tens of programs ahead, so the others have ended.
                 total += (in_flight[-1].launched_at - self._first.launched_at) / self._calls.count
             else:
                 return page.UNKNOWN
@@ -255,18 +255,18 @@ class StepWatch:
     """Looks for the ends of programs, and records each step between two of them.
 
     Args:
-      its_page: into which it is recorded.
+      its_page: the page for the records.
       calls: the programs.
     """
 
     def __init__(self, its_page: HeartbeatPage, calls: Calls) -> None:
         self._page, self._calls = its_page, calls
-        self._next = 0  # the number of the first call of which nothing is recorded yet
-        self._open: Call | None = None  # has not ended, when it was looked at last
+        self._next = 0  # the number of the first call that is not recorded yet
+        self._open: Call | None = None  # had not ended at the last look
         self._looked_at = 0.0
         self._is_awaited = False
-        self._awaited: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)  # until when the host waited
-        self._last: tuple[Call, float] | None = None  # whose end is known, and the processors' time by then
+        self._awaited: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)  # ends of the host's waits
+        self._last: tuple[Call, float] | None = None  # the last call with a known end, and the processor time then
         self._cpu: dict[int, float] = {}  # by the number of a call, when its end was seen
         self._periods: collections.deque[float] = collections.deque(maxlen=9)
         self._period = _FIRST_GUESS  # of the last ones, the median
@@ -274,7 +274,7 @@ class StepWatch:
         self._working = 0.0  # and for how long the devices work on one, at least
 
     def look(self, now: float) -> float:
-        """See what has ended; returns for how many seconds not to look again."""
+        """Look which programs have ended; returns for how many seconds not to look again."""
         if self._open is None or self._open.has_ended() is not False:
             calls = self._calls.now()
             self._find_ends([call for call in calls if call.number >= self._next], now)
@@ -299,7 +299,7 @@ class StepWatch:
                 self._open = call
                 break
             if ended and not call.ended_at:
-                # In the middle between what is known: neither too early nor too late, on average.
+                # In the middle between two known times: on average neither too early nor too late.
                 since = self._looked_at if call is was_open else call.launched_at
                 if now - since <= max(self._period / 4, 2 * QUICKEST):
                     call.ended_at = (since + now) / 2
@@ -310,13 +310,13 @@ class StepWatch:
             self._cpu.update(dict.fromkeys(known, self._calls.inside + _processor_seconds()))
 
     def _record(self, call: Call, after: Call) -> None:
-        """``call`` has ended, and the next one has been launched: that is a step, from the end that is known before."""
+        """Record the step that ends with ``call``, once the next one has been launched."""
         last, self._last = self._last, None
         cpu = self._cpu.get(call.number)
         if call.was_awaited:
             self._awaited.append(call.ended_at)
         if not call.ended_at or cpu is None:
-            self._last = last  # it was too quick to be seen: the step goes on
+            self._last = last  # it ended too quickly to be seen: the step goes on
             return
         if call.breaks == after.breaks:
             self._last = call, cpu
@@ -326,7 +326,7 @@ class StepWatch:
         number = call.number - before.number
         met = after.met - call.met
         gap = max(0.0, after.launched_at - met - call.ended_at)
-        # A host that is ahead waits for another program than the one that it has launched last.
+        # A host that is ahead waits for another program than the one that it launched last.
         awaited = max((at for at in self._awaited if at <= after.launched_at), default=0.0)
         host = max(0.0, after.launched_at - met - max(call.returned_at, awaited))
         period = max(1e-6, call.ended_at - before.ended_at - (call.met - before.met))
@@ -348,7 +348,7 @@ class StepWatch:
 
 
 def look_interval(period: float) -> float:
-    """How many seconds to let pass between two looks at a step that takes ``period`` and is about to end.
+    """How many seconds to wait between two looks at a step that takes ``period`` and is about to end.
 
     >>> from replicax.workers.step_timer import look_interval
     >>> look_interval(0.001), look_interval(0.12), look_interval(10.0)
@@ -358,10 +358,10 @@ def look_interval(period: float) -> float:
 
 
 def _processor_seconds() -> float:
-    """For how many seconds the threads of this process have had a processor, but for those of Python.
+    """For how many seconds the threads of this process have had a processor, except Python's.
 
-    What Python does between two steps is in the gap already, and what it does beside them, such as reading ahead or
-    writing a checkpoint, nobody waits for.
+    The gap already includes Python's work between two steps; and no step waits for Python's work beside the steps,
+    such as reading ahead or writing a checkpoint.
     """
     seconds = time.process_time()
     for thread in threading.enumerate():
@@ -372,21 +372,21 @@ def _processor_seconds() -> float:
 
 
 def _is_in_jax(thread: int | None) -> bool:
-    """Whether a thread runs JAX's Python: one that has launched a program then most probably waits for its end."""
+    """Whether a thread runs JAX's Python: after a launch it then most probably waits for the end of its program."""
     frame = sys._current_frames().get(thread or 0)
     return frame is not None and _jax.is_of_jax(frame.f_code)
 
 
 def _clock_of(thread: int) -> int:
-    """The clock of a thread's time on processors, by the number that the kernel gives it.
+    """The clock of a thread's processor time, by the kernel's number of the thread.
 
-    Asking for it with ``time.pthread_getcpuclockid`` would be undefined for a thread that has ended.
+    ``time.pthread_getcpuclockid`` is undefined for a thread that has ended.
     """
     return (~thread << 3) | 6  # CPUCLOCK_PERTHREAD_MASK, CPUCLOCK_SCHED: part of the kernel's ABI
 
 
 def _is_in_a_callback() -> bool:
-    """Whether a thread is in Python that a program has called."""
+    """Whether a thread is in Python that a program called."""
     for found in sys._current_frames().values():
         frame: FrameType | None = found
         while frame is not None:

@@ -13,7 +13,7 @@ from jax.experimental import sparse
 from keras import layers, ops
 
 import replicax
-from replicax.models.keras.divided_batches import Feed
+from replicax.models.keras.batches import Feed
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 

@@ -170,7 +170,7 @@ def fetch_failed(d: Library) -> Any:
 
 
 @topic.program("functions that wait behind one that fails are called off")
-def called_off(d: Library) -> Any:
+def is_cancelled(d: Library) -> Any:
     coordinator = d.coordinator()
     with coordinator.strategy.scope():
         v = d.variable(0.0)

@@ -1,26 +1,26 @@
 """Old names: what ``tf.distribute`` called things, in all its releases, and what they are called in Replicax.
 
 An entry that is only a dotted name is a renaming, which ``--write`` can do; an entry that begins with "nothing" has no
-counterpart. The names that people still type from habit stand in :mod:`replicax.old_names`, by which errors go, too.
+counterpart. The names that people still type from habit stand in :mod:`replicax.name_hints`, by which errors go, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax import old_names
+from replicax import name_hints
 
-_OPTIONS = old_names.NAMES["replicax"]["CrossDeviceOps"]
-_NOTHING = old_names.NAMES["replicax"]["initialize_tpu_system"]
+_OPTIONS = name_hints.NAMES["replicax"]["CrossDeviceOps"]
+_NOTHING = name_hints.NAMES["replicax"]["initialize_tpu_system"]
 _FROM_FUNCTION = "strategy.distribute_datasets_from_function(dataset_fn), which is gone through with for"
 _ON_READ = "replicax.Variable(…, synchronization='on_read')"
 _STEPS = "strategy.run_steps(fn, iterator, steps)"
-_LOCAL = old_names.NAMES["Strategy"]["unwrap"]
-_SIZE = old_names.NAMES["Strategy"]["num_replicas"]
-_PROCESSES = old_names.NAMES["replicax"]["Server"]
+_LOCAL = name_hints.NAMES["Strategy"]["unwrap"]
+_SIZE = name_hints.NAMES["Strategy"]["num_replicas"]
+_PROCESSES = name_hints.NAMES["replicax"]["Server"]
 _ESTIMATOR = "nothing: there are no estimators; replicax.train is the loop around a step"
 _OF_A_WORKER = "what replicax.ClusterCoordinator.create_per_worker_dataset returns"
-_PREEMPTED = old_names.NAMES["replicax"]["PreemptionCheckpointHandler"]
+_PREEMPTED = name_hints.NAMES["replicax"]["PreemptionCheckpointHandler"]
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
 _ITERATED = "nothing: an iterator is ready when it has been made"
 _EMBEDDING = "nothing yet: a replicax.variables.ShardedVariable holds a table in pieces"
@@ -205,7 +205,7 @@ _FURTHER: dict[str, dict[str, str]] = {
 }
 
 _GPUS = "name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used"
-_OPTIONS_OF_EACH = old_names.ARGUMENTS["MirroredStrategy.__init__"]["cross_device_ops"]
+_OPTIONS_OF_EACH = name_hints.ARGUMENTS["MirroredStrategy.__init__"]["cross_device_ops"]
 _NO_SESSION = "nothing: JAX needs no session to see its devices"
 
 _FURTHER_ARGUMENTS: dict[str, dict[str, str]] = {
@@ -240,8 +240,8 @@ def _joined(first: Mapping[str, dict[str, str]], second: Mapping[str, dict[str, 
     return {kind: {**first.get(kind, {}), **second.get(kind, {})} for kind in {**first, **second}}
 
 
-ARGUMENTS = _joined(old_names.ARGUMENTS, _FURTHER_ARGUMENTS)
+ARGUMENTS = _joined(name_hints.ARGUMENTS, _FURTHER_ARGUMENTS)
 """Keyword arguments, by what took them (``Strategy.reduce``): what each is called now, or a sentence."""
 
-NAMES = {**_joined(old_names.NAMES, _FURTHER), "InputOptions": ARGUMENTS["InputOptions.__init__"]}
+NAMES = {**_joined(name_hints.NAMES, _FURTHER), "InputOptions": ARGUMENTS["InputOptions.__init__"]}
 """By the class that had it, or ``replicax`` for the module."""

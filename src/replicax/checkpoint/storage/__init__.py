@@ -1,1 +1,1 @@
-"""What a checkpoint is on disk: blocks of arrays, the index that says where they are, and the manifest of its files."""
+"""Checkpoints on disk: blocks of arrays, the index of their places, and the manifest of the files."""

@@ -10,11 +10,11 @@ Block = tuple[tuple[int, int], ...]
 """The first index, and the one after the last, along each dim."""
 
 PIECE_BYTES = 64 << 20
-"""Blocks are stored in pieces of at most so many bytes, so that no reader needs memory for more at a time."""
+"""Blocks are stored in pieces of at most so many bytes, which bounds the memory of a reader."""
 
 
 def whole_block(shape: Sequence[int]) -> Block:
-    """All of an array of ``shape``."""
+    """The block of a whole array of ``shape``."""
     return tuple((0, size) for size in shape)
 
 
@@ -29,17 +29,17 @@ def block_at(index: Sequence[slice], shape: Sequence[int]) -> Block:
 
 
 def shape_of(block: Block) -> tuple[int, ...]:
-    """How many indices it has along each dim."""
+    """The shape of a block."""
     return tuple(stop - start for start, stop in block)
 
 
 def size_of(block: Block) -> int:
-    """How many elements it has."""
+    """The number of elements of a block."""
     return math.prod(shape_of(block))
 
 
 def common(a: Block, b: Block) -> Block | None:
-    """What two blocks have in common; ``None`` if that is nothing.
+    """The intersection of two blocks; ``None`` if it is empty.
 
     >>> from replicax.checkpoint.storage.blocks import common
     >>> common(((0, 3),), ((2, 5),))
@@ -50,14 +50,14 @@ def common(a: Block, b: Block) -> Block | None:
 
 
 def inside(block: Block, outer: Block) -> tuple[slice, ...]:
-    """Where ``block`` is in an array that holds ``outer``."""
+    """The slices of ``block`` in an array that holds ``outer``."""
     return tuple(slice(x[0] - y[0], x[1] - y[0]) for x, y in zip(block, outer, strict=True))
 
 
 def pieces_of(block: Block, itemsize: int, most: int = PIECE_BYTES) -> list[Block]:
-    """``block`` in pieces of at most ``most`` bytes each; none if it has no elements.
+    """Split ``block`` into pieces of at most ``most`` bytes each; returns none if it has no elements.
 
-    They depend on nothing else, so all workers cut alike.
+    The result depends on nothing else, so all workers split alike.
 
     >>> from replicax.checkpoint.storage.blocks import pieces_of
     >>> pieces_of(((0, 5), (0, 4)), itemsize=4, most=32)
@@ -76,16 +76,16 @@ def pieces_of(block: Block, itemsize: int, most: int = PIECE_BYTES) -> list[Bloc
 
 
 def cover(block: Block, pieces: Iterable[Block]) -> bool:
-    """Whether pieces that have nothing in common with each other make up all of ``block``."""
+    """Whether disjoint pieces cover all of ``block``."""
     shared = (common(block, piece) for piece in pieces)
     return sum(size_of(piece) for piece in shared if piece is not None) == size_of(block)
 
 
 def as_json(block: Block) -> list[list[int]]:
-    """A block as it stands in the index."""
+    """A block as JSON data."""
     return [list(part) for part in block]
 
 
 def from_json(data: Any) -> Block:
-    """The block that :func:`as_json` was given."""
+    """The block for the data of :func:`as_json`."""
     return tuple((int(start), int(stop)) for start, stop in data)

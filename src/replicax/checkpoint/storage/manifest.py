@@ -1,7 +1,7 @@
-"""The manifest: which files a checkpoint consists of, with their sizes and SHA-256, written last.
+"""The manifest: the files of a checkpoint, with their sizes and SHA-256, written last.
 
-A folder without a manifest is unfinished, and one whose files differ from it is damaged. The manifest has a hash of
-itself, too.
+A folder without a manifest is unfinished, and one whose files differ from it is damaged. The manifest also contains its
+own hash.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _FORMAT = 1
 
 
 class DamagedError(Exception):
-    """A checkpoint is not whole; the message says what is wrong."""
+    """A checkpoint is incomplete or damaged; the message says what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The manifest of a checkpoint.
 
     Attributes:
-      id: of the save; another save, be it of the same step, has another.
+      id: of the save; another save has another id, even of the same step.
       manager: the id of the manager that wrote it; ``None`` if there was none.
       step: its number; ``None`` without a manager.
       files: sizes and hashes of all files, by their paths in the folder.
@@ -75,20 +75,20 @@ def read_manifest(folder: str) -> Manifest:
 
 
 def check_inside(name: str) -> None:
-    """Raise unless it is the name of something in the folder of the checkpoint.
+    """Raise unless ``name`` is a path inside the folder of the checkpoint.
 
     Raises:
-      ValueError: it leads out of it.
+      ValueError: it leads outside.
     """
     if os.path.isabs(name) or not {"", os.curdir, os.pardir}.isdisjoint(name.split("/")):
         raise ValueError(f"{name!r} is not in the folder of the checkpoint")
 
 
 def check_sizes(folder: str, manifest: Manifest) -> None:
-    """Raise unless all files are there, with their sizes; that takes no time.
+    """Raise unless all files exist with their sizes; takes no time.
 
     Raises:
-      DamagedError: so it is.
+      DamagedError: a file is missing or has another size.
     """
     for name, (size, _) in manifest.files.items():
         try:
@@ -103,10 +103,10 @@ def check_sizes(folder: str, manifest: Manifest) -> None:
 
 
 def check_hashes(folder: str, manifest: Manifest) -> None:
-    """Raise unless every byte is as it was written. Further files are nobody's business.
+    """Raise unless every byte is as it was written. Ignores further files.
 
     Raises:
-      DamagedError: so it is.
+      DamagedError: a byte differs.
     """
     check_sizes(folder, manifest)
     try:
@@ -120,12 +120,12 @@ def check_hashes(folder: str, manifest: Manifest) -> None:
 
 
 def hashes(folder: str, names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of files. Without threads, as a save may go on when Python ends and has none to give."""
+    """Sizes and SHA-256 of files. Without threads, because a save may run while Python shuts down."""
     return {name: _hash(os.path.join(folder, name)) for name in names}
 
 
 def files_below(folder: str, start: str = "") -> list[str]:
-    """The files in ``start`` of ``folder`` and all its folders, by their paths in ``folder``."""
+    """The files below ``start`` in ``folder``, by their paths in ``folder``."""
     found = []
     for parent, _, names in os.walk(os.path.join(folder, start)):
         found += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
@@ -133,7 +133,7 @@ def files_below(folder: str, start: str = "") -> list[str]:
 
 
 def flush(path: str) -> None:
-    """Have a file's bytes, or a folder's names, on the disk before going on."""
+    """Flush a file's bytes, or a folder's names, to the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -142,7 +142,7 @@ def flush(path: str) -> None:
 
 
 def flush_below(folder: str) -> None:
-    """The same for all files and folders in ``folder``, and itself."""
+    """Flush all files and folders in ``folder``, and itself."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             flush(os.path.join(parent, name))
@@ -150,7 +150,7 @@ def flush_below(folder: str) -> None:
 
 
 def write_flushed(path: str, text: str) -> None:
-    """Write a file, and have it on the disk."""
+    """Write a file, and flush it to the disk."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -1,8 +1,8 @@
-"""The store of a worker's pieces: arrays by key, in one folder, as TensorStore keeps them.
+"""The store of a worker's pieces: arrays by key, in one folder, written with TensorStore.
 
-TensorStore is what Orbax stores with, and the format is Orbax's, too: Zarr arrays in an OCDBT database, which has a few
-large files however many arrays there are. Orbax itself can't be asked for it: of NumPy arrays it writes those of
-process 0 only, and arrays of one process among several it refuses.
+Orbax uses TensorStore, too, and the format is the same: Zarr arrays in an OCDBT database, which has a few large files
+however many arrays there are. Orbax itself does not fit: it writes the NumPy arrays of process 0 only, and refuses
+arrays of one process among several.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 Request = tuple[str, str, tuple[slice, ...], np.dtype[Any]]
-"""What is to be read: the folder, the key, which part of the array, and its dtype."""
+"""A request to read: the folder, the key, the part of the array, and its dtype."""
 
 
 def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write arrays into a new folder.
 
     Args:
-      folder: where; it is made.
+      folder: the folder to create.
       pieces: the arrays, none of them empty, by key.
 
     Raises:
@@ -43,12 +43,12 @@ def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> Non
         ]
         for future in written:
             future.result()
-    except ValueError as error:  # TensorStore's error for everything that the file system says
+    except ValueError as error:  # TensorStore raises it for all file system errors
         raise _error("write to", folder, error) from error
 
 
 def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
-    """Parts of stored arrays, read side by side.
+    """Read parts of stored arrays in parallel.
 
     Raises:
       OSError: one can't be read; says why.
@@ -72,7 +72,7 @@ def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
 def _context() -> Any:
     import tensorstore as ts
 
-    # Nothing is read twice; and files are flushed when all are written, at once.
+    # Nothing is read twice; and all files are flushed at once after writing.
     return ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
 
 
@@ -85,9 +85,9 @@ def _new(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {
         "metadata": {
             "shape": list(array.shape),
-            "chunks": list(array.shape),  # a piece is small enough
+            "chunks": list(array.shape),  # a piece is small enough for one chunk
             "dtype": _plain(array).dtype.str,
-            "compressor": None,  # trained numbers hardly get smaller
+            "compressor": None,  # trained numbers hardly compress
             "fill_value": None,
             "order": "C",
         },
@@ -96,14 +96,14 @@ def _new(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same bytes in a dtype that NumPy has of its own: JAX's further dtypes become unsigned integers."""
+    """The same bytes in a dtype of NumPy itself: JAX's further dtypes become unsigned integers."""
     if array.dtype.isbuiltin == 1:
         return array
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
 def _error(doing: str, folder: str, error: ValueError) -> OSError:
-    """TensorStore's error as one of the system, if it says which."""
+    """TensorStore's error as an OSError, with its number if known."""
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
         if os.strerror(number) in str(error):
             return OSError(number, os.strerror(number), folder)

@@ -1,6 +1,6 @@
-"""Which workers write to one disk: found by looking, as no option could be trusted to be right.
+"""Finds out which workers share a disk, because a user's option might be wrong.
 
-Each worker puts a file of its own where the checkpoint is to be, and looks whose files it sees there.
+Each worker creates a file in the folder of the checkpoint, and looks for the files of the others there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import uuid
 from replicax.workers.lockstep import Lockstep
 
 Groups = tuple[tuple[int, ...], ...]
-"""The workers that share a disk, for each disk; the first worker of a group writes what is needed once on a disk."""
+"""The workers that share a disk, for each disk; the first worker of a group writes what a disk needs once."""
 
 
 def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
-    """The groups of workers that have the same files in ``folder``, which must exist on all of them."""
+    """The groups of workers that see the same files in ``folder``, which must exist on all of them."""
     if not lockstep.several:
         return ((0,),)
     mine = f".replicax-{uuid.uuid4().hex}"
@@ -28,19 +28,19 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
     except OSError as error:
         failure = error
     try:
-        told = lockstep.share("looks for shared disks", (mine, None if failure is None else str(failure)))
+        told = lockstep.exchange("looks for shared disks", (mine, None if failure is None else str(failure)))
         for worker, (_, problem) in enumerate(told):
             if problem is not None:
                 raise lockstep.everywhere(OSError(f"worker {worker} can't write into its folder: {problem}"))
         seen = [os.path.exists(os.path.join(folder, name)) for name, _ in told]
-        return _connected(lockstep.share("shares disks", seen))
+        return _connected(lockstep.exchange("shares disks", seen))
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def _connected(seen: list[list[bool]]) -> Groups:
-    """Groups from who sees whom.
+    """The groups, from which worker sees whose file.
 
     >>> from replicax.checkpoint.storage.shared_disks import _connected
     >>> _connected([[True, False, True], [False, True, False], [True, False, True]])

@@ -1,6 +1,6 @@
-"""What ``replicax doctor`` looks at: the packages, the machine, its devices, the environment and the cluster.
+"""The checks of ``replicax doctor``: packages, machine, devices, environment and cluster.
 
-Each file has a check, or several of one subject: a function that returns findings. All run at the same time, each
-with a deadline (:mod:`~replicax.cli.diagnosis.examination`). Devices are asked in a process of their own, as a driver
+Each file has one check, or several of one subject: functions that return findings. All run at the same time, each
+with a deadline (:mod:`~replicax.cli.diagnosis.check_runner`). A separate process examines the devices, because a driver
 that hangs can't be interrupted.
 """

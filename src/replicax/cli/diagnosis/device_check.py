@@ -1,4 +1,4 @@
-"""The devices: a process of its own finds them, compiles for them and sums over them, by a deadline."""
+"""Checks the devices: a separate process finds them, compiles for them and sums over them, within a deadline."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _GIB = 2**30
 _GRACE = 0.3
 
 
-def look(seconds: float) -> list[Finding]:
+def check(seconds: float) -> list[Finding]:
     """The devices of this machine, and whether they compute.
 
     Args:
-      seconds: after how many the process is ended.
+      seconds: after which the process is killed.
     """
     lines, printed, ended = _probe(seconds)
     done = {line["stage"]: line for line in lines}
@@ -75,7 +75,7 @@ def look(seconds: float) -> list[Finding]:
 
 
 def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
-    """The lines of the probe, what it printed besides, and its exit code; ``None`` if it had to be ended."""
+    """The lines of the probe, its other output, and its exit code; ``None`` if it had to be killed."""
     environment = {
         **environment_at_start(),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # another program may need the memory
@@ -83,7 +83,7 @@ def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROBE)],  # without the folder of the probe in front of all packages
+            [sys.executable, "-P", str(_PROBE)],  # -P: the probe's folder must not hide packages
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=problems,
@@ -97,7 +97,7 @@ def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
             ended = None
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_GRACE)  # and no longer: a process in a driver may not even die
+                process.wait(timeout=_GRACE)  # no longer: a process inside a driver may not even die
         out.seek(0)
         problems.seek(0)
         text = out.read().decode(errors="replace")

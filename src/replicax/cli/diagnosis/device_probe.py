@@ -1,6 +1,6 @@
-"""What a process of its own does to find out whether the devices work: ``python device_probe.py``.
+"""The program that tests whether the devices work, run as a separate process: ``python device_probe.py``.
 
-It prints a line of JSON after each stage, so that whoever waits knows which one hangs. It imports JAX only.
+It prints a line of JSON after each stage, which shows the stage that hangs. It imports JAX only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MIB = 2**20
 
 
 def main() -> None:
-    """Import JAX, find the devices, compile something, and sum over the devices."""
+    """Import JAX, find the devices, compile a program, and sum over the devices."""
     began = time.perf_counter()
 
     def done(stage: str, **what: Any) -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     for device in devices:
         try:
             memory.append((device.memory_stats() or {}).get("bytes_limit"))
-        except Exception:  # not every platform can tell
+        except Exception:  # some platforms don't report it
             memory.append(None)
     done("devices", platform=devices[0].platform, kinds=[d.device_kind for d in devices], memory=memory)
     try:

@@ -1,4 +1,4 @@
-"""Environment variables that change what JAX, XLA and the workers do: which are set, and what is wrong with them."""
+"""Checks the environment variables that change what JAX, XLA and the workers do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ALLOCATORS = ("default", "platform", "bfc", "cuda_async", "vmm")
 _LONGEST = 40
 
 
-def look(seconds: float) -> list[Finding]:
-    """The variables that are set, in one line, and one more for each that is likely a mistake."""
+def check(seconds: float) -> list[Finding]:
+    """The variables that are set, in one line, and a line for each probable mistake."""
     all_ = environment_at_start()
     there = {name: value for name, value in sorted(all_.items()) if name in _NAMES or name.startswith(_PREFIXES)}
     shown = ", ".join(f"{name}={shortened(value, _LONGEST)}" for name, value in there.items())
@@ -29,7 +29,7 @@ def look(seconds: float) -> list[Finding]:
 
 
 def environment_at_start() -> dict[str, str]:
-    """The environment that this process was started with: importing JAX adds variables of its own."""
+    """The environment at the start of this process: importing JAX adds variables."""
     try:
         text = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -39,7 +39,7 @@ def environment_at_start() -> dict[str, str]:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the machine has an NVIDIA GPU with a driver, whoever may use it."""
+    """Whether the machine has an NVIDIA GPU with a driver, even if this process may not use it."""
     return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 
 

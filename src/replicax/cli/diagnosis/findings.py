@@ -1,4 +1,4 @@
-"""Findings: what a check has found, whether it is well, and what to do if it is not."""
+"""Findings: the result of a check, its severity, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class State(enum.Enum):
-    """Whether what was found is well."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -22,11 +22,11 @@ class Finding:
     """One line of the report.
 
     Attributes:
-      topic: what was looked at, in a word or two.
-      state: whether it is well.
-      what: what was found.
-      to_do: what to change, if it is not well.
-      data: the same for machines.
+      topic: the subject, in a word or two.
+      state: the severity.
+      what: the result of the check.
+      to_do: what to change, if something is wrong.
+      data: the same as plain data.
     """
 
     topic: str
@@ -42,15 +42,15 @@ class Finding:
 
 
 def ok(topic: str, what: str, **data: Any) -> Finding:
-    """A finding that is well."""
+    """A finding without a problem."""
     return Finding(topic, State.OK, what, data=data)
 
 
 def warning(topic: str, what: str, to_do: str, **data: Any) -> Finding:
-    """A finding that is not well, and with which programs run."""
+    """A finding with a problem that programs survive."""
     return Finding(topic, State.WARNING, what, to_do, data)
 
 
 def wrong(topic: str, what: str, to_do: str, **data: Any) -> Finding:
-    """A finding with which something fails."""
+    """A finding with a problem that makes programs fail."""
     return Finding(topic, State.WRONG, what, to_do, data)

@@ -1,4 +1,4 @@
-"""The machine: cores, memory, shared memory, open files, and the disk where checkpoints would go."""
+"""Checks the machine: cores, memory, shared memory, open files, and the disk for checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SHARED = Path("/dev/shm")
 _OPEN_FILES = 1024
 
 
-def look(seconds: float) -> list[Finding]:
+def check(seconds: float) -> list[Finding]:
     """Cores, memory, shared memory and open files."""
     return [_cores(), _memory(), *_shared_memory(), _open_files()]
 
 
 def usable_cores() -> float:
-    """How many cores this process may use: those that it is tied to, and at most its container's share."""
+    """The number of cores that this process may use: by its affinity, and at most its container's limit."""
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -83,10 +83,10 @@ def _limit(value: int) -> str:
 
 
 def look_at_disk(directory: Path) -> list[Finding]:
-    """Whether checkpoints could be written into a folder, and how much.
+    """Whether checkpoints can be written into a folder, and how much space there is.
 
     Args:
-      directory: the folder; it, or the nearest one above it that is there.
+      directory: the folder, or the nearest existing one above it.
     """
     there = directory.absolute()
     while not there.exists():

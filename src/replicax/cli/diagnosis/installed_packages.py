@@ -1,4 +1,4 @@
-"""Python and the packages that Replicax stands on: their versions, against what this release supports."""
+"""Checks the versions of Python and of the packages that Replicax requires."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from packaging.specifiers import SpecifierSet
 from replicax.cli.diagnosis.findings import Finding, ok, wrong
 
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-rocm7-plugin")
-"""Packages that go with one version of jaxlib, and are passed over by JAX, or fail, with another."""
+"""Packages that fit one version of jaxlib; with another version JAX ignores them, or fails."""
 _SHOWN = ("jax", "jaxlib", "optax", "grain", "orbax-checkpoint", "libtpu", *_PLUGINS)
 
 
-def look(seconds: float) -> list[Finding]:
+def check(seconds: float) -> list[Finding]:
     """Python's version and those of the packages."""
     return [_python(), *_packages()]
 
@@ -68,13 +68,13 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements() -> list[Requirement]:
-    """What this release needs, and what JAX needs of jaxlib."""
+    """The requirements of this release, and those of JAX on jaxlib."""
     needed = [*requirements_of("replicax"), *(r for r in requirements_of("jax") if r.name == "jaxlib")]
     return [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def requirements_of(package: str) -> list[Requirement]:
-    """What an installed package needs, with its extras; nothing if it is not installed."""
+    """The requirements of an installed package, with its extras; none if it is not installed."""
     try:
         return [Requirement(text) for text in importlib.metadata.requires(package) or ()]
     except importlib.metadata.PackageNotFoundError:

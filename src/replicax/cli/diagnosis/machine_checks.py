@@ -1,25 +1,25 @@
-"""The checks that look at this machine alone, as ``replicax doctor`` and ``replicax env`` both do."""
+"""The checks of this machine alone, for ``replicax doctor`` and ``replicax env``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from replicax.cli.diagnosis import device_check, environment_variables, host_machine, installed_packages, nvidia_gpus
-from replicax.cli.diagnosis.examination import Check
+from replicax.cli.diagnosis.check_runner import Check
 
 
 def machine_checks(directory: Path | None = None) -> list[Check]:
     """The checks, in the order of their findings.
 
     Args:
-      directory: a folder whose disk is looked at, too.
+      directory: a folder whose disk is checked, too.
     """
     disk = [] if directory is None else [Check("disk", lambda seconds: host_machine.look_at_disk(directory))]
     return [
-        Check("software", installed_packages.look),
-        Check("devices", device_check.look),
-        Check("GPUs", nvidia_gpus.look),
-        Check("machine", host_machine.look),
+        Check("software", installed_packages.check),
+        Check("devices", device_check.check),
+        Check("GPUs", nvidia_gpus.check),
+        Check("machine", host_machine.check),
         *disk,
-        Check("environment", environment_variables.look),
+        Check("environment", environment_variables.check),
     ]

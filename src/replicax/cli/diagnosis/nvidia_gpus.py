@@ -1,6 +1,6 @@
-"""NVIDIA GPUs: the driver against JAX's plugin, what links them, what NCCL will use, their memory, MIG, and faults.
+"""Checks NVIDIA GPUs: the driver, JAX's plugin, links, NCCL, memory, MIG, and faults.
 
-JAX is not asked: all comes from ``nvidia-smi``, the environment and the packages that are installed.
+It does not use JAX: all data come from ``nvidia-smi``, the environment and the installed packages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from replicax.cli.diagnosis import nvidia_smi
+from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.environment_variables import environment_at_start, has_nvidia_gpu
-from replicax.cli.diagnosis.examination import at_the_same_time
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cli.diagnosis.installed_packages import version_of
 from replicax.cli.diagnosis.nvidia_smi import Gpu, Links, Output, Report
@@ -23,12 +23,12 @@ from replicax.system.gpu_memory import DEFAULT_FRACTION, fraction_in
 _GIB = 2**30
 _PLUGINS = {12: "jax-cuda12-plugin", 13: "jax-cuda13-plugin"}
 _DRIVERS = {12: 525, 13: 580}
-"""The oldest driver for each CUDA, as JAX's page on its installation has it."""
+"""The oldest driver for each CUDA, according to JAX's installation page."""
 _SWITCHED_OFF = {"NCCL_P2P_DISABLE": "direct copies between GPUs", "NCCL_SHM_DISABLE": "copies through shared memory"}
 
 
-def look(seconds: float) -> list[Finding]:
-    """All GPUs of this machine; nothing if there is none, and no ``nvidia-smi`` that could tell of one.
+def check(seconds: float) -> list[Finding]:
+    """The findings for all GPUs of this machine; none if there is no sign of one.
 
     Args:
       seconds: how long ``nvidia-smi`` may take.
@@ -37,7 +37,7 @@ def look(seconds: float) -> list[Finding]:
     if not has_nvidia_gpu() and shutil.which(nvidia_smi.COMMAND) is None:
         return []
     deadline = time.monotonic() + seconds
-    answers = at_the_same_time(lambda arguments: nvidia_smi.ask(arguments, 0.9 * seconds), questions, deadline)
+    answers = run_concurrently(lambda arguments: nvidia_smi.ask(arguments, 0.9 * seconds), questions, deadline)
     report, topology, peers = (answers.get(i, Output("", None)) for i in range(3))
     return [*_findings(report, topology, peers, environment_at_start(), seconds)]
 
@@ -78,7 +78,7 @@ def _no_report(answer: Output, seconds: float) -> Finding:
     if "mismatch" in said:
         to_do = "the driver was updated while an older one is loaded: restart the machine"
     what = f"nvidia-smi ended with code {answer.code}: {said}"
-    if not has_nvidia_gpu():  # the node on which people log in, for example
+    if not has_nvidia_gpu():  # a login node, for example
         return warning("GPUs", what, f"if this machine has GPUs, {to_do}", code=answer.code)
     return wrong("GPUs", what, to_do, code=answer.code)
 
@@ -163,7 +163,7 @@ def _faults(gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
-    """What a process of JAX takes when it starts, and whether there is so much."""
+    """How much memory a JAX process takes when it starts, and whether it is free."""
     preallocates = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
     allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     fraction = _fraction(environment)
@@ -196,7 +196,7 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
 
 
 def _visible(environment: Mapping[str, str]) -> set[int] | None:
-    """The numbers of the GPUs that JAX will see; ``None`` for all, or if they are named otherwise."""
+    """The numbers of the GPUs that JAX will see; ``None`` for all, or if the names are not numbers."""
     names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return {int(name) for name in names} if all(name.isdecimal() for name in names) else None
 
@@ -210,7 +210,7 @@ def _fraction(environment: Mapping[str, str]) -> float:
 
 
 def _alike(gpus: Sequence[Gpu], key: Callable[[Gpu], object]) -> Iterator[tuple[str, Gpu]]:
-    """The GPUs that agree in ``key``, in words, and one of them."""
+    """Groups of GPUs with the same ``key``: their description, and one of them."""
     groups: dict[object, list[int]] = {}
     for number, gpu in enumerate(gpus):
         groups.setdefault(key(gpu), []).append(number)
@@ -267,7 +267,7 @@ def _no_peers(refused: Mapping[tuple[int, int], str], pairs: int) -> Finding:
 
 
 def _nccl(joined: bool, refused: bool, links: Links, environment: Mapping[str, str]) -> Finding:
-    """What NCCL will use between the GPUs of this machine and to others; it decides when it starts."""
+    """The transport that NCCL will probably choose, when it starts, between these GPUs and to other machines."""
     version = next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := version_of(name))), None)
     name = f"NCCL {version}" if version else "NCCL"
     off = [variable for variable in _SWITCHED_OFF if environment.get(variable, "0") not in ("", "0")]

@@ -1,6 +1,6 @@
-"""What ``nvidia-smi`` says: it is run with a deadline, and its report and tables become data.
+"""Runs ``nvidia-smi`` with a deadline, and parses its report and tables.
 
-Its output is no contract, so what is not there, or reads otherwise, is ``None`` or left out, and never an error.
+Its output has no fixed format: missing or unknown entries become ``None`` or are left out, and never raise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NOTHING = {"", "N/A", "[N/A]", "None", "Not Supported", "Requested functionalit
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """How a command has ended.
+    """The result of a command.
 
     Attributes:
-      text: what it has printed, errors included.
-      code: its exit code; ``None`` if it had to be killed, or there is no such command.
-      is_there: whether there is such a command.
+      text: its output, including errors.
+      code: its exit code; ``None`` if it was killed, or does not exist.
+      is_there: whether the command exists.
     """
 
     text: str
@@ -42,14 +42,14 @@ class Gpu:
 
     Attributes:
       name: of the product.
-      total, used: bytes of its memory; ``None`` if they are not known.
+      total, used: bytes of its memory; ``None`` if unknown.
       mig: whether MIG is on.
-      mig_changes: whether MIG is to be on, or off, after a reset.
-      instances: how many MIG instances there are.
+      mig_changes: whether a reset will switch MIG on or off.
+      instances: the number of MIG instances.
       fabric: the state of the NVSwitch fabric and its status, such as ``"Completed, Success"``; empty if it has none.
       compute_mode: such as ``"Default"`` or ``"Prohibited"``.
-      problems: what the driver says is broken, in a few words each.
-      lanes, most_lanes: of PCIe, now and at most; ``None`` if they are not known.
+      problems: faults that the driver reports, in a few words each.
+      lanes, most_lanes: of PCIe, now and at most; ``None`` if unknown.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Report:
     Attributes:
       driver: its version, such as ``"550.54.15"``.
       cuda: the newest CUDA that it runs, such as ``"12.4"``.
-      gpus: all of the machine, in the order of their PCI addresses.
+      gpus: all GPUs of the machine, in the order of their PCI addresses.
     """
 
     driver: str
@@ -94,7 +94,7 @@ class Links:
 
 
 def ask(arguments: Sequence[str], seconds: float) -> Output:
-    """Run ``nvidia-smi`` with these arguments; after so many seconds it is killed, and not waited for if it can't die.
+    """Run ``nvidia-smi`` with these arguments; kills it after ``seconds``, and does not wait for it if it does not die.
 
     Args:
       arguments: such as ``["-q", "-x"]``.
@@ -117,14 +117,14 @@ def ask(arguments: Sequence[str], seconds: float) -> Output:
             code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # inside of a driver it may not even die
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside a driver it may not even die
                 process.wait(timeout=_GRACE)
         out.seek(0)
         return Output(out.read().decode(errors="replace"), code)
 
 
 def parsed_report(text: str) -> Report | None:
-    """The report ``nvidia-smi -q -x``; ``None`` if the text is none.
+    """Parse the report ``nvidia-smi -q -x``; ``None`` if the text is not one.
 
     >>> from replicax.cli.diagnosis.nvidia_smi import parsed_report
     >>> gpu = "<gpu><product_name>NVIDIA L4</product_name></gpu>"
@@ -142,7 +142,7 @@ def parsed_report(text: str) -> Report | None:
 
 
 def parsed_links(text: str) -> Links:
-    r"""A table of ``nvidia-smi topo``: the rows of GPUs, and the columns of GPUs.
+    r"""Parse a table of ``nvidia-smi topo``: its rows and columns of GPUs.
 
     >>> from replicax.cli.diagnosis.nvidia_smi import parsed_links
     >>> parsed_links("        GPU0    GPU1    CPU Affinity\nGPU0     X      NV12    0-7\nGPU1    NV12     X      0-7")
@@ -156,7 +156,7 @@ def parsed_links(text: str) -> Links:
         if not words or _number(words[0]) is None:
             continue
         if not columns:
-            columns = words  # the head; what comes after the devices ("CPU Affinity") is not looked at
+            columns = words  # the head; ignores what follows the devices ("CPU Affinity")
             continue
         row = _number(words[0])
         for name, word in zip(columns, words[1:], strict=False):
@@ -219,6 +219,6 @@ def _first_number(text: str) -> int | None:
 
 
 def _number(name: str) -> int | None:
-    """The number of ``"GPU3"``; ``None`` of other words."""
+    """The number in ``"GPU3"``; ``None`` for other words."""
     match = re.fullmatch(r"GPU(\d{1,4})", name)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""The cluster: which one is found, and whether its addresses have names that are known and hosts that answer."""
+"""Checks the cluster: whether its description is valid, its names resolve, and its hosts answer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import socket
 import time
 from collections.abc import Mapping
 
-from replicax.cli.diagnosis.examination import at_the_same_time
+from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cluster.addresses import host_and_port, is_loopback, split_address
 from replicax.cluster.preflight import bind_address, listening_socket
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
 
 _SHOWN = 5
-"""So many hosts out of reach have a line of their own."""
+"""How many unreachable hosts get a line of their own."""
 
 
-def look(seconds: float) -> list[Finding]:
-    """The cluster that a strategy would find in this environment, and whether its hosts can be reached."""
+def check(seconds: float) -> list[Finding]:
+    """The cluster that a strategy would find in this environment, and whether its hosts answer."""
     try:
         group = group_from_environment() or detected_group(seconds)
     except (ValueError, RuntimeError) as error:
@@ -66,11 +66,11 @@ def _proxies(group: WorkerGroup) -> list[Finding]:
 
 
 def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
-    """One finding for all that can be reached, and one for each of the first that can't."""
+    """One finding for all hosts that answer, and one for each of the first that don't."""
     addresses = dict.fromkeys([*group.addresses, group.coordinator])
     limit = 0.8 * seconds
     deadline = time.monotonic() + limit
-    answers = at_the_same_time(lambda address: _why_not(address, deadline), [*addresses], deadline)
+    answers = run_concurrently(lambda address: _why_not(address, deadline), [*addresses], deadline)
     late = f"no answer within {limit:.1f} s"
     found = {address: answers.get(number, late) for number, address in enumerate(addresses)}
     problems = {address: why for address, why in found.items() if why is not None}
@@ -94,7 +94,7 @@ def _reported(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> li
 
 
 def _why_not(address: str, deadline: float) -> str | None:
-    """Why the host of an address can't be reached; ``None`` if it can, whether or not somebody listens there yet."""
+    """The reason why the host of an address can't be reached; ``None`` if it answers, even without a listener."""
     host, port = split_address(address, "a worker")
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -102,7 +102,7 @@ def _why_not(address: str, deadline: float) -> str | None:
         return f"the name {host!r} is not known here ({getattr(error, 'strerror', error)})"
     if port is None:
         return None
-    with contextlib.suppress(ConnectionRefusedError):  # the host answers, and nobody listens yet
+    with contextlib.suppress(ConnectionRefusedError):  # the host answers, but no program listens yet
         try:
             socket.create_connection((host, port), timeout=max(0.05, deadline - time.monotonic())).close()
         except TimeoutError:

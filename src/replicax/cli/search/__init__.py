@@ -1,5 +1,5 @@
-"""``replicax plan --search``: the same step with many placements, each planned in a process of its own.
+"""``replicax plan --search``: plans the same step with many placements, each in a separate process.
 
-:mod:`~replicax.cli.search.choices` has what is varied, :mod:`~replicax.cli.search.case_processes` runs the cases, and
-:mod:`~replicax.cli.search.ranking` says which is best, and why the others are not.
+:mod:`~replicax.cli.search.choices` defines the cases, :mod:`~replicax.cli.search.case_processes` runs them, and
+:mod:`~replicax.cli.search.ranking` sorts them and explains why some fail.
 """

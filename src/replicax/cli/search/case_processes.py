@@ -1,9 +1,9 @@
-"""Planning the cases of a search, each in a process of its own: several at once, each with a deadline.
+"""Plans the cases of a search in separate processes: several at once, each with a deadline.
 
-A case is a command line of ``replicax plan``, which writes what it finds to a file. A process of its own has the number
-of emulated devices that it needs, can be ended while the compiler works, and takes nothing with it when the compiler
-fails. All end with the search: what it ends itself it kills, with all that they have started; and each reads its
-standard input, a pipe that nobody else has, and ends when that closes.
+A case is a command line of ``replicax plan``, which writes its result to a file. A separate process can emulate the
+number of devices that the case needs, can be killed while the compiler works, and does not end the search if the
+compiler crashes. All end with the search: it kills them and their children; and each reads its standard input, a pipe
+that only the search holds, and ends when that closes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FOUND = "found.json"
 
 @dataclasses.dataclass(frozen=True)
 class CaseOutcome:
-    """What has become of a case.
+    """The result of a case.
 
     Attributes:
-      case: which.
-      found: what its process has written: a plan's data and ``"examples"``; ``None`` if it has not come to that.
-      reason: why not, in a line.
+      case: the case.
+      found: the data of its plan and ``"examples"``; ``None`` if it failed.
+      reason: why it failed, in a line.
       seconds: how long it took.
     """
 
@@ -49,9 +49,9 @@ class _CaseProcess:
     """The process of one case.
 
     Args:
-      case: which.
+      case: the case.
       arguments: of ``replicax plan``.
-      folder: for what it writes; it must not be there yet.
+      folder: for its output; must not exist yet.
     """
 
     def __init__(self, case: SearchCase, arguments: Sequence[str], folder: Path) -> None:
@@ -65,7 +65,7 @@ class _CaseProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=errors,
-                process_group=0,  # Ctrl-C is for the search, which ends all; and it stays as nice as the search
+                process_group=0,  # Ctrl-C reaches only the search, which ends all
                 env={**os.environ, "TMPDIR": str(folder)},
             )
 
@@ -80,11 +80,11 @@ class _CaseProcess:
         self.process.stdin.close()
 
     def outcome(self) -> CaseOutcome:
-        """After its end."""
+        """The result, after the end of the process."""
         seconds = time.monotonic() - self.began
         found = self.folder / _FOUND
         if found.is_file():
-            with contextlib.suppress(json.JSONDecodeError):  # it has been ended while it wrote
+            with contextlib.suppress(json.JSONDecodeError):  # it was killed while writing
                 return CaseOutcome(self.case, json.loads(found.read_text()), seconds=seconds)
         code = self.process.returncode
         lines = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
@@ -103,16 +103,16 @@ def outcomes(
     deadline: float,
     folder: Path,
 ) -> Generator[CaseOutcome]:
-    """Plan the cases, so many at once, and give what has become of each as soon as it is known.
+    """Plan the cases, several at once, and yield the result of each as soon as it is known.
 
-    Whatever ends the iteration, an interrupt or the caller, ends all processes.
+    When the iteration ends, by an interrupt or by the caller, all processes end.
 
     Args:
-      cases: in the order in which they begin.
-      arguments: of ``replicax plan``, for a case.
-      jobs: how many at once.
-      deadline: of each, in seconds.
-      folder: an empty one, for what they write.
+      cases: in the order of their start.
+      arguments: returns those of ``replicax plan`` for a case.
+      jobs: the number of processes at once.
+      deadline: for each case, in seconds.
+      folder: an empty one, for their output.
     """
     waiting = list(enumerate(cases))
     running: list[_CaseProcess] = []
@@ -139,7 +139,7 @@ def outcomes(
 
 
 def end_with_search() -> None:
-    """End this process, which plans a case, when the search ends: when its standard input closes."""
+    """End this process, which plans a case, with the search: when its standard input closes."""
 
     def wait() -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a search varies: values of the plan's own options, and of the arguments of the user's function."""
+"""The choices that a search varies: values of the plan's options, and of the user's function's arguments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ OPTIONS = ("strategy", "logical", "microbatches")
 """Choices that are options of ``replicax plan``; all others are arguments of the function, as ``--with`` gives them."""
 
 DECLARED = "SEARCH"
-"""What a program calls the choices that it offers: a dict from names to values."""
+"""The name by which a program offers choices: a dict from names to values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchCase:
-    """One combination.
+    """One combination of choices.
 
     Attributes:
-      values: the name and the value of each choice, as they stand on the command line.
+      values: the name and the value of each choice, as on the command line.
 
     >>> from replicax.cli.search.choices import SearchCase
     >>> SearchCase((("strategy", "sharded"), ("remat", "none"))).arguments()
@@ -32,7 +32,7 @@ class SearchCase:
     values: tuple[tuple[str, str], ...]
 
     def arguments(self) -> list[str]:
-        """What the command line of ``replicax plan`` has for it."""
+        """The arguments of ``replicax plan`` for this case."""
         found: list[str] = []
         for name, value in self.values:
             found += [f"--{name}", value] if name in OPTIONS else ["--with", f"{name}={value}"]
@@ -46,7 +46,7 @@ def parsed(texts: Sequence[str], prog: str) -> dict[str, list[str]]:
     """The choices of a command line: ``NAME=VALUE,VALUE``.
 
     Raises:
-      CommandError: a text is none; a name or a value is there twice.
+      CommandError: a text is not a choice; a name or a value is there twice.
 
     >>> from replicax.cli.search.choices import parsed
     >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"], "replicax plan")
@@ -70,7 +70,7 @@ def declared(module: Any, prog: str) -> dict[str, list[str]]:
     """The choices that a program offers in its ``SEARCH``, or none.
 
     Raises:
-      CommandError: ``SEARCH`` is no dict from names to values.
+      CommandError: ``SEARCH`` is not a dict from names to values.
     """
     offered = getattr(module, DECLARED, {})
     where = f"{DECLARED} of {getattr(module, '__name__', 'the program')}"
@@ -85,9 +85,9 @@ def declared(module: Any, prog: str) -> dict[str, list[str]]:
 
 
 def default_choices(devices: int, slices: int) -> dict[str, list[str]]:
-    """What is varied without the program's help.
+    """The choices for programs that offer none.
 
-    Groups of variables are slices if there are several, and otherwise about as many as each group has devices.
+    Groups of variables are the slices if there are several, and otherwise about as many as a group has devices.
 
     >>> from replicax.cli.search.choices import default_choices
     >>> default_choices(64, 1)
@@ -103,7 +103,7 @@ def default_choices(devices: int, slices: int) -> dict[str, list[str]]:
 
 
 def cases_of(choices: Mapping[str, Sequence[str]]) -> list[SearchCase]:
-    """All combinations, the last name's values fastest.
+    """All combinations; the last name varies fastest.
 
     >>> from replicax.cli.search.choices import cases_of
     >>> [str(case) for case in cases_of({"strategy": ["mirrored", "sharded"], "microbatches": ["1", "2"]})]
@@ -122,7 +122,7 @@ def _checked(name: str, values: list[str], where: str, prog: str) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    """What ``--with`` reads as this value."""
+    """A text that ``--with`` reads as this value."""
     if not isinstance(value, str):
         return repr(value)
     try:

@@ -1,4 +1,4 @@
-"""The course of a search: what is varied, the cases on their way, and what is printed in the end."""
+"""Runs a search: determines the choices, plans the cases, and prints the result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def search(
     Args:
       args: of the command line.
       module: the user's, which may offer choices.
-      check: raises if the function does not take these arguments; gets their names, with any values.
-      checks: for each option that may be varied, what raises for a value that is none.
-      prog: how errors begin.
+      check: raises if the function does not take these arguments; gets their names, with arbitrary values.
+      checks: for each option that may be varied, a function that raises for an invalid value.
+      prog: the start of error messages.
     """
     from rich.console import Console
 
@@ -93,7 +93,7 @@ def search(
 def _choices(
     args: argparse.Namespace, module: Any, checks: Mapping[str, Callable[[str], object]], prog: str
 ) -> dict[str, list[str]]:
-    """What the command line says, then what the program offers, then what can be varied of any program."""
+    """The choices of the command line, then those of the program, then those that fit any program."""
     given = parsed(args.search, prog)
     fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
     if twice := sorted(fixed & set(given)):
@@ -112,7 +112,7 @@ def _choices(
 
 
 def _devices(args: argparse.Namespace) -> tuple[int, int]:
-    """How many there are, and in how many slices."""
+    """The number of devices, and of slices."""
     from replicax.planning.strategy_spec import devices_and_slices
 
     if args.topology is None:
@@ -121,7 +121,7 @@ def _devices(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _common(args: argparse.Namespace) -> list[str]:
-    """What the command lines of all cases have."""
+    """The arguments that all cases have in common."""
     words = [args.target]
     options = ("topology", "slices", "network", "replicas", "logical", "strategy", "microbatches", "batch")
     for name in options:
@@ -135,7 +135,7 @@ def _common(args: argparse.Namespace) -> list[str]:
 
 
 def _batch(args: argparse.Namespace, row: RankedCase) -> list[str]:
-    """The batch that the case had, where it was not said."""
+    """The batch that the case had, if none was given."""
     return [] if args.batch is not None or row.examples is None else ["--batch", str(row.examples)]
 
 
@@ -144,7 +144,7 @@ def _chip(args: argparse.Namespace) -> list[str]:
 
 
 def _measured(path: Path, devices: int, console: Console, prog: str) -> Path:
-    """What emulated devices can do on this machine, in a file."""
+    """Measure what emulated devices can do on this machine; returns the file."""
     console.print(f"measuring what each of {devices} emulated devices can do here", style="dim")
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(path), str(devices)], stderr=subprocess.PIPE, text=True, check=False
@@ -161,7 +161,7 @@ def _measured(path: Path, devices: int, console: Console, prog: str) -> Path:
 def _followed(
     found: Generator[CaseOutcome], cases: list[SearchCase], console: Console
 ) -> tuple[list[CaseOutcome], bool]:
-    """All outcomes, and whether somebody has interrupted; each is shown as it comes."""
+    """All results, and whether the user interrupted; each is shown as it comes."""
     known: list[CaseOutcome] = []
     with _terminated_as_interrupted(), contextlib.closing(found), _progress(len(cases), console) as advance:
         try:
@@ -175,7 +175,7 @@ def _followed(
 
 @contextlib.contextmanager
 def _progress(total: int, console: Console) -> Iterator[Callable[[str], None]]:
-    """A function to call with a line for each case: below the lines there is a bar, on a terminal."""
+    """A function that prints a line for each case, above a progress bar on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.completed} of {task.total} cases"), BarColumn(), TimeElapsedColumn())
@@ -191,7 +191,7 @@ def _progress(total: int, console: Console) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C: what is known is printed, and nothing is left behind."""
+    """Handle SIGTERM like Ctrl-C: print the results so far, and leave no process behind."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

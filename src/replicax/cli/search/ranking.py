@@ -1,4 +1,4 @@
-"""The outcomes of a search in order: which case is best, what bounds each, and why others don't do."""
+"""Ranks the results of a search: the best case, what bounds each, and why others fail."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 VERSION = 1
-"""Of the JSON: it grows when a field changes its meaning."""
+"""The version of the JSON: it grows when a field changes its meaning."""
 
 _ORDER = ("fits", "does not fit", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
 class RankedCase:
-    """A case with what was found out about it.
+    """A case with its result.
 
     Attributes:
-      case: which.
-      state: ``"fits"``, also where it is not known how much memory there is; ``"does not fit"``; or ``"failed"``: it
+      case: the case.
+      state: ``"fits"``, also if the size of the memory is unknown; ``"does not fit"``; or ``"failed"``: it
         could not be planned.
       reason: why it does not fit, or could not be planned.
       seconds: the predicted time of a step, by its schedule; ``None`` if there is no prediction.
-      at_least: the least that it can take.
-      bound_by: what takes longest.
+      at_least: a lower bound of that time.
+      bound_by: the part that takes longest.
       memory: what it needs on one device, in bytes.
-      capacity: what there is.
-      examples: of a step, on all replicas; ``None`` if it takes none.
-      replicas: how many replicas there are.
+      capacity: the memory of one device, in bytes.
+      examples: in a step, on all replicas; ``None`` if it takes none.
+      replicas: the number of replicas.
       planned_in: how long tracing and compiling took, in seconds, with everything around it.
     """
 
@@ -53,7 +53,7 @@ class RankedCase:
 
     @classmethod
     def of(cls, outcome: CaseOutcome) -> RankedCase:
-        """What an outcome says."""
+        """The ranked case for a result."""
         found = outcome.found
         if found is None:
             return cls(outcome.case, "failed", outcome.reason, planned_in=outcome.seconds)
@@ -81,9 +81,9 @@ class RankedCase:
 
     @property
     def key(self) -> tuple[int, float, float]:
-        """By which cases are sorted: those that fit, and those that are predicted to be quicker, come first."""
+        """The sort key: cases that fit come first, and among these the faster ones."""
         inf = float("inf")
-        each = self.examples or 1  # the time of an example, in case that programs choose batches by themselves
+        each = self.examples or 1  # the time of an example, as programs may choose batches themselves
         times = [inf if s is None else s / each for s in (self.seconds, self.at_least)]
         if self.state == "does not fit":
             times = [float(self.memory or inf), 0.0]
@@ -91,7 +91,7 @@ class RankedCase:
 
     @property
     def in_a_line(self) -> str:
-        """The case and what was found out."""
+        """The case and its result in a line."""
         if self.state == "fits" and self.seconds is not None:
             found = f"{seconds_in_words(self.seconds)}, bound by {self.bound_by}"
         else:
@@ -100,17 +100,17 @@ class RankedCase:
 
 
 def ranked(found: Iterable[CaseOutcome]) -> list[RankedCase]:
-    """The outcomes, the best first."""
+    """The results, the best first."""
     return sorted(map(RankedCase.of, found), key=lambda row: row.key)
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line that can be typed."""
+    """A command line, quoted for a shell."""
     return shlex.join(["replicax", "plan", *words])
 
 
 def as_data(rows: Sequence[RankedCase], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:
-    """What a search has found, as dicts, lists, strings and numbers."""
+    """The result of a search, as dicts, lists, strings and numbers."""
     cases = [{**dataclasses.asdict(row), "case": dict(row.case.values), "command": commands[row.case]} for row in rows]
     return {"version": VERSION, "cases": cases, "unfinished": [dict(case.values) for case in unfinished]}
 
@@ -129,7 +129,7 @@ def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
     if len(batches) > 1:
         table.add_column("examples", justify="right")
     for heading in ("a step", "at least", "needs"):
-        table.add_column(heading, justify="right", overflow="fold")  # on a narrow terminal nothing is cut off
+        table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal cuts nothing off
     table.add_column("bound by, or why not", overflow="fold")
     for row in rows:
         values = dict(row.case.values)

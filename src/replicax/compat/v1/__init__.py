@@ -1,8 +1,8 @@
-"""The tower words: programs for ``DistributionStrategy`` (1.9) and ``contrib.distribute`` (1.10 to 1.12), on this core.
+"""The API with towers: runs programs for ``DistributionStrategy`` (1.9) and ``contrib.distribute`` (1.10 to 1.12).
 
-A thin translation: each name says what it is in Replicax, whose own objects it takes and returns. Signatures are those
-of the original; where its revisions differ, each of them works. What a graph would do later happens when it is called,
-as it does when the original runs eagerly.
+A thin translation: each docstring names the equivalent in Replicax, whose objects the API takes and returns. Signatures
+are the original ones; where revisions differ, all of them work. Work that a graph would do later is done at the call,
+as when the original runs eagerly.
 
 >>> from replicax.compat import v1 as tf
 >>> def merge_fn(distribution, three_plus_tower_id):
@@ -18,21 +18,22 @@ as it does when the original runs eagerly.
 [10, 11]
 """
 
+from replicax.compat.v1.aggregation import VariableAggregation
 from replicax.compat.v1.current_distribution import (
     get_cross_tower_context,
     get_distribution_strategy,
     get_tower_context,
     has_distribution_strategy,
 )
+from replicax.compat.v1.datasets import Operation, PerDeviceDataset, PerDeviceIterator
 from replicax.compat.v1.distribution import DistributionStrategy
+from replicax.compat.v1.map import MapOutput
+from replicax.compat.v1.optimizer import GradientDescentOptimizer, MomentumOptimizer, Optimizer
 from replicax.compat.v1.placements import MirroredStrategy, OneDeviceStrategy, TPUStrategy
-from replicax.compat.v1.tower_aggregation import VariableAggregation
-from replicax.compat.v1.tower_datasets import Operation, PerDeviceDataset, PerDeviceIterator
-from replicax.compat.v1.tower_map import MapOutput
-from replicax.compat.v1.tower_optimizer import GradientDescentOptimizer, MomentumOptimizer, Optimizer
-from replicax.compat.v1.tower_steps import MultiStepContext
-from replicax.compat.v1.tower_values import Mirrored, PerDevice
-from replicax.compat.v1.tower_variables import (
+from replicax.compat.v1.steps import MultiStepContext
+from replicax.compat.v1.towers import TowerContext
+from replicax.compat.v1.values import Mirrored, PerDevice
+from replicax.compat.v1.variables import (
     AUTO_REUSE,
     VariableScope,
     create_global_step,
@@ -43,7 +44,6 @@ from replicax.compat.v1.tower_variables import (
     trainable_variables,
     variable_scope,
 )
-from replicax.compat.v1.towers import TowerContext
 from replicax.tpu.resolver import TPUClusterResolver
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The current distribution strategy, or tower of one."""
+"""The current distribution strategy or tower."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from replicax.compat.v1.towers import TowerContext
 
 
 def get_distribution_strategy() -> DistributionStrategy:
-    """The strategy whose scope or step we are in, or the default one; ``replicax.get_strategy``.
+    """The strategy of the present scope or step, or the default one; ``replicax.get_strategy``.
 
     >>> from replicax.compat import v1
     >>> v1.get_distribution_strategy().is_single_tower
@@ -18,7 +18,7 @@ def get_distribution_strategy() -> DistributionStrategy:
 
 
 def has_distribution_strategy() -> bool:
-    """Whether the current strategy is one that somebody chose; ``replicax.has_strategy``.
+    """Whether the current strategy is not the default one; ``replicax.has_strategy``.
 
     >>> from replicax.compat import v1
     >>> v1.has_distribution_strategy()

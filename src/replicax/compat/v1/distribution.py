@@ -1,4 +1,4 @@
-"""``DistributionStrategy``: the public contract, in tower words."""
+"""``DistributionStrategy``: the public interface with towers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import jax
 
 from replicax import context
-from replicax.compat.v1.tower_aggregation import VariableAggregation, parse
-from replicax.compat.v1.tower_datasets import PerDeviceDataset, PerDeviceIterator
-from replicax.compat.v1.tower_map import MapOutput, mapped
-from replicax.compat.v1.tower_steps import MultiStepContext
-from replicax.compat.v1.tower_variables import TowerStep, tower_local
-from replicax.compat.v1.tower_words import also, in_tower_words
+from replicax.compat.v1.aggregation import VariableAggregation, parse
+from replicax.compat.v1.datasets import PerDeviceDataset, PerDeviceIterator
+from replicax.compat.v1.error_translation import also, translating_errors
+from replicax.compat.v1.map import MapOutput, mapped
+from replicax.compat.v1.steps import MultiStepContext
 from replicax.compat.v1.towers import TowerContext, back_in, own
+from replicax.compat.v1.variables import TowerStep, tower_local
 from replicax.devices.arrays import put
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
@@ -33,9 +33,9 @@ from replicax.variables.variable import Variable
 
 
 class DistributionStrategy:
-    """Where towers run and variables live: a :class:`replicax.Strategy`, which is :attr:`strategy`, in tower words.
+    """Where towers run and variables live; wraps a :class:`replicax.Strategy`, which is :attr:`strategy`.
 
-    This one is the default: one tower. The others are made from devices, or by :meth:`of` from any other strategy.
+    This one is the default: one tower. Others are created from devices, or by :meth:`of` from any other strategy.
 
     Attributes:
       strategy: the strategy of Replicax; both may be used at the same time.
@@ -55,12 +55,12 @@ class DistributionStrategy:
 
     def _begin(self, strategy: Strategy) -> None:
         self.strategy = strategy
-        # Kept by the strategy itself, so that both live as long: a weak dictionary's value would hold its key.
+        # Stored in the strategy, so that both live equally long: the value of a weak dictionary would hold its key.
         vars(strategy).setdefault("_in_tower_words", self)
 
     @classmethod
     def of(cls, strategy: Strategy) -> DistributionStrategy:
-        """The tower words of a :class:`replicax.Strategy` of any kind, always the same object."""
+        """The API with towers for any :class:`replicax.Strategy`; always the same object."""
         if not isinstance(strategy, Strategy):
             raise TypeError(f"DistributionStrategy.of: expected a replicax.Strategy, got {strategy!r}")
         found: DistributionStrategy | None = vars(strategy).get("_in_tower_words")
@@ -79,16 +79,16 @@ class DistributionStrategy:
     def __repr__(self) -> str:
         return f"v1.{type(self).__name__}({self.strategy!r})"
 
-    # --- what it is -------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------
 
     @property
     def num_towers(self) -> int:
-        """How many towers there are; ``replicax.Strategy.num_replicas_in_sync``."""
+        """The number of towers; ``replicax.Strategy.num_replicas_in_sync``."""
         return self.strategy.num_replicas_in_sync
 
     @property
     def is_single_tower(self) -> bool:
-        """Whether there is one tower only: ``replicax.Strategy.num_replicas_in_sync == 1``."""
+        """Whether there is only one tower: ``replicax.Strategy.num_replicas_in_sync == 1``."""
         return self.num_towers == 1
 
     @property
@@ -103,7 +103,7 @@ class DistributionStrategy:
 
     @property
     def worker_device_index(self) -> Any:
-        """Each tower's number (T), to be passed on; ``replicax.ReplicaContext.replica_id_in_sync_group`` in a step."""
+        """Each tower's number (T), as an argument; ``replicax.ReplicaContext.replica_id_in_sync_group`` in a step."""
         if self.is_single_tower:
             return 0
         with contextlib.nullcontext() if context.in_step() else self.scope():
@@ -111,7 +111,7 @@ class DistributionStrategy:
 
     @property
     def between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: no; ``strategy.extended.between_graph``."""
+        """Whether each worker builds its own program: no; ``strategy.extended.between_graph``."""
         return self.strategy.extended.between_graph
 
     @property
@@ -134,10 +134,11 @@ class DistributionStrategy:
         return _TowerScope(self)
 
     def _check_across(self, method: str) -> None:
-        """Raise unless we are in this strategy's cross-tower context.
+        """Raise unless the caller is in this strategy's cross-tower context.
 
         Raises:
-          ContextError: we are in a tower, be it the default one outside every scope, or in another strategy's scope.
+          ContextError: the caller is in a tower (including the default one outside every scope), or in another
+            strategy's scope.
         """
         if context.in_cross_replica_context():
             if context.get_strategy() is not self.strategy:
@@ -158,11 +159,11 @@ class DistributionStrategy:
 
     # --- towers -----------------------------------------------------------------------------------------
 
-    @in_tower_words
+    @translating_errors
     def call_for_each_tower(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``fn(*args, **kwargs)`` once in each tower; ``replicax.Strategy.run``.
 
-        ``run_concurrently`` among ``kwargs`` is taken out: here all towers run in one program.
+        Ignores ``run_concurrently`` among ``kwargs``: all towers run in one program.
         """
         self._check_across("call_for_each_tower")
         kwargs.pop("run_concurrently", None)
@@ -173,7 +174,7 @@ class DistributionStrategy:
             return back_in(replica, step, args, kwargs)
         return self.strategy.run(step, args, kwargs)
 
-    @in_tower_words
+    @translating_errors
     def run_steps_on_dataset(
         self,
         fn: Callable[..., Any],
@@ -184,7 +185,7 @@ class DistributionStrategy:
         """Run ``fn(ctx, *inputs)`` for ``iterations`` elements, in one dispatch; ``replicax.Strategy.run_steps``.
 
         ``fn`` is in cross-tower context, so it uses ``call_for_each_tower``. The steps have run when this returns.
-        ``initial_loop_values`` are not needed; if given, the outputs must have their structure, shapes and dtypes.
+        ``initial_loop_values`` is optional; the outputs must then have its structure, shapes and dtypes.
         """
         self._check_across("run_steps_on_dataset")
         if not isinstance(iterator, PerDeviceIterator):
@@ -199,11 +200,11 @@ class DistributionStrategy:
     def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
         """Feed the towers from a dataset, or a function that makes one: ``strategy.distribute_datasets_from_function``.
 
-        Each tower gets a whole element, of arrays and numbers of any shape. A dataset is what
-        ``replicax.Strategy.distribute_dataset`` takes.
+        Each tower gets a whole element, of arrays and numbers of any shape. A dataset is any argument of
+        ``replicax.Strategy.distribute_dataset``.
 
         Raises:
-          ValueError: it is not a dataset, and makes none.
+          ValueError: it is not a dataset, and does not return one.
         """
         self._check_across("distribute_dataset")
         return PerDeviceDataset(self.strategy, dataset_fn)
@@ -211,21 +212,21 @@ class DistributionStrategy:
     # --- values across towers ---------------------------------------------------------------------------
 
     @also(aggregation="method_string")
-    @in_tower_words
+    @translating_errors
     def reduce(self, method_string: VariableAggregation | str, value: Any, destinations: Any = None) -> Any:
         """Combine the towers' values (T), mirrored to ``destinations``; ``strategy.extended.reduce_to``.
 
-        Of a value that is not PerDevice the mean is the value itself, and the sum is an error, as towers may each have
-        it, or share it; but a 0 stays 0, and with one tower the sum is the value.
+        For a value that is not PerDevice the mean is the value, and the sum is an error, as it could be each tower's
+        value or the total; but 0 stays 0, and with one tower the sum is the value.
         """
         return self._reduce("reduce", method_string, [(value, destinations)])[0]
 
     @also(aggregation="method_string")
-    @in_tower_words
+    @translating_errors
     def batch_reduce(
         self, method_string: VariableAggregation | str, value_destination_pairs: Iterable[tuple[Any, Any]]
     ) -> list[Any]:
-        """Several ``reduce`` as one all-reduce, a list in their order; ``strategy.extended.batch_reduce_to``."""
+        """Several ``reduce`` as one all-reduce; returns a list; ``strategy.extended.batch_reduce_to``."""
         pairs = list(value_destination_pairs) if isinstance(value_destination_pairs, Iterable) else [None]
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise TypeError(
@@ -254,18 +255,18 @@ class DistributionStrategy:
             results[i] = result
         return results
 
-    @in_tower_words
+    @translating_errors
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
         """Mirror a plain value to ``destinations``: M, or V(v); ``strategy.extended.broadcast_to``."""
         self._check_across("broadcast")
         return self.strategy.extended.broadcast_to(tensor, destinations)
 
-    @in_tower_words
+    @translating_errors
     def map(self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MapOutput:
         """``fn(item, *args, **kwargs)`` for each item, on the towers in turn; ``replicax.Strategy.run`` for each round.
 
-        ``fn`` is a function of its arguments and changes no variables. The result is PerDevice; its mean is over the
-        items.
+        ``fn`` must depend on its arguments only, and must not change variables. The result is PerDevice; its mean is
+        over the items.
 
         Raises:
           TypeError, LocalityError: an argument differs between towers.
@@ -276,7 +277,7 @@ class DistributionStrategy:
         items, args, kwargs = _same("map", map_over=list(map_over), args=args, kwargs=kwargs)
         return mapped(self.strategy, items, fn, args, kwargs)
 
-    @in_tower_words
+    @translating_errors
     def unwrap(self, value: Any) -> list[Any]:
         """The components of a value, in the towers' order; ``replicax.Strategy.local_results``."""
         if isinstance(value, MapOutput):
@@ -287,21 +288,21 @@ class DistributionStrategy:
         """The PerDevice value that ``value`` is a component of, or itself; ``strategy.extended.value_container``."""
         return self.strategy.extended.value_container(value)
 
-    @in_tower_words
+    @translating_errors
     def group(self, value: Any, name: str | None = None) -> None:
-        """Wait until ``value``, a result of ``replicax.Strategy.run``, is there: ``jax.block_until_ready``."""
+        """Wait until ``value``, a result of ``replicax.Strategy.run``, is computed: ``jax.block_until_ready``."""
         if not context.in_step():
             jax.block_until_ready(self.unwrap(value))
 
-    @in_tower_words
+    @translating_errors
     def fetch(self, val: Any, destination: Any = "/device:CPU:0", fn: Callable[[Any], Any] = (lambda x: x)) -> Any:
         """``fn(val)`` on a device: ``jax.device_put``, of a variable with ``replicax.Variable.read_value``.
 
-        With several workers ``destination`` is a device of this worker's, and each has a copy. Inside a step the result
+        With several workers ``destination`` is a device of this worker, and each has a copy. Inside a step the result
         is on the devices of all towers.
 
         Raises:
-          LocalityError: ``val`` is PerDevice, and so has no single value.
+          LocalityError: ``val`` is PerDevice, so it has no single value.
         """
         self._check_across("fetch")
         value = self.read_var(val) if isinstance(val, Variable) else val
@@ -328,23 +329,23 @@ class DistributionStrategy:
         """New variables are tower-local: ``replicax.Variable(…, synchronization="on_read", aggregation=…)``."""
         return tower_local(reduce_method)
 
-    @in_tower_words
+    @translating_errors
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
-        """Create variables where that one is, with its locality V(v); ``strategy.extended.colocate_vars_with``."""
+        """Create variables on another one's devices, with locality V(v); ``strategy.extended.colocate_vars_with``."""
         return self.strategy.extended.colocate_vars_with(colocate_with_variable)
 
-    @in_tower_words
+    @translating_errors
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[jax.Device]:
         """The devices of variables that belong to no other (locality N); ``strategy.extended.non_slot_devices``."""
         return self.strategy.extended.non_slot_devices(var_list)
 
     @also(tower_local_var="var")
-    @in_tower_words
+    @translating_errors
     def read_var(self, var: Variable) -> Any:
-        """The value of a variable, of a tower-local one the aggregate; ``replicax.Variable.read_value``.
+        """The value of a variable, or the aggregate of a tower-local one; ``replicax.Variable.read_value``.
 
         Raises:
-          ContextError: another strategy's variable; a tower-local one in a tower, which has no aggregate there.
+          ContextError: it is another strategy's variable, or a tower-local one in a tower, where it has no aggregate.
         """
         if isinstance(var, Variable):
             check_owner(var, self.strategy.extended.replicas, "distribution.read_var is called on")
@@ -352,26 +353,26 @@ class DistributionStrategy:
                 self._check_across("read_var")
         return self.strategy.extended.read_var(var)
 
-    @in_tower_words
+    @translating_errors
     def update(self, var: Variable, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Change ``var`` by ``fn(var, *args, **kwargs)``; ``strategy.extended.update``.
 
-        ``grouped=False`` among ``kwargs``: a list of the results at each leaf. Inputs and results have locality V(var).
+        With ``grouped=False`` among ``kwargs`` each leaf is a list of results. Inputs and results have locality V(var).
         """
         self._check_across("update")
         grouped = bool(kwargs.pop("grouped", True))
         args, kwargs = _same("update", args=args, kwargs=kwargs)
         return self.strategy.extended.update(var, fn, args, kwargs, grouped)
 
-    @in_tower_words
+    @translating_errors
     def update_non_slot(self, colocate_with: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The same for variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
+        """For variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
         args, kwargs = _same("update_non_slot", args=args, kwargs=kwargs)
         return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
 
-    # --- the machine ------------------------------------------------------------------------------------
+    # --- devices and clusters ---------------------------------------------------------------------------
 
     def configure(
         self,
@@ -380,7 +381,7 @@ class DistributionStrategy:
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Nothing: a ``replicax.Strategy`` has its devices from the start.
+        """Do nothing: a ``replicax.Strategy`` has its devices from the start.
 
         Raises:
           ValueError: a cluster is given, which would be too late.
@@ -392,28 +393,28 @@ class DistributionStrategy:
             )
 
     def initialize(self) -> None:
-        """Nothing to return, as when running eagerly; ``replicax.TPUStrategy.initialize`` looks at the devices."""
+        """Return nothing, as when running eagerly; ``replicax.TPUStrategy.initialize`` checks the devices."""
 
     def finalize(self) -> None:
-        """Wait for all that has been begun; ``replicax.TPUStrategy.finalize``, or ``jax.effects_barrier``."""
+        """Wait for all work in progress; ``replicax.TPUStrategy.finalize``, or ``jax.effects_barrier``."""
         jax.effects_barrier()
 
 
 class _TowerScope(context.Scope):
-    """The scope of a strategy; entering it gives the strategy's tower words."""
+    """The scope of a strategy; entering it returns the strategy's API with towers."""
 
     def __init__(self, distribution: DistributionStrategy) -> None:
         super().__init__(distribution.strategy.extended.replicas)
         self._distribution = distribution
 
-    @in_tower_words
+    @translating_errors
     def __enter__(self) -> DistributionStrategy:
         super().__enter__()
         return self._distribution
 
 
 class _AcrossStep(Wrapper):
-    """A step that goes across at once, where its function is called."""
+    """A step that enters cross-tower context at once."""
 
     def __call__(self, outputs: StepOutputs, *inputs: Any) -> None:
         replica = context.get_replica_context()
@@ -423,12 +424,13 @@ class _AcrossStep(Wrapper):
 
 
 def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
-    """The arguments, after asking that all towers have the same; inside a step as this tower has them.
+    """The arguments, after checking that all towers have the same; inside a step as this tower has them.
 
-    What towers return there is seen as PerDevice, be it the same for all of them; which of the two is inferred.
+    A value that towers return there counts as PerDevice, even if all return the same; its locality is inferred.
 
     Raises:
       TypeError: one is PerDevice, or a tower-local variable.
+      LocalityError: inside a step, one differs between towers.
       LocalityError: inside a step, towers differ in one.
     """
 

@@ -1,4 +1,4 @@
-"""The strategies that the documents name, each on its devices."""
+"""The strategies of the original, each on its devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 
 from replicax import strategies
 from replicax.compat.v1.distribution import DistributionStrategy
-from replicax.compat.v1.tower_words import in_tower_words
+from replicax.compat.v1.error_translation import translating_errors
 from replicax.strategies import tpu
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.resolver import TPUClusterResolver
@@ -22,7 +22,7 @@ class OneDeviceStrategy(DistributionStrategy):
     [CpuDevice(id=1)]
     """
 
-    @in_tower_words
+    @translating_errors
     def __init__(self, device: str | jax.Device) -> None:
         self._begin(strategies.OneDeviceStrategy(device))
 
@@ -32,14 +32,14 @@ class MirroredStrategy(DistributionStrategy):
 
     Args:
       devices: JAX devices, or their names; ``None`` means all.
-      num_gpus: instead, how many GPUs.
+      num_gpus: instead, the number of GPUs.
 
     >>> from replicax.compat import v1
     >>> v1.MirroredStrategy(["/device:CPU:0", "/device:CPU:1"]).num_towers
     2
     """
 
-    @in_tower_words
+    @translating_errors
     def __init__(self, devices: Sequence[str | jax.Device] | None = None, num_gpus: int | None = None) -> None:
         if num_gpus is not None:
             if devices is not None:
@@ -53,8 +53,8 @@ class TPUStrategy(OneDeviceStrategy):
 
     Args:
       tpu_cluster_resolver: a :class:`replicax.TPUClusterResolver`; ``None`` means the TPUs of this program.
-      steps_per_run: how many steps ``run_steps_on_dataset`` is meant to run; kept, and used by nobody.
-      num_cores: how many cores to use; ``None`` means all.
+      steps_per_run: how many steps ``run_steps_on_dataset`` is meant to run; stored, and otherwise unused.
+      num_cores: the number of cores to use; ``None`` means all.
 
     Attributes:
       steps_per_run: as given; 1 if the strategy was made by ``of``.
@@ -68,7 +68,7 @@ class TPUStrategy(OneDeviceStrategy):
     strategy: tpu.TPUStrategy
     steps_per_run: int = 1
 
-    @in_tower_words
+    @translating_errors
     def __init__(
         self, tpu_cluster_resolver: TPUClusterResolver | None, steps_per_run: int, num_cores: int | None = None
     ) -> None:
@@ -81,27 +81,27 @@ class TPUStrategy(OneDeviceStrategy):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts drive the cores; ``replicax.TPUStrategy.num_hosts``."""
+        """The number of hosts that drive the cores; ``replicax.TPUStrategy.num_hosts``."""
         return self.strategy.num_hosts
 
     @property
     def num_towers_per_host(self) -> int:
-        """How many towers a host feeds; ``replicax.TPUStrategy.num_replicas_per_host``."""
+        """The number of towers of a host; ``replicax.TPUStrategy.num_replicas_per_host``."""
         return self.strategy.num_replicas_per_host
 
-    @in_tower_words
+    @translating_errors
     def get_host_cpu_device(self, host_id: int) -> jax.Device:
         """The CPU of a host; ``replicax.TPUStrategy.get_host_cpu_device``."""
         return self.strategy.get_host_cpu_device(host_id)
 
-    @in_tower_words
+    @translating_errors
     def initialize(self) -> None:
         """Wait until every core answers; ``replicax.TPUStrategy.initialize``."""
         self.strategy.initialize()
 
-    @in_tower_words
+    @translating_errors
     def finalize(self) -> None:
-        """Wait until every core has done all that it was given; ``replicax.TPUStrategy.finalize``."""
+        """Wait until every core has finished its work; ``replicax.TPUStrategy.finalize``."""
         self.strategy.finalize()
 
 

@@ -1,4 +1,4 @@
-"""One tower's view of a distributed step, and the way back into it from across."""
+"""A tower's view of a distributed step, and the way back into it from cross-tower context."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import context
-from replicax.compat.v1.tower_variables import tower_local
-from replicax.compat.v1.tower_words import in_tower_words
+from replicax.compat.v1.error_translation import translating_errors
+from replicax.compat.v1.variables import tower_local
 from replicax.errors import ContextError
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_function
@@ -45,12 +45,12 @@ class TowerContext:
 
     @property
     def num_towers(self) -> int:
-        """How many towers run the step together; ``replicax.ReplicaContext.num_replicas_in_sync``."""
+        """The number of towers of the step; ``replicax.ReplicaContext.num_replicas_in_sync``."""
         return self._replica.num_replicas_in_sync
 
     @property
     def is_single_tower(self) -> bool:
-        """Whether there is one tower only: ``replicax.ReplicaContext.num_replicas_in_sync == 1``."""
+        """Whether there is only one tower: ``replicax.ReplicaContext.num_replicas_in_sync == 1``."""
         return self.num_towers == 1
 
     @property
@@ -76,9 +76,9 @@ class TowerContext:
                 "distribution.worker_devices; inside replicax.debug() each tower has its own"
             ) from None
 
-    @in_tower_words
+    @translating_errors
     def merge_call(self, merge_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Go across: call ``merge_fn(distribution, *args, **kwargs)`` once; ``replicax.ReplicaContext.merge_call``."""
+        """Call ``merge_fn(distribution, *args, **kwargs)`` across towers; ``replicax.ReplicaContext.merge_call``."""
         checked_function(merge_fn, "merge_call(merge_fn, *args)", "merge_fn")
 
         @functools.wraps(merge_fn)
@@ -92,21 +92,21 @@ class TowerContext:
         return tower_local(reduce_method)
 
 
-# --- and back -------------------------------------------------------------------------------------------
+# --- back into a tower ----------------------------------------------------------------------------------
 
 
 def back_in(replica: context.ReplicaContext, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call ``fn`` in the tower that was left for across: what ``call_for_each_tower`` is there."""
+    """Call ``fn`` in the tower that the merge call has left: ``call_for_each_tower`` inside a merge call."""
     results: list[Any] = []
     with context.replica(replica):
         result = fn(*own(args), **own(kwargs))
-        # What a tower has computed is seen from across as PerDevice: only merge_call knows what that is.
+        # In cross-tower context a tower's value is PerDevice, a type that only merge_call handles.
         replica.merge_call(lambda _, seen: results.append(seen), (result,))
     return results[0]
 
 
 def own(tree: Any) -> Any:
-    """What this tower has of a pytree as it is seen from across, inside a step."""
+    """This tower's components of a pytree in cross-tower context, inside a step."""
 
     def one(leaf: Any) -> Any:
         return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf

@@ -12,25 +12,25 @@ from typing import Any, SupportsIndex
 from replicax._grain import BatchedSource
 from replicax.data.files.paths import Path, expand
 
-# Files whose indices are read at the same time: on a network file system each takes a while.
+# How many files have their indices read at the same time: on a network file system each takes a while.
 _AT_ONCE = 16
 
 
 def array_records(files: Path | Iterable[Path]) -> Any:
     """The records of ArrayRecord files as a Grain dataset of ``bytes`` with random access.
 
-    Records are numbered file after file, in the order of the files' names. They are read by Grain's own source.
+    Records are numbered file after file, in the order of the files' names. Grain's own source reads them.
 
     Args:
       files: a path, a glob (``**`` goes through directories), or a list of these.
 
     Returns:
-      A ``grain.MapDataset``: go on with its ``seed``, ``shuffle``, ``map`` (to parse the records), ``batch``.
+      A ``grain.MapDataset``: continue with its ``seed``, ``shuffle``, ``map`` (to parse the records), ``batch``.
 
     Raises:
-      FileNotFoundError: a file isn't there, or a glob matches none.
-      ValueError: a file is truncated or no ArrayRecord file; and, while reading, a record is corrupt, with the file and
-        the number of the record in it.
+      FileNotFoundError: a file does not exist, or a glob matches none.
+      ValueError: a file is truncated or not an ArrayRecord file; and, while reading, a record is corrupt, with the file
+        and the number of the record in it.
 
     >>> import replicax, tempfile, os
     >>> from array_record.python.array_record_module import ArrayRecordWriter
@@ -62,7 +62,7 @@ class ArrayRecords(BatchedSource):
         with futures.ThreadPoolExecutor(_AT_ONCE) as threads:
             self._counts.update(zip(new, threads.map(_count, new), strict=True))
         counts = {file: self._counts[file] for file in self.files if self._counts[file]}
-        #: The files that have records, and the number of the first record of each.
+        #: The non-empty files, and the number of the first record of each.
         self._starts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
         self._length = sum(counts.values())
         # Grain's source need then not open the files again, and takes "x[0:2]" for a name, not for a slice of x.
@@ -70,7 +70,7 @@ class ArrayRecords(BatchedSource):
         self._source = ArrayRecordDataSource(parts) if parts else None
 
     def with_files(self, files: Iterable[str]) -> ArrayRecords:
-        """The same over other files, such as one worker's."""
+        """The same source over other files, such as one worker's."""
         return ArrayRecords(files, self._counts)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class ArrayRecords(BatchedSource):
         try:
             return list(self._checked().__getitems__(indices))
         except RuntimeError:
-            return [self[index] for index in indices]  # one of them is corrupt: find out which
+            return [self[index] for index in indices]  # one of them is corrupt: find it
 
     def _checked(self) -> Any:
         if self._source is None:
@@ -103,10 +103,10 @@ class ArrayRecords(BatchedSource):
 
 
 def _count(file: str) -> int:
-    """How many records ``file`` has, which stands at its end.
+    """The number of records of ``file``, from its end.
 
     Raises:
-      ValueError: the file is truncated, or no ArrayRecord file.
+      ValueError: the file is truncated, or not an ArrayRecord file.
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -114,7 +114,7 @@ def _count(file: str) -> int:
         return 0
     try:
         reader = ArrayRecordReader(file)
-        # A file that is cut off is opened without an error, as one that has no records.
+        # Opening a truncated file succeeds, as if it had no records.
         readable, count = reader.ok(), reader.num_records()
         reader.close()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Arrow arrays as rows of NumPy values."""
+"""Converts Arrow arrays to rows of NumPy values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-# Types as pyarrow.types names them: whose values lie in one NumPy array, are text or bytes, or are lists.
+# Types by their names in pyarrow.types: with values in one NumPy array, with text or bytes, and lists.
 _PLAIN = ("boolean", "integer", "floating", "date", "timestamp", "duration")
 _TEXT = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
 _LISTS = ("list", "large_list", "fixed_size_list")
 
 
 def _is(kind: Any, *names: str) -> bool:
-    """Whether an Arrow type is one of these."""
+    """Whether an Arrow type is one of ``names``."""
     import pyarrow.types as types
 
     return any(getattr(types, f"is_{name}")(kind) for name in names)
@@ -24,7 +24,7 @@ def check_type(kind: Any, where: str) -> None:
     """Refuse types that have no NumPy form.
 
     Raises:
-      TypeError: ``kind``, or a type in it, is one of these; the message begins with ``where``.
+      TypeError: ``kind`` is or contains such a type; the message begins with ``where``.
     """
     if _is(kind, "struct"):
         for i in range(kind.num_fields):
@@ -43,14 +43,14 @@ def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
 
     Args:
       array: a ``pyarrow.Array`` of a type that :func:`check_type` accepts.
-      where: what to call it in messages.
+      where: its name in messages.
       first_row: the number of its first entry in the file.
 
     Returns:
       NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.
 
     Raises:
-      ValueError: an entry that is no floating number is missing, or the lists in a list differ in length.
+      ValueError: an entry of a type other than float is missing, or the lists in a list differ in length.
     """
     kind = array.type
     if _is(kind, "dictionary"):
@@ -78,7 +78,7 @@ def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
 
 
 def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
-    """The lists of an array of lists as NumPy arrays: views of one, if what is in them lies in one."""
+    """The lists of an array of lists as NumPy arrays: views of one array, if their entries lie in one."""
     inner = array.type.value_type
     lengths = array.value_lengths().to_numpy(zero_copy_only=False)
     ends = np.cumsum(lengths)
@@ -87,7 +87,7 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
         row = first_row + int(np.searchsorted(ends, bad, side="right"))
         raise ValueError(f"{where} has a list with a missing (null) entry in row {row}: fill the gaps in the file")
     values = rows(array.flatten(), f"an entry of the lists of {where}", 0)
-    # NumPy's own strings lose zeros at their ends.
+    # NumPy's own strings lose trailing zeros.
     nested = _is(inner, *_LISTS)
     result = []
     for i, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
@@ -104,7 +104,7 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
 
 
 def _innermost(kind: Any) -> Any:
-    """The dtype of the arrays that lists in lists become."""
+    """The dtype of the arrays for lists of lists."""
     if _is(kind, *_LISTS):
         return _innermost(kind.value_type)
     return kind.to_pandas_dtype() if _is(kind, *_PLAIN) else object

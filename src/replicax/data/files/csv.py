@@ -13,7 +13,7 @@ from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
 from replicax.errors import shortened
 
-# So many rows decide what is in a column.
+# The number of rows that decide the dtype of a column.
 _SAMPLE = 100
 
 
@@ -28,16 +28,16 @@ def csv_rows(
 ) -> Any:
     r"""The rows of CSV files, plain or gzipped, as a Grain dataset of dicts from column to value.
 
-    Values are NumPy scalars, or ``str`` where a column holds text. What dtype a column has is worked out once, when the
-    dataset is made, from its first 100 rows (int64, float64 or text), and a later value that doesn't fit is an error;
-    ``dtypes`` says it for sure. An empty field is NaN in a floating column, an empty string in a text column, and an
-    error elsewhere. Quoting is that of Python's ``csv`` module, strictly; blank lines are left out.
+    Values are NumPy scalars, or ``str`` in text columns. The first 100 rows decide the dtype of a column (int64,
+    float64 or text) once, when the dataset is created, and a later value that doesn't fit is an error; ``dtypes`` sets
+    it explicitly. An empty field is NaN in a floating column, an empty string in a text column, and an error elsewhere.
+    Quoting is that of Python's ``csv`` module, strictly; blank lines are ignored.
 
-    Files are read one after the other, in pieces; their order is that of their names. Iterators save byte offsets, so
-    a restored one goes on at once (in a gzip file after reading up to there).
+    Files are read one after the other, in pieces, in the order of their names. Iterators save byte offsets, so
+    a restored one continues at once (in a gzip file after reading up to there).
 
     Args:
-      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is detected by the content.
       names: the columns of files that have no header row. Without them, the first row of every file names its columns;
         all files must have the same ones, in any order.
       columns: which columns to keep; all by default.
@@ -46,12 +46,12 @@ def csv_rows(
       encoding: of the text; any in which a line feed is one byte. The default is UTF-8, with or without a mark.
 
     Returns:
-      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+      A ``grain.IterDataset``: continue with its ``map``, ``filter``, ``batch``.
 
     Raises:
-      FileNotFoundError: a file isn't there, or a glob matches none.
-      ValueError: a column is unknown or named twice; and, while reading, a row with another number of fields, bad
-        quoting, or a value that is not of its column's dtype, with the file and the line.
+      FileNotFoundError: a file does not exist, or a glob matches none.
+      ValueError: a column is unknown or named twice; and, while reading, a row has another number of fields, bad
+        quoting, or a value that does not fit its column's dtype, with the file and the line.
 
     >>> import replicax, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
@@ -83,7 +83,7 @@ def csv_rows(
     form.check_names(kept, "csv_rows: columns")
     wanted_dtypes = requested(dtypes, header)
     values = converters({name: [row[i] for row in rows] for i, name in enumerate(header)}, wanted_dtypes)
-    chosen = {name: values[name] for name in kept if name in values}  # none, if there is no header in any file
+    chosen = {name: values[name] for name in kept if name in values}  # empty if no file has a header
     return FilesDataset(paths, dataclasses.replace(form, header=header, converters=chosen))
 
 
@@ -93,8 +93,8 @@ class CsvFormat(Format):
 
     Attributes:
       names: the columns, if files have no header row.
-      header: the columns of the first file; empty if there is no file with a row in it.
-      converters: for each column that is kept, what makes values of its text.
+      header: the columns of the first file; empty if no file has a row.
+      converters: for each column to keep, the converter of its text.
     """
 
     names: tuple[str, ...] | None
@@ -138,7 +138,7 @@ class CsvFormat(Format):
         return header, []
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """Refuse columns that are named twice."""
+        """Refuse duplicate columns."""
         twice = sorted({name for name in names if list(names).count(name) > 1})
         if twice:
             raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
@@ -153,11 +153,11 @@ class CsvFormat(Format):
 
 
 class CsvRows:
-    """The rows of a file as lists of text, and where each begins.
+    """The rows of a file as lists of text, with their places.
 
     Attributes:
       file: the path.
-      first_line: where the row that was read last begins, from 1.
+      first_line: the first line of the last row, from 1.
     """
 
     def __init__(self, lines: Lines, delimiter: str) -> None:
@@ -169,19 +169,19 @@ class CsvRows:
 
     @property
     def byte(self) -> int:
-        """Where the next row begins: the csv module takes no more lines than it needs for a row."""
+        """The offset of the next row: the csv module reads no more lines than it needs for a row."""
         return self._lines.byte
 
     @property
     def line(self) -> int:
-        """How many lines have been read."""
+        """The number of lines read."""
         return self._passed + self._reader.line_num
 
     def read(self, fields: int | None) -> list[str] | None:
         """The next row that is not blank, or None at the end of the file.
 
         Args:
-          fields: how many there must be; None to take any number.
+          fields: the required number of fields; None takes any number.
         """
         row: list[str] = []
         while not row:
@@ -201,7 +201,7 @@ class CsvRows:
         return row
 
     def seek(self, byte: int, line: int) -> None:
-        """Go to where a row begins."""
+        """Go to the start of a row."""
         self._lines.seek(byte)
         self._begin(line)
 

@@ -1,4 +1,4 @@
-"""Values of CSV fields: the dtype of each column, worked out or asked for."""
+"""Values of CSV fields: the dtype of each column, requested or derived from its first values."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclasses.dataclass(frozen=True)
 class Converter:
-    """Makes values of one column's text.
+    """Converts the text of one column to values.
 
     Attributes:
       dtype: of the values; ``np.dtype(str)`` for text.
-      worked_out: whether the dtype comes from the first rows, and not from the caller.
+      worked_out: whether the dtype comes from the first rows, not from the caller.
     """
 
     dtype: np.dtype[Any]
     worked_out: bool
 
     def __call__(self, text: str) -> Any:
-        """The value that ``text`` stands for.
+        """The value of ``text``.
 
         Raises:
-          ValueError, OverflowError: it stands for none of this dtype.
+          ValueError, OverflowError: it is not of this dtype.
         """
         dtype = self.dtype
         if dtype.kind == "U":
@@ -41,12 +41,12 @@ class Converter:
         if dtype.kind == "M":
             return np.datetime64(text.strip() or _refuse(text)).astype(dtype)
         if jnp.issubdtype(dtype, np.integer):
-            # Python would take digits of any script, and 1_000.
+            # Python would accept digits of any script, and 1_000.
             return dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
         return dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
 
     def problem(self, text: str, column: str) -> str:
-        """Why ``text`` is no value of this column, and what to do."""
+        """The reason why ``text`` is not a value of this column, and the remedy."""
         if self.worked_out:
             wider = "float" if self.dtype.kind == "i" and (not text or _REAL.fullmatch(text)) else "str"
             return (
@@ -61,10 +61,10 @@ def _refuse(text: str) -> Any:
 
 
 def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
-    """The dtype of each column for which the caller asks for one.
+    """The dtype of each column for which the caller requests one.
 
     Raises:
-      TypeError: something is not a dtype, or one that text can't be converted to.
+      TypeError: an entry is not a dtype, or text can't be converted to it.
     """
     if dtypes is None:
         return {}
@@ -82,7 +82,7 @@ def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
 
 
 def converters(samples: Mapping[str, Sequence[str]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, Converter]:
-    """A converter for each column: as asked for, or what its sample looks like."""
+    """A converter for each column: for the requested dtype, or the one that its sample fits."""
     return {
         column: Converter(wanted[column], False) if column in wanted else Converter(_fitting(sample), True)
         for column, sample in samples.items()
@@ -90,7 +90,7 @@ def converters(samples: Mapping[str, Sequence[str]], wanted: Mapping[str, np.dty
 
 
 def _fitting(sample: Sequence[str]) -> np.dtype[Any]:
-    """The dtype of a column with these first fields.
+    """The dtype that fits these first fields of a column.
 
     >>> _fitting(["1", "2"]), _fitting(["1", ""]), _fitting(["1", "2.5"]), _fitting(["1", "x"])
     (dtype('int64'), dtype('float64'), dtype('float64'), dtype('<U'))

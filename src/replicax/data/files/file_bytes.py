@@ -1,4 +1,4 @@
-"""Bytes and lines of a file, gunzipped if they are gzipped."""
+"""Reads bytes and lines of files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-# A file is read in pieces of this size, whatever its records are.
+# The size of the pieces in which a file is read, whatever its records are.
 READ_AHEAD = 1 << 18
-# A damaged file may claim to go on for ever: memory is taken piece by piece.
+# A damaged file may claim to be endless: memory is allocated piece by piece.
 _AT_ONCE = 1 << 24
 
 _GZIP = b"\x1f\x8b\x08"
 
 
 class Bytes:
-    """The bytes of a file, from its beginning on. Offsets are those of what has been gunzipped.
+    """The bytes of a file, from its beginning. Offsets count decompressed bytes.
 
     Args:
       file: a path.
@@ -37,7 +37,7 @@ class Bytes:
             self.gzipped = head.startswith(_GZIP) and not is_plain(head)
             if file.endswith(".gz") and head and not self.gzipped:
                 raise ValueError(f"{file}: named like a gzip file, but begins with {head[:4]!r}. Rename or gzip it.")
-            #: How many bytes there are; None if that would have to be counted.
+            #: The number of bytes; None if it is unknown without reading.
             self.size = None if self.gzipped else os.fstat(raw.fileno()).st_size
         except BaseException:
             raw.close()
@@ -75,7 +75,7 @@ class Bytes:
             )
 
     def reach(self, offset: int) -> int:
-        """Go to ``offset``, or to the end if that comes first; returns where that is."""
+        """Go to ``offset``, or to the end if that comes first; returns the place."""
         try:
             return self._bytes.seek(offset if self.size is None else min(offset, self.size))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -93,7 +93,7 @@ class Bytes:
 
 
 def check_encoding(encoding: str, errors: str, what: str) -> None:
-    """Refuse what lines can't be read with.
+    """Refuse encodings with which lines can't be read.
 
     Raises:
       ValueError: there is no such encoding or error handler, or a line feed is not one byte in it.
@@ -119,7 +119,7 @@ class Lines:
 
     Attributes:
       file: the path.
-      byte: where the next line begins.
+      byte: the offset of the next line.
     """
 
     def __init__(self, file: str, encoding: str, errors: str) -> None:
@@ -134,7 +134,7 @@ class Lines:
         """The next line; empty at the end of the file.
 
         Raises:
-          ValueError: bytes that the encoding doesn't know; the message has their offset.
+          ValueError: bytes are invalid in the encoding; the message has their offset.
         """
         line = self._bytes.readline()
         skip = len(codecs.BOM_UTF8) if self._mark and self.byte == 0 and line.startswith(codecs.BOM_UTF8) else 0
@@ -148,17 +148,17 @@ class Lines:
                 "Pass the encoding that the file has (encoding='latin-1'), or errors='replace'."
             ) from error
         self.byte += len(line)
-        # Only the mark: there is a line, which is empty.
+        # Only the mark: the file has a line, which is empty.
         return text or ("\n" if line else "")
 
     def pass_over(self) -> bool:
-        """Leave out a line; False at the end of the file."""
+        """Skip a line; False at the end of the file."""
         line = self._bytes.readline()
         self.byte += len(line)
         return bool(line)
 
     def seek(self, byte: int) -> None:
-        """Go to where a line begins."""
+        """Go to the start of a line."""
         self._bytes.seek(byte)
         self.byte = byte
 

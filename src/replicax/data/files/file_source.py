@@ -1,10 +1,10 @@
 """The root of a Grain graph that reads files one after the other.
 
-Grain has readers of its own for TFRecord and Parquet. They check no CRC, name neither file nor place in an error, leave
-files to the garbage collector, and can't be asked how far each file has been read. So the bytes are read here; all
-that comes after (map, filter, batch, prefetch) is Grain's.
+Grain has readers for TFRecord and Parquet. But they check no CRC, name neither file nor place in an error, leave
+closing files to the garbage collector, and do not tell how far each file has been read. So this module reads the
+bytes; everything after that (map, filter, batch, prefetch) is Grain's.
 
-This module imports Grain, so it is itself imported only when a dataset is made. Its classes stand at the top of a
+This module imports Grain, so it is imported only when a dataset is created. Its classes are at the top level of a
 module, not in a function, because Grain's worker processes unpickle them by name.
 """
 
@@ -25,7 +25,7 @@ class FilesDataset(grain.IterDataset):
     """The records of ``files``, file after file.
 
     Attributes:
-      files: the files, in the order in which they are read.
+      files: the files, in the order of reading.
     """
 
     def __init__(self, files: Iterable[str], file_format: Format, skipped: Mapping[str, int] | None = None) -> None:
@@ -38,17 +38,17 @@ class FilesDataset(grain.IterDataset):
         return FilesIterator(self.files, self._format, self._skipped)
 
     def with_files(self, files: Iterable[str]) -> FilesDataset:
-        """The same over other files, such as one worker's."""
+        """The same dataset over other files, such as one worker's."""
         return FilesDataset(files, self._format, self._skipped)
 
     def with_positions(self, positions: Mapping[str, int]) -> FilesDataset:
-        """The same, beginning each file after as many records as ``positions`` says.
+        """The same dataset, with as many records skipped at the start of each file as ``positions`` says.
 
-        Files that ``positions`` doesn't name are read from their beginning; what it says of files that others read is
-        left out. Iterators' states count the skipped records as read. (A ``repeat`` after it skips in every epoch.)
+        Files that ``positions`` doesn't name are read from their beginning; entries for other files are ignored.
+        Iterators' states count the skipped records as read. (A ``repeat`` after it skips in every epoch.)
 
         Raises:
-          ValueError: a number is negative. (That a file has not so many records is found when it is read.)
+          ValueError: a number is negative. (Reading a file with fewer records raises, too.)
         """
         wrong = {file: n for file, n in positions.items() if not isinstance(n, int) or n < 0}
         if wrong:
@@ -56,18 +56,18 @@ class FilesDataset(grain.IterDataset):
         return FilesDataset(self.files, self._format, positions)
 
     def positions(self, state: Mapping[str, Any]) -> dict[str, int]:
-        """How many records of each file an iterator with this ``state`` has read."""
+        """The number of records of each file that an iterator with this ``state`` has read."""
         positions = dict(zip(self.files, state["counts"], strict=True))
         if state["file"] < len(self.files):
             positions[self.files[state["file"]]] = state["records"]
         return positions
 
     def finished(self, state: Mapping[str, Any]) -> tuple[str, ...]:
-        """The files that an iterator with this ``state`` has read to their end: nobody has to open them again."""
+        """The files that an iterator with this ``state`` has read to their end: they need not be opened again."""
         return self.files[: state["file"]]
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Every n-th file: how Grain divides a dataset over the processes of a prefetch."""
+        """Take every n-th file: Grain divides a dataset in this way over the processes of a prefetch."""
         self.files = self.files[sl]
 
     def __str__(self) -> str:
@@ -77,13 +77,13 @@ class FilesDataset(grain.IterDataset):
 class FilesIterator(nodes.Iterator):
     """One pass over a :class:`FilesDataset`.
 
-    Its state has the same structure from the beginning to the end, as Grain wants it: ``file``, the number of the
-    present file, and ``name``, its name; ``records``, how many of it have been read, and ``position``, where the next
-    one is (-1 before the file has been opened); ``counts``, how many of each file before it there were, and of each
-    file after it are to be left out. So a state says all, and any dataset of the same files can go on from it.
+    Its state has the same structure from the beginning to the end, as Grain requires: ``file``, the number of the
+    present file, and ``name``, its name; ``records``, how many of it have been read, and ``position``, the place of the
+    next one (-1 before the file has been opened); ``counts``, how many records each file before it had, and how many to
+    skip of each file after it. So any dataset of the same files can continue from a state.
     """
 
-    _reader: Reader | None = None  # for close, should __init__ fail
+    _reader: Reader | None = None  # for close, if __init__ fails
 
     def __init__(self, files: tuple[str, ...], file_format: Format, skipped: Mapping[str, int]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class FilesIterator(nodes.Iterator):
                 self._counts = [*self._counts[: self._file], self._records, *self._counts[self._file + 1 :]]
                 self._begin(self._file + 1)
             except BaseException:
-                # The file is closed, and the state is that before the bad record: the next call meets it again.
+                # The file is closed, and the state is the one before the bad record: the next call reads it again.
                 self.release()
                 raise
             else:
@@ -136,14 +136,14 @@ class FilesIterator(nodes.Iterator):
         self._records, self._position = state["records"], dict(state["position"])
         if file < files and (self._records or any(place > 0 for place in self._position.values())):
             try:
-                self._opened()  # now, and not with the next record: the file may have been cut off since
+                self._opened()  # at once: the file may have been truncated since
             except BaseException:
                 self._file, self._counts = before["file"], before["counts"]
                 self._records, self._position = before["records"], before["position"]
                 raise
 
     def _begin(self, file: int) -> None:
-        """Before the first record of a file."""
+        """Set the state before the first record of a file."""
         self._file = file
         self._records = self._counts[file] if file < len(self._files) else 0
         self._position = dict.fromkeys(self._format.places, -1)
@@ -163,14 +163,14 @@ class FilesIterator(nodes.Iterator):
         return self._reader
 
     def release(self) -> None:
-        """Close the file, if one is open, and remember the place."""
+        """Close the file, if one is open, and keep the place."""
         if self._reader is not None:
             self._position = self._reader.position()
             self._reader.close()
             self._reader = None
 
     def _name(self, file: int) -> str:
-        # Without its directory, which may be another one on the machine where the state is restored.
+        # Without its directory, which may differ on the machine where the state is restored.
         return os.path.basename(self._files[file]) if file < len(self._files) else ""
 
     def __str__(self) -> str:

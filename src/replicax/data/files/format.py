@@ -1,4 +1,4 @@
-"""File formats: how to open a file, and how to read on from a place in it."""
+"""File formats: how to open a file, and how to continue from a place in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Format(abc.ABC):
-    """One format with its options. A value: it travels to other processes, and knows no file.
+    """A format with its options. A value: it is sent to other processes, and has no open file.
 
     Attributes:
       name: the function that users called, for messages.
@@ -25,35 +25,35 @@ class Format(abc.ABC):
 class Reader(abc.ABC):
     """Reads one file, record by record.
 
-    ``position`` counts only what was read without an error, so that one can come back to where an error was.
+    ``position`` counts only records that were read without an error, so that one can return to the place of an error.
     """
 
     file: str
 
     @abc.abstractmethod
     def __next__(self) -> Any:
-        """The next record; ``ValueError``, with the file and the place, where it can't be read."""
+        """The next record; raises ``ValueError``, with the file and the place, if it can't be read."""
 
     @abc.abstractmethod
     def position(self) -> dict[str, int]:
-        """Where the next record begins, in whatever the format can find again quickly."""
+        """The place of the next record, in a form that the format finds again quickly."""
 
     @abc.abstractmethod
     def seek(self, position: dict[str, int]) -> None:
-        """Go to where ``position()`` once was."""
+        """Go to a place from ``position()``."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Close the file. May be called again."""
 
     def skip(self, records: int) -> None:
-        """Go on by ``records`` records, from the beginning."""
+        """Skip ``records`` records, from the beginning."""
         for skipped in range(records):
             if not self.pass_over():
                 raise ended(self.file, skipped, records)
 
     def pass_over(self) -> bool:
-        """Leave out one record; False if there is none. To be overridden where that is quicker than reading it."""
+        """Skip one record; False if there is none. Override it if that is faster than reading the record."""
         try:
             next(self)
         except StopIteration:
@@ -62,7 +62,7 @@ class Reader(abc.ABC):
 
 
 def ended(file: str, records: int, wanted: int) -> ValueError:
-    """The error that a file is shorter than it was."""
+    """The error for a file that is shorter than it was."""
     return ValueError(
         f"{file}: {wanted} records of this file had been read when the state was saved, but it has only {records} now. "
         "Has it been changed or replaced?"

@@ -13,18 +13,18 @@ from replicax.data.files import arrow
 from replicax.data.files.format import Format, Nothing, Reader, ended
 from replicax.data.files.paths import Path, expand
 
-# Rows that are converted at once.
+# The number of rows to convert at once.
 _ROWS = 1024
-# Column chunks are read in pieces of this size, not whole.
+# Column chunks are read in pieces of this size.
 _BUFFER = 1 << 20
 
 
 def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = None) -> Any:
     """The rows of Parquet files as a Grain dataset of dicts from column to value.
 
-    Values are NumPy scalars; ``str`` and ``bytes`` where a column holds these; arrays where it holds lists; dicts where
-    it holds structs. A missing value is NaN in a floating column, and an error elsewhere. Files are read one after the
-    other, in pieces; their order is that of their names. A restored iterator goes on at the row group that it was in.
+    Values are NumPy scalars, ``str`` or ``bytes``, arrays for lists, and dicts for structs. A missing value is NaN in a
+    floating column, and an error elsewhere. Files are read one after the other, in pieces, in the order of their names.
+    A restored iterator continues at the row group of its place.
 
     Needs pyarrow: ``pip install 'replicax[parquet]'``.
 
@@ -33,14 +33,14 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
       columns: which columns to read; all by default.
 
     Returns:
-      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+      A ``grain.IterDataset``: continue with its ``map``, ``filter``, ``batch``.
 
     Raises:
       ImportError: pyarrow is not installed.
-      FileNotFoundError: a file isn't there, or a glob matches none.
-      TypeError: a column has a type that has no NumPy form, such as decimals or maps.
-      ValueError: a column is unknown, or a file is no Parquet file; and, while reading, a file with other columns, a
-        corrupt one, or a missing value, with the file, the column and the row.
+      FileNotFoundError: a file does not exist, or a glob matches none.
+      TypeError: a column has a type without a NumPy form, such as decimals or maps.
+      ValueError: a column is unknown, or a file is not a Parquet file; and, while reading, a file has other columns, is
+        corrupt, or lacks a value, with the file, the column and the row.
 
     >>> import replicax, tempfile, os, pyarrow, pyarrow.parquet
     >>> file = os.path.join(tempfile.mkdtemp(), "points.parquet")
@@ -51,7 +51,7 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     >>> next(iter(replicax.data.parquet_rows(file, ["n"]).batch(2)))
     {'n': array([3, 4])}
     """
-    parquet()  # whether it is there
+    parquet()  # raises if it is missing
     from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     paths = expand(files, "parquet_rows")
@@ -83,8 +83,8 @@ class ParquetFormat(Format):
     """A record is a row.
 
     Attributes:
-      columns: which to read; None for all.
-      expected: the columns of the first file that has any, with the names of their types.
+      columns: the columns to read; None for all.
+      expected: the columns of the first non-empty file, with the names of their types.
     """
 
     columns: tuple[str, ...] | None
@@ -104,7 +104,7 @@ class ParquetFormat(Format):
         return ParquetReader(file, tuple(types))
 
     def types(self, file: str) -> dict[str, str] | None:
-        """The columns of ``file`` that are read, and the names of their types; None if the file is empty."""
+        """The columns to read of ``file``, and the names of their types; None if the file is empty."""
         if not os.path.getsize(file):
             return None
         with opened(file) as parquet_file:
@@ -119,15 +119,15 @@ class ParquetFormat(Format):
 
 
 def opened(file: str) -> Any:
-    """``file`` as a ``pyarrow.parquet.ParquetFile``.
+    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``.
 
     Raises:
-      ValueError: it is none, or its end, where the index is, is damaged.
+      ValueError: it is not one, or its end, where the index is, is damaged.
     """
     try:
-        # Without pre_buffer=False it would read row groups whole, before the first of their rows.
+        # With pre_buffer pyarrow would read row groups whole, before the first of their rows.
         return parquet().ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
-    except (ValueError, OSError) as error:  # what pyarrow's exceptions are
+    except (ValueError, OSError) as error:  # the base classes of pyarrow's exceptions
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"{file}: truncated, corrupt, or no Parquet file: {error}") from error
@@ -167,7 +167,7 @@ class ParquetReader(Reader):
         self._file.close(force=True)
 
     def _from(self, row: int) -> Generator[dict[str, Any], None, None]:
-        """The rows from number ``row`` on, beginning with the row group that it is in."""
+        """The rows starting at number ``row``, which reads from the start of its row group."""
         groups = range(self._file.num_row_groups)
         starts = [0, *itertools.accumulate(self._file.metadata.row_group(group).num_rows for group in groups)]
         first = bisect.bisect_right(starts, row) - 1

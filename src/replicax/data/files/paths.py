@@ -1,4 +1,4 @@
-"""Which files are meant: paths, globs, and lists of them."""
+"""Finds the files that paths, globs, and lists of them name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
     the files among themselves must agree on it.
 
     Args:
-      files: a path, a glob (with ``*``, ``?``, ``[…]`` and ``**``), or several of them. What exists by its literal name
-        is not a glob.
+      files: a path, a glob (with ``*``, ``?``, ``[…]`` and ``**``), or several of them. A path that exists literally is
+        not a glob.
       what: the function that was called, for messages.
 
     Raises:
-      FileNotFoundError: a file isn't there, or a glob matches no file.
+      FileNotFoundError: a file does not exist, or a glob matches no file.
       IsADirectoryError: a path is a directory.
-      ValueError: ``files`` is an empty list, or names something on another machine.
+      ValueError: ``files`` is an empty list, or names files on another machine.
       TypeError: something is not a path.
     """
     if isinstance(files, (str, os.PathLike)):
@@ -69,7 +69,7 @@ def _matches(pattern: Path, what: str) -> list[str]:
 
 
 def _where(path: str) -> str:
-    """What was found on the way to ``path``: enough to see a wrong working directory or a misspelt name."""
+    """The part of ``path`` that exists: it shows a wrong working directory or a misspelt name."""
     directory = os.path.dirname(os.path.abspath(path))
     while glob.has_magic(directory):
         directory = os.path.dirname(directory)

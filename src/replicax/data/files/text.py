@@ -14,20 +14,20 @@ from replicax.data.files.paths import Path, expand
 def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors: str = "strict") -> Any:
     r"""The lines of text files, plain or gzipped, as a Grain dataset of ``str``.
 
-    Lines end with ``\n`` or ``\r\n``, which are left out, or with the file; empty lines count. Files are read one after
-    the other, in pieces; their order is that of their names. Iterators save byte offsets, so a restored one goes on at
-    once (in a gzip file after reading up to there).
+    Lines end with ``\n`` or ``\r\n``, which are removed, or with the file; empty lines count. Files are read one after
+    the other, in pieces, in the order of their names. Iterators save byte offsets, so a restored one continues at once
+    (in a gzip file after reading up to there).
 
     Args:
-      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is detected by the content.
       encoding: of the text; any in which a line feed is one byte.
-      errors: what becomes of bytes that the encoding doesn't know, as in ``bytes.decode``. ``"strict"`` is an error.
+      errors: how to treat invalid bytes, as in ``bytes.decode``. ``"strict"`` is an error.
 
     Returns:
-      A ``grain.IterDataset``: go on with its ``map``, ``filter``, ``batch``.
+      A ``grain.IterDataset``: continue with its ``map``, ``filter``, ``batch``.
 
     Raises:
-      FileNotFoundError: a file isn't there, or a glob matches none.
+      FileNotFoundError: a file does not exist, or a glob matches none.
       ValueError: no such encoding; and, while reading, bad bytes or a truncated gzip file, with file and byte.
 
     >>> import replicax, tempfile, pathlib

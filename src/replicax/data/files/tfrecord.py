@@ -19,19 +19,18 @@ _FOOTER = 4
 def tfrecords(files: Path | Iterable[Path]) -> Any:
     """The records of TFRecord files, plain or gzipped, as a Grain dataset of ``bytes``.
 
-    Both checksums of every record are checked. Files are read one after the other, in pieces; their order is that of
-    their names. Iterators save byte offsets, so a restored one goes on at once (in a gzip file after reading up to
-    there).
+    Both checksums of every record are checked. Files are read one after the other, in pieces, in the order of their
+    names. Iterators save byte offsets, so a restored one continues at once (in a gzip file after reading up to there).
 
     Args:
-      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is seen by the content.
+      files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is detected by the content.
 
     Returns:
-      A ``grain.IterDataset``: go on with its ``map`` (to parse the records), ``filter``, ``batch``.
+      A ``grain.IterDataset``: continue with its ``map`` (to parse the records), ``filter``, ``batch``.
 
     Raises:
-      FileNotFoundError: a file isn't there, or a glob matches none.
-      ValueError: while reading, a truncated or corrupt record, with the file and the byte where the record begins.
+      FileNotFoundError: a file does not exist, or a glob matches none.
+      ValueError: while reading, a record is truncated or corrupt, with the file and the byte where the record begins.
 
     >>> import replicax, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "digits.tfrecord"
@@ -48,7 +47,7 @@ def tfrecords(files: Path | Iterable[Path]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TFRecordFormat(Format):
-    """A record is the bytes that were written."""
+    """A record is its bytes."""
 
     name: str = "tfrecords"
     places: tuple[str, ...] = ("byte",)
@@ -58,7 +57,7 @@ class TFRecordFormat(Format):
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C as TFRecord has it: rotated and shifted, as data may hold checksums of its own."""
+    """TFRecord's form of CRC-32C: rotated and shifted, as data may contain checksums."""
     import google_crc32c  # loaded when used
 
     crc = google_crc32c.value(data)
@@ -66,7 +65,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _length_is_right(header: bytes) -> bool:
-    """Whether the checksum of the length is that of the length."""
+    """Whether the length matches its checksum."""
     return len(header) >= _HEADER and masked_crc32c(header[:8]) == int.from_bytes(header[8:_HEADER], "little")
 
 
@@ -76,7 +75,8 @@ class TFRecordReader(Reader):
     def __init__(self, file: str) -> None:
         self.file = file
         self._byte = 0
-        # A first record of the right length (559,903 bytes, or that and a multiple of 2**24) looks like gzip.
+        # A file whose first record has the right length (559,903 bytes, or that plus a multiple of 2**24) looks like
+        # gzip.
         self._bytes = Bytes(file, is_plain=_length_is_right)
 
     def __next__(self) -> bytes:

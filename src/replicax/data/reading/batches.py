@@ -1,10 +1,10 @@
-"""Batches: how the batches of a dataset come to be, so that workers can share them and go on from any place.
+"""Reading: how to read the batches of a dataset, so that workers can divide them and continue from any place.
 
-Three kinds of dataset, by what is known of them:
+There are three kinds of dataset:
 
-- *numbered*: batches of examples that can be had by number. Any range of them can be read by anybody.
-- *filed*: records that come one after the other out of files. Files can be read by anybody.
-- *whole*: nothing is known but the order.
+- *numbered*: batches of examples with random access. Any worker can read any range of them.
+- *filed*: records from files, in order. Any worker can read any file.
+- *whole*: only the order is known.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from replicax.data.reading.remaining_parts import (
 from replicax.data.reading.sources import Source
 
 State = dict[str, Any]
-"""Of a stream: ``parts`` (see :mod:`replicax.data.reading.remaining_parts`), ``native`` (of Grain's iterator over them;
-``None`` at the start), ``rows`` (how many examples a batch of the stream is made of, where that is known) and ``of``
-(what the dataset is known by)."""
+"""The state of a stream: ``parts`` (see :mod:`replicax.data.reading.remaining_parts`), ``native`` (of Grain's iterator
+over them; ``None`` at the start), ``rows`` (the number of examples of each batch of the stream, if known) and ``of``
+(the identity of the dataset)."""
 
 Own = Callable[[int], tuple[int, int]]
-"""Of a batch of so many rows: where the worker's own begin, and how many they are."""
+"""For a batch of so many rows: the first row of this worker, and the number of its rows."""
 
 READ_AHEAD = grain.ReadOptions(num_threads=8, prefetch_buffer_size=16)
-"""How random-access datasets are read: Grain would keep 500 batches."""
+"""Read options for random-access datasets: Grain's default would keep 500 batches."""
 READ_NOTHING_AHEAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
@@ -52,14 +52,14 @@ class Reading(abc.ABC):
       batch: the node that makes batches; ``None`` if there is none.
 
     Attributes:
-      examples: how many a batch is made of; ``None`` if it can't be seen.
-      batch_size: how many rows it then has; ``None`` if that can't be seen, as of a function that makes them.
+      examples: the number of examples of a batch; ``None`` if unknown.
+      batch_size: the number of its rows; ``None`` if unknown, as for a function that makes batches.
       drops_remainder: whether a last batch that is not full is left out.
-      length: how many batches there are; ``None`` if it can't be seen.
-      files: those that the dataset is made from; ``None`` if workers can't read some of them only.
-      gives_new_arrays: whether each batch is in arrays that were made for it, and that nobody else has.
+      length: the number of batches; ``None`` if unknown.
+      files: of the dataset; ``None`` if workers can't read only some of them.
+      gives_new_arrays: whether each batch is in new arrays that no other code holds.
       reads_own_rows: whether a worker needs to read only its own rows of a batch.
-      known_by: what tells the dataset from others, whose states are no use to it; goes into JSON.
+      known_by: identifies the dataset, as its states don't fit others; JSON data.
     """
 
     files: tuple[str, ...] | None = None
@@ -74,7 +74,7 @@ class Reading(abc.ABC):
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         stacks = batch is not None and graph.stacks_examples(batch)
         self.batch_size = self.examples if stacks and all(map(graph.keeps_elements, above)) else None
-        # Elements are then what Grain itself makes of the examples of a batch.
+        # Grain itself then makes the elements from the examples of a batch.
         self.gives_new_arrays = stacks and all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
 
     @abc.abstractmethod
@@ -82,19 +82,19 @@ class Reading(abc.ABC):
         """The state of a stream at the start.
 
         Args:
-          files: those that are the stream's own; ``None`` for the whole dataset.
-          rows: of how many examples to make each batch; ``None`` for what the dataset says.
+          files: the files of this stream; ``None`` for the whole dataset.
+          rows: the number of examples of each batch; ``None`` for the dataset's own.
         """
 
     def opened(self, state: State, own: Own | None = None, ahead: Any = None) -> Any:
-        """A Grain iterator over the batches of a stream, from where it was.
+        """A Grain iterator over the batches of a stream, from its present place.
 
         Args:
           state: of the stream.
-          own: which rows are this worker's, if those of others need not be read. Batches are then
+          own: the rows of this worker, if it need not read those of others. Batches are then
             :class:`~replicax._grain.nodes.OwnRows` if ``reads_own_rows``, and whole otherwise.
-          ahead: how a random-access dataset is read, if it does not say so itself; by default with threads, except for
-            what is in memory, where they would only contend for Python's lock.
+          ahead: Grain's read options for a random-access dataset without its own; by default threads, except for
+            data in memory, where threads would only contend for Python's lock.
         """
         dataset, rows = self._batches(state, own)
         if graph.is_random_access(dataset):
@@ -107,25 +107,25 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def _batches(self, state: State, own: Own | None) -> tuple[Any, int | None]:
-        """A Grain dataset of what is the stream's, and the size of batches that has yet to be made of it."""
+        """A Grain dataset of the stream's parts, and the size of batches that have yet to be made of it."""
 
     def check(self, state: State) -> None:
-        """Raise unless a stream with this state has come to a place in the dataset.
+        """Raise unless a stream can have reached the place in this state.
 
         Raises:
-          ValueError: it has not, as far as can be told without reading; the message says what is wrong.
+          ValueError: it can't, as far as is known without reading; the message says what is wrong.
         """
-        return  # opening the stream says the rest
+        return  # opening the stream checks the rest
 
     def most_elements(self, states: Sequence[State]) -> int | None:
-        """How many elements a pass can have given that has come to these states; ``None`` if that can't be told."""
+        """The largest number of elements that a pass can have returned before these states; ``None`` if unknown."""
         return None
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
-        """What is left of all streams, dealt out anew to streams with batches of these sizes.
+        """Divide the rest of all streams among new streams with batches of these sizes.
 
         Raises:
-          ValueError: that can't be done; the message says why.
+          ValueError: that is impossible; the message says why.
         """
         if why := self.why_not_regrouped():
             raise ValueError(why)
@@ -134,16 +134,16 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
-        """What is left of all streams, for ``count`` others."""
+        """The rest of all streams, divided among ``count`` new ones."""
 
     def why_not_regrouped(self) -> str | None:
-        """Why a state can't go on with another number of streams; ``None`` if it can."""
+        """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too."""
         odd = [node for node in self._above if not graph.keeps_order(node)]
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
 
 
 def reading_of(source: Source) -> Reading:
-    """How to read ``source``."""
+    """The way to read ``source``."""
     chain = graph.chain(source.dataset)
     at = next((i for i, node in enumerate(chain) if graph.is_batch(node)), None)
     above, batch, below = (chain, None, []) if at is None else (chain[:at], chain[at], chain[at + 1 :])
@@ -156,23 +156,23 @@ def reading_of(source: Source) -> Reading:
 
 
 class Numbered(Reading):
-    """Batches of examples with numbers; see :class:`Reading`."""
+    """Batches of examples with random access; see :class:`Reading`."""
 
     def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         super().__init__(source, above, batch)
         self._below = below
-        self._together = graph.only_selects(below)
+        self._batched = graph.only_selects(below)
         files = graph.file_source(below[-1])
         can_divide = files is not None and all(map(graph.is_divisible, [*above, batch, *below[:-1]]))
         self.files = tuple(files.files) if can_divide else None
         self.known_by = {"examples": len(self.examples_of(None))}
-        # A function of the user's may make batches that depend on all their examples, such as padded ones.
+        # A user's function may make batches that depend on all of their examples, such as padded ones.
         self.reads_own_rows = self.gives_new_arrays
 
     def examples_of(self, files: Sequence[str] | None) -> Any:
-        """The examples that come from some of the files; ``None`` for all."""
+        """The examples from some of the files; ``None`` for all."""
         root = self._below[-1] if files is None else graph.with_files(self._below[-1], tuple(files))
-        return graph.on_top_of(self._below[:-1], nodes.asked_together(root))
+        return graph.on_top_of(self._below[:-1], nodes.with_batched_reads(root))
 
     def _count(self, files: Sequence[str] | None) -> int:
         return len(self.examples_of(files)) if files or files is None else 0
@@ -188,7 +188,7 @@ class Numbered(Reading):
             return grain.MapDataset.source([]), None
         parent = examples[0] if len(examples) == 1 else grain.MapDataset.concatenate(examples)
         batch = graph.batched(parent, self._batch, state["rows"])
-        batch = nodes.Batches(batch, own if self.reads_own_rows else None, self._together)
+        batch = nodes.Batches(batch, own if self.reads_own_rows else None, self._batched)
         return graph.on_top_of(self._above, batch), None
 
     def check(self, state: State) -> None:
@@ -216,11 +216,11 @@ class Numbered(Reading):
 
 
 class Filed(Reading):
-    """Records out of files, one after the other; see :class:`Reading`."""
+    """Records from files, in order; see :class:`Reading`."""
 
     def __init__(self, source: Source, above: list[Any], batch: Any, below: list[Any]) -> None:
         super().__init__(source, above if batch is not None else [], batch)
-        self.length = None  # files are shared and resumed by their records, which nobody has counted
+        self.length = None  # workers divide and resume files by records, and these are not counted
         self._below = below if batch is not None else above
         self._root = self._below[-1]
         self.files = tuple(graph.file_source(self._root).files)
@@ -269,13 +269,13 @@ class Filed(Reading):
 
 
 class Whole(Reading):
-    """What nothing is known of but the order; see :class:`Reading`."""
+    """A dataset of which only the order is known; see :class:`Reading`."""
 
     def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         super().__init__(source, above, batch)
         self._source = source
         self.examples, self.gives_new_arrays = self.batch_size, False
-        # What Grain's iterator over batches remembers is a place in what comes before them.
+        # Grain's iterator over batches saves a place in the elements before them.
         is_before = batch is not None and not graph.is_random_access(batch) and all(map(graph.keeps_order, above))
         is_replayed = isinstance(source.dataset, Replayed)
         self._takes_any_batch = is_before or is_replayed
@@ -301,7 +301,7 @@ class Whole(Reading):
     def most_elements(self, states: Sequence[State]) -> int | None:
         if self.length is None or not isinstance(self._source.dataset, Replayed):
             return None
-        # The elements before may have been smaller than today's; each had a row, or was one of today's.
+        # Earlier elements may have been smaller than present ones; each had a row, or was one of the present ones.
         return self.length + sum(find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:

@@ -1,4 +1,4 @@
-"""Iterators of our own in Grain's graphs: over functions and loaders, and over parts in sequence."""
+"""Iterators for Grain's graphs: over functions and loaders, and over parts in sequence."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOTHING: Any = object()
 
 
 class Replayed(nodes.Iterated):
-    """What the iterators of a function yield. To get to a place, everything before it is read again.
+    """The batches of a function's iterators. To reach a place, it reads everything before it again.
 
     Args:
-      make: makes an iterator over batches, always the same ones.
+      make: makes an iterator over batches, the same ones each time.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
@@ -30,14 +30,14 @@ class Replayed(nodes.Iterated):
 
 
 class ReplayIterator(nodes.Iterator):
-    """One pass; its state is how many rows it has given, whatever batches they came in."""
+    """One pass; its state is the number of rows so far, in whatever batches they came."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         super().__init__()
         self._make = make
         self._iterator: Iterator[Any] | None = None
         self._rows = 0
-        self._skip = 0  # how many of these have yet to be passed over
+        self._skip = 0  # how many of these have yet to be skipped
 
     def __next__(self) -> Any:
         self.check_open()
@@ -75,14 +75,14 @@ class ReplayIterator(nodes.Iterator):
 
 
 def count_rows(batch: Any) -> int:
-    """Size of dim 0 of the first array of ``batch``; 0 if there is none."""
+    """The size of dim 0 of the first array of ``batch``; 0 if there is none."""
     leaf = next(iter(jax.tree_util.tree_leaves(registered(batch))), None)
     shape = np.shape(leaf) if leaf is not None else ()
     return int(shape[0]) if shape else 0
 
 
 class LoaderIterator(nodes.Iterator):
-    """One pass of a ``grain.DataLoader``, whose iterators have states of their own kind."""
+    """One pass of a ``grain.DataLoader``, whose iterators have their own kind of state."""
 
     def __init__(self, loader: grain.DataLoader) -> None:
         super().__init__()
@@ -99,16 +99,16 @@ class LoaderIterator(nodes.Iterator):
         self._iterator.set_state(state["loader"].encode())
 
     def release(self) -> None:
-        self._iterator = None  # a loader's iterator can't be closed: who drops it ends its threads and processes
+        self._iterator = None  # a loader's iterator has no close: dropping it ends its threads and processes
 
 
 class SequenceIterator(nodes.Iterator):
-    """One part after the other; its state has those that are not finished, with how far the first one is.
+    """The elements of parts, one part after the other; its state has the unfinished parts and the place in the first.
 
     Args:
       make: makes the dataset of a part.
-      parts: which.
-      is_ahead: whether something in it reads ahead.
+      parts: the parts.
+      is_ahead: whether a stage in it reads ahead.
     """
 
     def __init__(self, make: Callable[[Part], Any], parts: Sequence[Part], is_ahead: bool) -> None:
@@ -135,19 +135,19 @@ class SequenceIterator(nodes.Iterator):
         raise StopIteration
 
     def _open(self) -> None:
-        """Begin with the first part, or go on with it."""
+        """Open the first part, at its place."""
         current = iter(self._make(self._parts[0]))
         if self._parts[0]["state"] is not None:
             current.set_state(self._parts[0]["state"])
         self._current = current
 
     def _add_place(self, error: Exception) -> None:
-        """Say at which record of which file it was raised, if it does not say so itself."""
-        with contextlib.suppress(Exception):  # what has failed may not know where it is
+        """Add the file and the record at which an error occurred, unless the message has them."""
+        with contextlib.suppress(Exception):  # the iterator that failed may not know its place
             state = self._current.get_state()
             file, record = find(state, "name"), find(state, "records")
             if file and record is not None and file not in str(error):
-                # What reads ahead is a little further.
+                # A stage that reads ahead is a little further.
                 after = ", or one soon after it" if self._is_ahead else ""
                 error.add_note(f"(raised by record {record} of {file!r}, counted from 1{after})")
 
@@ -161,7 +161,7 @@ class SequenceIterator(nodes.Iterator):
         self.release()
         self._parts = list(state[PARTS])
         if self._parts and self._parts[0]["state"] is not None:
-            self._open()  # now, so that a state that the files no longer fit is refused
+            self._open()  # at once, to refuse a state that no longer fits the files
 
     def release(self) -> None:
         current, self._current = getattr(self, "_current", None), None

@@ -1,8 +1,8 @@
-"""What is left to read: parts of a dataset, which any number of workers can share anew.
+"""The remaining parts of a dataset in the middle of a pass, which any number of workers can divide again.
 
-A *stream* is what one worker reads, or all of them alike. Its state says which parts of the dataset are its own, and
-how far it has come; it is plain data, as goes into JSON. When a run goes on with other workers, what is left of all
-streams is cut up and dealt out again.
+A *stream* is read by one worker, or by all alike. Its state has the parts of the dataset that belong to it, and its
+place in them; it is plain data that JSON can hold. When a run continues with other workers, the rest of all
+streams is divided again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from replicax.argument_checks import as_integer
 
 Part = dict[str, Any]
-"""Of examples with numbers: ``files`` (or ``None`` for the whole dataset), ``start`` and ``stop``. Of others:
+"""A part of numbered examples: ``files`` (or ``None`` for the whole dataset), ``start`` and ``stop``. Of other records:
 ``files``, ``skip`` (how many records at the start of a file are done) and ``state`` (of the iterator; ``None`` at the
 start)."""
 
@@ -22,7 +22,7 @@ PARTS = "replicax_parts"
 
 
 def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
-    """Of numbered examples in ``parts``, those from place ``start`` to before ``stop``.
+    """The numbered examples in ``parts`` from place ``start`` to before ``stop``.
 
     >>> from replicax.data.reading.remaining_parts import between
     >>> between([{"files": None, "start": 0, "stop": 5}, {"files": None, "start": 7, "stop": 9}], 3, 6)
@@ -39,12 +39,12 @@ def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
 
 
 def size_of(parts: Sequence[Part]) -> int:
-    """How many numbered examples there are in ``parts``."""
+    """The number of numbered examples in ``parts``."""
     return sum(part["stop"] - part["start"] for part in parts)
 
 
 def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """Parts of numbered examples for ``count`` streams, each with as many examples as the others, or one more.
+    """Divide numbered examples among ``count`` streams, each with as many as the others, or one more.
 
     >>> from replicax.data.reading.remaining_parts import dealt_evenly
     >>> dealt_evenly([{"files": None, "start": 0, "stop": 5}], 2)
@@ -56,7 +56,7 @@ def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
 
 
 def dealt_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """Parts at the start of their files, or after the first records of them, for ``count`` streams."""
+    """Divide parts at the start of their files, or after the first records of them, among ``count`` streams."""
     files = [(file, part["skip"].get(file, 0)) for part in parts for file in part["files"]]
     hands = [files[i::count] for i in range(count)]
     return [
@@ -65,7 +65,7 @@ def dealt_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
 
 
 def find(state: Any, key: str) -> Any:
-    """The value of ``key`` in the nested state of an iterator; ``None`` if it is not in there exactly once."""
+    """The value of ``key`` in the nested state of an iterator; ``None`` unless it is there exactly once."""
     if isinstance(state, dict):
         if key in state:
             return state[key]
@@ -75,7 +75,7 @@ def find(state: Any, key: str) -> Any:
 
 
 def check_count(number: Any, what: str, most: int | None = None, least: int = 0) -> None:
-    """Raise unless ``number``, out of a state, is one that a pass over the dataset can have come to.
+    """Raise unless a pass over the dataset can have reached ``number``, from a state.
 
     Raises:
       ValueError: it is not an integer, or outside ``least`` and ``most``.

@@ -1,4 +1,4 @@
-"""What a dataset can be made from: everything becomes a Grain dataset."""
+"""Sources: converts everything that a dataset can be made from to a Grain dataset."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from replicax.pytrees import registered
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A Grain dataset, and what is known of it.
+    """A Grain dataset, with its properties.
 
     Attributes:
       dataset: a ``grain.MapDataset`` or ``grain.IterDataset``.
-      kind: what it was made from, in words.
-      unrepeatable: why a second pass could go another way; ``None`` if it goes the same.
-      length: how many elements it has, if that is known.
+      kind: a description of the original.
+      unrepeatable: why a second pass could differ; ``None`` if it does not.
+      length: the number of elements, if known.
     """
 
     dataset: Any
@@ -37,10 +37,10 @@ class Source:
 
 
 def as_source(dataset: Any, method: str) -> Source:
-    """The Grain dataset that ``dataset`` is, or becomes.
+    """Convert ``dataset`` to a Grain dataset.
 
     Raises:
-      TypeError: ``dataset`` is an iterator, nothing that can be gone through, or a function that wants arguments.
+      TypeError: ``dataset`` is an iterator, not iterable, or a function with required arguments.
     """
     name = type(dataset).__name__
     unrepeatable, length = None, None
@@ -64,7 +64,8 @@ def as_source(dataset: Any, method: str) -> Source:
                 f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "
                 "function of an InputContext goes to strategy.distribute_datasets_from_function."
             ) from None
-        # What it gives is seen at once, and is the first pass. (Calling a generator function runs nothing of it.)
+        # The first call shows what it returns, and is the first pass. (Calling a generator function runs none of its
+        # code.)
         first = iter([_iterator_of(dataset, kind, method)])
         return Source(Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
     if isinstance(dataset, Iterator):
@@ -86,7 +87,7 @@ def as_source(dataset: Any, method: str) -> Source:
 
 
 def _is_function(dataset: Any) -> bool:
-    """Whether ``dataset`` is called for an iterator, rather than iterated."""
+    """Whether ``dataset`` must be called to get an iterator."""
     is_collection = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
     return callable(dataset) and not inspect.isclass(dataset) and not is_collection
 
@@ -158,7 +159,7 @@ def numpy_examples(arrays: Any) -> Any:
 
 
 def _stacked(path: Any, leaf: Any) -> Any:
-    """A list as one array, with a row for each of its entries; anything else as it is."""
+    """A list as one array, with a row for each of its entries; anything else unchanged."""
     if not isinstance(leaf, list) or not leaf:
         return leaf
     name = "input" + jax.tree_util.keystr(path)

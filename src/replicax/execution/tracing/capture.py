@@ -133,7 +133,7 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked
-        usual = SpmdCommunicator if replicas.elsewhere is None else replicas.elsewhere.communicator
+        usual = SpmdCommunicator if replicas.remote_variables is None else replicas.remote_variables.communicator
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
         way = communicator or usual(examples, replicas.options)
         results.clear()
@@ -202,7 +202,7 @@ def capture(
     if program.replicas > 1:
         names = [as_written(path, fn) for path in paths()]
         for load in registry.step_checks:
-            is_ragged, is_served = store.communicator.is_ragged, replicas.elsewhere is not None
+            is_ragged, is_served = store.communicator.is_ragged, replicas.remote_variables is not None
             program = load()(program, names, asked, is_ragged, is_served)
     return program
 

@@ -165,7 +165,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
         return None
     if _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
         return None
-    if replicas.elsewhere is not None:
+    if replicas.remote_variables is not None:
         raise ContextError(
             f"strategy.run: an argument is a {type(leaves[places[0]]).__name__}, which would keep on this worker what "
             "the step changes. On parameter servers variables keep that, which are made in strategy.scope(), in the "

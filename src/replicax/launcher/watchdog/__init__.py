@@ -1,7 +1,7 @@
-"""The watchdog: finds workers that hang, from outside, by what they write into a page, and by what the kernel says.
+"""The watchdog finds workers that hang, from outside the process.
 
-:mod:`~replicax.launcher.watchdog.vital_signs` is what can be seen of one worker, and for how long it has been so.
-:mod:`~replicax.launcher.watchdog.verdict` says who hangs, given the signs of all workers: a worker that waits inside of
-a program may wait for another one that has a good reason. :mod:`~replicax.launcher.watchdog.hang_watch` puts both
-together for an attempt, and asks workers for their stacks.
+:mod:`~replicax.launcher.watchdog.worker_monitor` reads the status of one worker from its heartbeat page and the kernel.
+:mod:`~replicax.launcher.watchdog.hang_detection` decides which workers hang, given the status of all: a worker that
+waits inside a program may wait for another one that has a good reason.
+:mod:`~replicax.launcher.watchdog.hang_watch` runs both for an attempt, and asks workers for their stacks.
 """

@@ -1,13 +1,13 @@
 """Stragglers: workers for which all others wait, step after step.
 
-Workers meet in each step, so all take equally long for it. How much longer than the others one of them takes by itself
-follows from what each has measured (:mod:`replicax.workers.step_timer`): the devices of a slow host have nothing to do
-between two steps for as long as the others wait for it, and on CPUs the processors of one that computes more work for
-longer.
+Workers communicate in each step, so all take equally long for it. What each has measured
+(:mod:`replicax.workers.step_timer`) shows how much longer one of them takes alone: the devices of a slow host are idle
+between two steps for as long as the others wait for it, and on CPUs the processors of a worker that computes more work
+for longer.
 
-On a busy machine any worker may be late for a moment, and much so. So a worker is named for what is left when its worst
-steps are left out. Input that comes in bursts looks alike, one late step and then many in time; of that a longer while
-is looked at.
+On a busy machine any worker may be very late for a moment. So a worker is named only if it is late without its worst
+steps, too. Input that comes in bursts looks the same, one late step and then many in time, so it is judged over a
+longer time.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from replicax.workers.heartbeat_page import StepRecord
 
 SLOW = 1.4
-"""From how many times the others' time on a worker is named: 1.5, less what is missing while not all steps that are
-looked at are slow ones."""
+"""A worker is named from this ratio to the others' time on: 1.5, less a margin, as some steps in the window may not be
+slow yet."""
 SURELY_SLOW = 1.2
-"""And from how many times without its worst steps."""
+"""And if it takes at least so many times as long without its worst steps."""
 KEEPS_UP = 1.2
-"""And below which it keeps up again."""
+"""It keeps up again below this."""
 LEAST = 2e-3
-"""Seconds of a step that nobody is named for."""
+"""Seconds of a step that are too short to name a worker."""
 LEAST_COMPUTED = 20e-3
-"""The same for computing: of a quick step, much of it is what keeps workers connected, most of all the chief."""
+"""The same for computing: in a short step much of it keeps workers connected, most of all the chief."""
 QUICK = 15e-3
-"""Steps that take less are looked at for longer: in these a moment is many steps."""
+"""Shorter steps are judged over a longer time: a moment has many of them."""
 KEPT = 400
 """How many steps of a worker are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Which steps are looked at.
+    """The steps to judge.
 
     Attributes:
-      steps: so many, at least.
+      steps: at least so many.
       seconds: and those of so many seconds.
-      worst: which part of a worker's steps, the worst ones, may be late by chance.
-      of_quick: whether it is for quick steps; otherwise it is for all others.
+      worst: the part of a worker's steps, the worst, that may be late by chance.
+      of_quick: whether the window is for short steps, rather than for all others.
     """
 
     steps: int
@@ -53,7 +53,7 @@ class Window:
     of_quick: bool = False
 
     def of(self, steps: Sequence[StepRecord], period: float, now: float) -> list[StepRecord]:
-        """Those of a worker that are in it; none if most of them are missing."""
+        """The steps of a worker in this window; none if most of them are missing."""
         since = now - max(self.steps * period, self.seconds)
         found = [step for step in steps if step.at >= since]
         return found if len(found) >= 0.7 * self.steps else []
@@ -61,7 +61,7 @@ class Window:
 
 WINDOWS = (Window(14, 0.5, 1 / 4), Window(100, 5.0, 1 / 20), Window(14, 3.0, 1 / 2, of_quick=True))
 CALM = 3.0
-"""For how many seconds a worker must not have been slow to keep up again."""
+"""After how many seconds without a slow step a worker keeps up again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Lag:
     """How much longer a worker takes than the others.
 
     Attributes:
-      worker: which.
-      ratio: how many times as long.
+      worker: its number.
+      ratio: how many times as long it takes.
       sure: the same without its worst steps.
-      on_host: by how many seconds, between two steps.
+      on_host: how many seconds longer, between two steps.
       for_input: how many of these it waits for input.
-      computing: by how many seconds, inside of a step.
+      computing: how many seconds longer, inside a step.
     """
 
     worker: int
@@ -86,7 +86,7 @@ class Lag:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is to be named."""
+        """Whether to name the worker."""
         return self.ratio >= SLOW and self.sure >= SURELY_SLOW
 
     def __str__(self) -> str:
@@ -102,11 +102,11 @@ class Lag:
 
 
 def slowest(steps: Mapping[int, Sequence[StepRecord]], worst: float, are_on_cpu: bool) -> Lag:
-    """The worker that takes longest, of several.
+    """The slowest of several workers.
 
     Args:
       steps: the last ones of each worker; at least one.
-      worst: which part of a worker's steps, the worst ones, may be late by chance.
+      worst: the part of a worker's steps, the worst, that may be late by chance.
       are_on_cpu: whether the processors do the devices' work.
 
     >>> from replicax.launcher.watchdog.stragglers import slowest
@@ -132,8 +132,8 @@ def _lag(
     worst: float,
     are_on_cpu: bool,
 ) -> Lag:
-    # A host that is ahead of its devices keeps nobody waiting, however long it takes; nor is one slow that comes last,
-    # and takes no longer than the others.
+    # No worker waits for a host that is ahead of its devices, however long it takes; and a worker that comes last but
+    # takes no longer than the others is not slow.
     theirs = statistics.median(_mean(step.host for step in other) for other in others)
     gap = _mean(step.gap for step in own)
     on_host = max(0.0, min(gap, _mean(step.host for step in own) - theirs))
@@ -145,7 +145,7 @@ def _lag(
     computing = 0.0
     inside = max(0.0, period - gap)
     least, _ = _quartiles([step.computed for step in own])
-    # Where the processors do little for a step, it does not consist of computing.
+    # Where the processors do little for a step, the step is not computed by them.
     if are_on_cpu and least >= inside / 3:
         most = statistics.median(_quartiles([step.computed for step in other])[1] for other in others)
         computing = inside * max(0.0, 1.0 - most / least) if least > 0 else 0.0
@@ -157,7 +157,7 @@ def _lag(
 
 
 def _times(period: float, more: float) -> float:
-    """How many times as long a step takes as it would if it took so many seconds less."""
+    """The ratio of the step time to the step time without ``more`` seconds."""
     return period / max(period - more, period / 100)
 
 
@@ -172,7 +172,7 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
 
 
 class StragglerWatch:
-    """Says who is slow: once when it is found, and when that changes."""
+    """Names slow workers: once when found, and whenever that changes."""
 
     def __init__(self) -> None:
         self._steps: dict[int, collections.deque[StepRecord]] = {}
@@ -181,7 +181,7 @@ class StragglerWatch:
         self._slow_at = 0.0
 
     def look(self, new: Mapping[int, Sequence[StepRecord]], are_on_cpu: bool) -> str | None:
-        """What is to be said, if anything is.
+        """The message for the user, if there is one.
 
         Args:
           new: the steps of all workers that train, since the last look.
@@ -193,7 +193,7 @@ class StragglerWatch:
             del self._steps[worker]
         if len(new) < 2 or not any(new.values()) or not all(self._steps[worker] for worker in new):
             return None
-        now = min(steps[-1].at for steps in self._steps.values())  # until when all are known
+        now = min(steps[-1].at for steps in self._steps.values())  # the steps of all workers are known until then
         for window in WINDOWS:
             lag = self._slowest(window, now, are_on_cpu)
             if lag is not None and lag.is_slow and (lag.worker != self._named or window is self._seen_in):
@@ -213,7 +213,7 @@ class StragglerWatch:
         return f"worker {before} keeps up with the others again"
 
     def _slowest(self, window: Window, now: float, are_on_cpu: bool) -> Lag | None:
-        """Of the steps in a window; ``None`` if there are too few."""
+        """The slowest worker in a window; ``None`` if there are too few steps."""
         periods = [statistics.median(step.period for step in list(own)[-9:]) for own in self._steps.values()]
         period = statistics.median(periods)
         if (period < QUICK) is not window.of_quick:

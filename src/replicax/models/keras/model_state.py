@@ -1,4 +1,4 @@
-"""The state of a Keras model under a strategy: each of its variables has one of ours."""
+"""The state of a Keras model under a strategy: each of its variables has a ``replicax.Variable``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from replicax.variables.layout import Mirrored
 from replicax.variables.trees import assign_all
 
 GROUPS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-"""What the state of a step consists of, as Keras names and orders it."""
+"""The groups of variables in the state of a step, with Keras' names and order."""
 
 
 def keras_variables(model: Any, group: str) -> Sequence[Any]:
-    """The variables of a Keras model that are in one of the ``GROUPS``."""
+    """The variables of a Keras model in one of the ``GROUPS``."""
     if group == "optimizer_variables":
         return model.optimizer.variables
     return getattr(model, group)
 
 
 class StateCell:
-    """The variable that a Keras variable has, and the array of it that Keras has.
+    """The ``replicax.Variable`` of a Keras variable, and the array that Keras has of it.
 
-    Keras' loop passes arrays from step to step, and gives its variables theirs back when somebody wants to see them. So
-    an array that comes back is the one that went out, or else somebody has assigned another.
+    Keras' loop passes arrays from step to step, and restores its variables only when they are read. So an array
+    that comes back is the one that went out, unless another one has been assigned.
     """
 
     __slots__ = ("_shown", "_stored", "keras", "variable")
@@ -40,18 +40,18 @@ class StateCell:
         self._stored: Any = None
 
     def take(self, array: Any) -> bool:
-        """Before a step: ``array`` is to be the variable's value. Returns whether the variable has another yet."""
+        """Before a step: set the variable's value to ``array``. Returns whether the variable still has another one."""
         stored = self.variable.slot.array
         differs = array is not stored and (array is not self._shown or stored is not self._stored)
-        self._shown = self._stored = None  # of a variable in pieces it is the whole, which nobody needs any more
+        self._shown = self._stored = None  # frees the gathered copy of a sharded variable
         return differs
 
     def show(self) -> Any:
-        """The variable's value, as this worker's one array. The next program may overwrite it, as Keras' own do.
+        """The variable's value as a single array of this worker. The next program may overwrite it, as Keras' own do.
 
         Raises:
-          VariableLostError: it has none any more.
-          DeadlockError: its pieces are on several workers, and not all of them are here.
+          VariableLostError: it is lost.
+          DeadlockError: its pieces are on several workers, and not all workers call this.
         """
         stored = self.variable.stored()
         if self._shown is None or stored is not self._stored:
@@ -70,7 +70,8 @@ class StateCell:
 class ShownGroup(Sequence[Any]):
     """The arrays of some variables, as Keras' loop passes them from step to step.
 
-    Between two steps nobody looks at them. So they are made when somebody does: variables stay in pieces until then.
+    They are rarely read between two steps. So they are gathered only when they are read: variables stay sharded until
+    then.
     """
 
     def __init__(self, cells: Sequence[StateCell]) -> None:
@@ -102,13 +103,13 @@ class ModelState:
         self._cells: dict[int, StateCell] = {}
 
     def take(self, keras_variables: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> tuple[ShownGroup, ...]:
-        """The cells of these variables of Keras, whose values are ``state``."""
+        """The cells of these Keras variables, whose values are ``state``."""
         changed: list[tuple[Variable, Any]] = []
         groups = tuple(
             ShownGroup([self._taken(keras, array, changed) for keras, array in zip(variables, arrays, strict=True)])
             for variables, arrays in zip(keras_variables, state, strict=True)
         )
-        assign_all(changed)  # at the beginning of each epoch all metrics, which Keras has reset
+        assign_all(changed)  # at the beginning of each epoch these are all metrics, which Keras has reset
         return groups
 
     def _taken(self, keras: Any, array: Any, changed: list[tuple[Variable, Any]]) -> StateCell:

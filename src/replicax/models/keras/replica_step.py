@@ -1,9 +1,9 @@
-"""What one replica's step of a Keras model knows of the others, while it runs.
+"""One replica's step of a Keras model, with access to the others.
 
-One rule makes a replica's part of what Keras computes: *what a model computes of a batch is a mean over its rows*. So
-the batch's loss, its gradients and its statistics are the replicas' own, averaged with the numbers of their rows. That
-is right as it stands for losses, ``add_loss``, regularizers and losses of the user's own making; the few places of
-Keras that make something else than a mean are replaced while the step runs (see :mod:`.replaced_parts`).
+One rule splits a model's computation: *what a model computes from a batch is a mean over its rows*. So the loss, the
+gradients and the statistics of the batch are the means of the replicas' own, weighted by their numbers of rows. That
+holds for losses, ``add_loss``, regularizers and the user's own losses; the few parts of Keras that compute something
+other than a mean are patched while the step runs (see :mod:`.patches`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.models.keras.divided_batches import Batch
+from replicax.models.keras.batches import Batch
 
 
 class _Running(threading.local):
@@ -29,7 +29,7 @@ _running = _Running()
 
 
 def running_step() -> ReplicaStep | None:
-    """The step of a Keras model that runs on this thread."""
+    """The Keras step that runs on this thread."""
     return _running.step
 
 
@@ -37,15 +37,15 @@ class ReplicaStep:
     """One replica's step.
 
     Args:
-      batch: this replica's.
+      batch: this replica's batch.
 
     Attributes:
-      rows: how many rows all replicas have together.
-      own_rows: how many this one has.
+      rows: the number of rows of all replicas.
+      own_rows: the number of this replica's rows.
       replica: its context.
-      number_is_common: whether the metric that adds up this replica's rows has made one number of all rows instead;
-        ``None`` while no metric adds up.
-      layers_losses: what layers have added to its loss, by the layers' ids, where Keras keeps it with the layer.
+      number_is_common: whether a metric that sums over rows has summed those of all replicas, instead of this one's;
+        ``None`` while no metric sums.
+      layers_losses: losses that layers have added, by the layers' ids, where Keras stores them in the layer.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -63,7 +63,7 @@ class ReplicaStep:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While the Python of the step runs, on this thread."""
+        """Mark this step as running on this thread, while its Python runs."""
         before, _running.step = _running.step, self
         try:
             yield
@@ -72,7 +72,7 @@ class ReplicaStep:
 
     @contextlib.contextmanager
     def inside(self, what: str) -> Iterator[bool]:
-        """While something acts for all replicas that may call others of its kind; false if it is one of these."""
+        """Whether a function that acts for all replicas is the outermost of its kind; false for those that it calls."""
         is_outermost = what not in self._inside
         self._inside.add(what)
         try:
@@ -87,7 +87,7 @@ class ReplicaStep:
         return self._several
 
     def mean(self, values: Sequence[Any]) -> list[Any]:
-        """The values of the whole batch, of which each replica has the means over its rows. One all-reduce."""
+        """The means over the whole batch, from the means over each replica's rows. One all-reduce."""
         if not self._several or not values:
             return list(values)
         if len(set(self._sizes)) == 1:
@@ -96,29 +96,29 @@ class ReplicaStep:
         return list(self.replica.all_reduce("sum", [v * jnp.asarray(share, v.dtype) for v in values]))
 
     def sum(self, values: Sequence[Any]) -> list[Any]:
-        """The values of the whole batch, of which each replica has the sums over its rows. One all-reduce."""
+        """The sums over the whole batch, from the sums over each replica's rows. One all-reduce."""
         if not self._several or not values:
             return list(values)
         sums = self.replica.all_reduce("sum", list(values))
         return [s if self._copies == 1 else _divided(s, self._copies) for s in sums]
 
     def as_mean(self, total: Any) -> Any:
-        """A sum over this replica's rows as a mean, in the sense that :meth:`mean` of it is the sum over all rows."""
+        """Scale a sum over this replica's rows so that its :meth:`mean` is the sum over all rows."""
         if not self._several or self.rows == self.own_rows:
             return total
         return total * jnp.asarray(self.rows / self.own_rows, total.dtype)
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
-        """All rows, of arrays that have this replica's. One all-gather for each."""
+        """The arrays of all rows, from arrays of this replica's rows. One all-gather for each."""
         if not self._several:
             return list(values)
         return [self.replica.all_gather(v, axis=0)[: len(v) if self._copies > 1 else None] for v in values]
 
     def of_each(self, value: Any) -> Any:
-        """``[replicas, …]``: what each replica has, for a mean over them of which gradients are taken.
+        """``[replicas, …]``: each replica's value, for a differentiable mean over the replicas.
 
-        The loss of a batch is the mean of the replicas' with their numbers of rows, and so is a gradient. What comes
-        back here from the loss of another replica has to have that one's weight, and not this one's.
+        The loss of a batch is the mean of the replicas' losses, weighted by their numbers of rows, and so is a
+        gradient. A cotangent that comes from the loss of another replica must have that replica's weight.
         """
         if not self._several:
             return value[None]
@@ -129,7 +129,7 @@ class ReplicaStep:
 
     @property
     def weights(self) -> Any:
-        """How much of the batch's rows each replica has: float32 ``[replicas]``."""
+        """Each replica's part of the batch's rows: float32 ``[replicas]``."""
         return jnp.asarray([size / (self.rows * self._copies) for size in self._sizes], jnp.float32)
 
 

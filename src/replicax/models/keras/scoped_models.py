@@ -1,4 +1,4 @@
-"""Which models belong to a strategy: those that are made, or compiled, in its scope."""
+"""Makes models that are created or compiled in a strategy's scope belong to the strategy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from keras.src.utils import python_utils
 
 from replicax import context
 from replicax.errors import ContextError
-from replicax.models.keras import several_workers, workers_callbacks
-from replicax.models.keras.divided_batches import Feed
+from replicax.models.keras import callbacks, multi_worker
+from replicax.models.keras.batches import Feed
 from replicax.models.keras.model_state import GROUPS, ModelState
 from replicax.models.keras.step_functions import StepFunction
 from replicax.strategy import Strategy
@@ -28,7 +28,7 @@ _NAME = "_replicax_functions"
 
 
 class StepFunctions:
-    """Makes the functions of one model, in the place of the model's own methods."""
+    """Makes the functions of one model, in place of the model's own methods."""
 
     def __init__(self, model: Any, strategy: Strategy) -> None:
         self.strategy = strategy
@@ -37,7 +37,7 @@ class StepFunctions:
         self._feed = Feed(strategy.extended.replicas)
 
     def forget_state(self) -> None:
-        """Let go of what the devices have of the model's variables: it may have another optimizer from now on."""
+        """Free the devices' copies of the model's variables: it may have another optimizer from now on."""
         self._state = ModelState(self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
@@ -63,7 +63,7 @@ class StepFunctions:
 
 
 def install() -> None:
-    """From now on models that are made or compiled in a strategy's scope belong to it."""
+    """From now on, models that are created or compiled in a strategy's scope belong to it."""
     if hasattr(Trainer.compile, _NAME):
         return
     for owner, name, wrap in (
@@ -71,9 +71,9 @@ def install() -> None:
         (Trainer, "compile", _compiled_in_scope),
         (BatchNormalization, "__init__", _may_be_synchronized),
         (Callback, "set_model", _may_be_silent),
-        (TensorBoard, "set_model", _may_be_silent),  # its own, in which it writes already
+        (TensorBoard, "set_model", _may_be_silent),  # its own method already writes files
         (BackupAndRestore, "on_train_begin", _may_restore_together),
-        (python_utils, "pythonify_logs", _hears_interrupts),
+        (python_utils, "pythonify_logs", _letting_interrupts_through),
     ):
         wrapper = wrap(getattr(owner, name))
         setattr(wrapper, _NAME, True)
@@ -112,7 +112,7 @@ def _compiled_in_scope(compile: Callable[..., None]) -> Callable[..., None]:
 
 
 def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
-    """``BatchNormalization.__init__``, which takes ``synchronized=True`` in a strategy's scope on JAX, too."""
+    """``BatchNormalization.__init__`` that accepts ``synchronized=True`` in a strategy's scope on JAX, too."""
 
     @functools.wraps(init)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -121,48 +121,48 @@ def _may_be_synchronized(init: Callable[..., None]) -> Callable[..., None]:
         if ours:
             self.synchronized = True
 
-    vars(wrapper)["__signature__"] = inspect.signature(init)  # which Keras looks at to serialize a layer
+    vars(wrapper)["__signature__"] = inspect.signature(init)  # Keras uses it to serialize layers
     return wrapper
 
 
 def _may_be_silent(set_model: Callable[..., None]) -> Callable[..., None]:
-    """``Callback.set_model``: one of several workers writes the files of callbacks."""
+    """``Callback.set_model`` that lets only one of several workers write the callback's files."""
 
     @functools.wraps(set_model)
     def wrapper(self: Any, model: Any) -> None:
         functions = getattr(model, _NAME, None)
-        if functions is not None and several_workers.is_silent(functions.strategy.extended.replicas):
-            workers_callbacks.silence(self)
+        if functions is not None and multi_worker.is_silent(functions.strategy.extended.replicas):
+            callbacks.silence(self)
         set_model(self, model)
 
     return wrapper
 
 
 def _may_restore_together(begin: Callable[..., None]) -> Callable[..., None]:
-    """``BackupAndRestore.on_train_begin``: one of several workers reads the backup."""
+    """``BackupAndRestore.on_train_begin`` that lets only one of several workers read the backup."""
 
     @functools.wraps(begin)
     def wrapper(self: Any, logs: Any = None) -> None:
         functions = getattr(self.model, _NAME, None)
         if functions is not None and functions.strategy.extended.replicas.lockstep.several:
-            workers_callbacks.restore_together(self, functools.partial(begin, self, logs), functions.strategy)
+            callbacks.restore_together(self, functools.partial(begin, self, logs), functions.strategy)
         else:
             begin(self, logs)
 
     return wrapper
 
 
-def _hears_interrupts(pythonify: Callable[..., Any]) -> Callable[..., Any]:
-    """``pythonify_logs``, in which Keras waits for the devices, and passes over whatever is raised there: Ctrl-C, too.
+def _letting_interrupts_through(pythonify: Callable[..., Any]) -> Callable[..., Any]:
+    """``pythonify_logs`` that lets Ctrl-C through: Keras waits for the devices there, and ignores all exceptions.
 
-    A callback that is not asynchronous has it called on the main thread after each batch, so that is where a program
-    is nearly always when somebody interrupts it.
+    Callbacks that are not asynchronous call it on the main thread after each batch, so a program is nearly always there
+    when a user interrupts it.
     """
 
     @functools.wraps(pythonify)
     def wrapper(logs: Any) -> Any:
         if logs:
-            with contextlib.suppress(Exception):  # the next step raises what it means
+            with contextlib.suppress(Exception):  # the next step raises it
                 jax.block_until_ready(logs)
         return pythonify(logs)
 
@@ -170,7 +170,7 @@ def _hears_interrupts(pythonify: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _strategy_here() -> Strategy | None:
-    """The strategy in whose scope the caller is."""
+    """The strategy of the caller's scope."""
     if not context.has_strategy() or not context.in_cross_replica_context():
         return None
     strategy: Strategy = context.get_strategy()
@@ -179,10 +179,10 @@ def _strategy_here() -> Strategy | None:
 
 def _give(model: Any, strategy: Strategy) -> None:
     functions = StepFunctions(model, strategy)
-    object.__setattr__(model, _NAME, functions)  # Keras keeps a record of what is assigned to a model
+    object.__setattr__(model, _NAME, functions)  # Keras tracks assignments to a model
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         object.__setattr__(model, name, getattr(functions, name))
-    several_workers.adapt(model, strategy.extended.replicas)
+    multi_worker.adapt(model, strategy.extended.replicas)
 
 
 def _check_backend() -> None:
@@ -204,7 +204,7 @@ def _check_no_other_distribution() -> None:
 
 
 def _check_is_not_on_servers(model: Any, strategy: Strategy, method: str) -> None:
-    if strategy.extended.elsewhere is not None:
+    if strategy.extended.remote_variables is not None:
         loop = {"train_step": "fit", "test_step": "evaluate", "predict_step": "predict"}[method]
         raise ContextError(
             f"Keras' {loop} of the model {model.name!r} in a function that is scheduled on parameter servers: Keras "

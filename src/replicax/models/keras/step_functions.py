@@ -1,4 +1,4 @@
-"""The functions that Keras' loop calls for each batch: one step on each replica."""
+"""The functions that Keras' loop calls for each batch: they run one step on each replica."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from keras.src.layers.normalization.batch_normalization import BatchNormalizatio
 
 from replicax.execution.many_steps.loop import Step, run_steps
 from replicax.execution.run import COMPILED, Dispatch, RunOptions, default_options, known
-from replicax.models.keras.divided_batches import Batch, Feed, Group, taken
+from replicax.models.keras.batches import Batch, Feed, Group, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
-from replicax.models.keras.replaced_parts import replaced
+from replicax.models.keras.multi_worker import check_same
+from replicax.models.keras.patches import patched
 from replicax.models.keras.replica_step import ReplicaStep
-from replicax.models.keras.several_workers import check_same
 from replicax.strategy import Strategy
 from replicax.values import PerReplica
 
 
 class _Steps(Step):
-    """A step of which several run in one loop."""
+    """A step that runs several times in one loop."""
 
     def __call__(self, element: Any) -> Any:
         return {"last": self.fn(element), "objects": {}}
 
 
 class StepFunction:
-    """``function(state, iterator)``, as Keras' loop calls it: runs a step of a model on each replica.
+    """``function(state, iterator)`` for Keras' loop: runs a step of a model on each replica.
 
     Args:
       model: the Keras model.
-      strategy: whose replicas run it.
-      state: the model's.
+      strategy: of the replicas.
+      state: of the model.
       feed: of the strategy's replicas.
-      method: the model's: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
-      groups: which variables ``state`` has.
+      method: of the model: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
+      groups: the groups of variables in ``state``.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StepFunction:
         def step(batch: Batch) -> Any:
             return self._step(batch)
 
-        # Retraces are counted by code, and those of another model are none of this one.
+        # Retraces are counted by code; those of another model don't count for this one.
         step.__name__ = f"{model.name}.{method}"
         step.__code__ = step.__code__.replace(co_name=step.__name__)
         self._fn = step
@@ -72,12 +72,12 @@ class StepFunction:
         """Run the next steps of an execution.
 
         Returns:
-          What Keras' own function does: logs, or predictions, and the new state.
+          The result of Keras' own function: logs, or predictions, and the new state.
 
         Raises:
-          StopIteration: there is no batch any more.
+          StopIteration: there are no more batches.
           ValueError: batches can't be divided, or workers have different ones.
-          LocalityError, DeadlockError: see :meth:`replicax.Strategy.run`. The model's variables are as they were.
+          LocalityError, DeadlockError: see :meth:`replicax.Strategy.run`. The model's variables are unchanged.
         """
         try:
             if state is not self._groups:
@@ -85,7 +85,7 @@ class StepFunction:
                 self._take(state)
             return self._results(iterator), self._groups
         except BaseException:
-            self._lay_ready(self._groups or state)
+            self._store_state(self._groups or state)
             self._model.jax_state_sync()
             raise
 
@@ -110,7 +110,7 @@ class StepFunction:
         return result
 
     def _run(self, data: Any) -> Any:
-        """The step, by way of ``strategy.run``; of one replica, where that is most of a small step's time, at once."""
+        """Run the step with ``strategy.run``; with one replica directly, which saves most of a small step's time."""
         if not self._is_alone:
             return self._strategy.run(self._fn, (self._feed.batch(data),), options=self._options)
         kind, arrays = self._feed.kind(data)
@@ -125,7 +125,7 @@ class StepFunction:
         return result
 
     def _common(self, log: Any) -> Any:
-        """A number of the logs that the replicas have not combined: a mean over as many rows each, such as a loss."""
+        """Average a number in the logs, such as a loss, over the replicas, which have as many rows each."""
         return self._strategy.reduce("mean", log) if isinstance(log, PerReplica) else log
 
     def _predicted(self, batches: Iterator[Any]) -> Any:
@@ -141,13 +141,13 @@ class StepFunction:
         return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
 
     def _joined(self, output: Any, batch: Batch) -> Any:
-        """The replicas' rows one after the other; of a batch that all of them have, once."""
+        """The replicas' rows, concatenated; those of a batch that all replicas have only once."""
         replicas = len(batch.sizes)
         if isinstance(output, PerReplica):
             gathered = self._strategy.gather(output, axis=0)
             return gathered if len(gathered) <= batch.rows else gathered[: batch.rows]
         if replicas > batch.copies and output.ndim and len(output) == batch.sizes[0]:
-            return jnp.concatenate([output] * replicas)  # it does not depend on the input: each has the same rows
+            return jnp.concatenate([output] * replicas)  # independent of the input: each replica has the same rows
         return output
 
     # --- state ------------------------------------------------------------------------------------------
@@ -159,23 +159,23 @@ class StepFunction:
             layers = [x for x in self._model._flatten_layers() if isinstance(x, BatchNormalization)]
             self._statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
         self._groups = self._state.take(self._variables, state)
-        self._lay_ready(self._groups)
-        self._is_to_compare = self._strategy.extended.replicas.lockstep.several  # as at the beginning of each epoch
+        self._store_state(self._groups)
+        self._is_to_compare = self._strategy.extended.replicas.lockstep.several  # at the beginning of each epoch
 
-    def _lay_ready(self, state: Sequence[Sequence[Any]]) -> None:
-        """Where Keras finds the arrays to give back to its variables, from which its loop has taken them.
+    def _store_state(self, state: Sequence[Sequence[Any]]) -> None:
+        """Store the arrays where Keras looks for them to restore its variables, from which its loop has taken them.
 
-        Keras itself does this when the step has returned, which is too late for a step that fails or is interrupted.
+        Keras does this after the step, which is too late if the step fails or is interrupted.
         """
-        object.__setattr__(self._model, "_jax_state", dict(zip(self._names, state, strict=True)))  # Keras tracks it
+        object.__setattr__(self._model, "_jax_state", dict(zip(self._names, state, strict=True)))
 
     # --- one replica --------------------------------------------------------------------------------------
 
     def _step(self, batch: Batch) -> Any:
-        """The step, as each replica runs it."""
+        """The step of each replica."""
         step = ReplicaStep(batch)
         given = [[cell.variable.value for cell in group.cells] for group in self._groups]
-        with step.running(), replaced(self._model):
+        with step.running(), patched(self._model):
             state = tuple(list(group) for group in given)
             result, new = getattr(self._model, self._method)(state, batch.data)
         if self._method == "predict_step":
@@ -186,13 +186,13 @@ class StepFunction:
         return jax.tree_util.tree_map(_strongly_typed, result)
 
     def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
-        """Assign what the step has changed; a layer's statistics of the batch are those of all rows."""
+        """Assign the changes of the step; a layer's batch statistics are those of all rows."""
         own: list[tuple[StateCell, Any]] = []
         for group, before, after in zip(self._groups, given, new, strict=True):
             for cell, old, value in zip(group.cells, before, after, strict=True):
                 if value is old:
                     continue
-                value = getattr(value, "value", value)  # a Keras variable, where a metric has not been updated
+                value = getattr(value, "value", value)  # a Keras variable if a metric has not been updated
                 if self._is_statistic(cell):
                     own.append((cell, value))
                 else:
@@ -212,7 +212,7 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _of_all_rows(step: ReplicaStep, logs: Any) -> Any:
-    """Logs of replicas that have different numbers of rows. Where all have the same, nothing need be added up here."""
+    """Combine the logs of replicas with different numbers of rows; with equal numbers do nothing."""
     leaves, tree = jax.tree_util.tree_flatten(logs)
     floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
     for i, mean in zip(floats, step.mean([jnp.asarray(leaves[i]) for i in floats]), strict=True):
@@ -221,6 +221,6 @@ def _of_all_rows(step: ReplicaStep, logs: Any) -> Any:
 
 
 def _strongly_typed(leaf: Any) -> Any:
-    """As what goes from step to step in a loop has to be."""
+    """Convert a leaf to a strongly typed array, as a loop requires."""
     array = jnp.asarray(leaf)
     return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array

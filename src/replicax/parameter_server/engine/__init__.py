@@ -1,1 +1,1 @@
-"""The engine that runs the processes of parameter servers and workers, behind one small interface."""
+"""The engine: runs the processes of parameter servers and workers, behind a small interface."""

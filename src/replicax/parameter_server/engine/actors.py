@@ -1,8 +1,8 @@
-"""Actors: the one small interface between parameter servers and the engine that runs processes.
+"""Actors: the interface between parameter servers and the engine that runs processes.
 
-An *actor* is an object in a process of its own. Its methods are called from elsewhere, with copies of their arguments,
-one after the other as a rule, and each call has a *reply*. Nothing else of the engine is used; Ray's side is in
-:mod:`replicax.parameter_server.engine.ray_actors`.
+An *actor* is an object in another process. Calls of its methods copy their arguments, run one after the other as a
+rule, and each has a *reply*. Nothing else of the engine is used; :mod:`replicax.parameter_server.engine.ray_actors`
+implements the interface with Ray.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 
 class ActorDiedError(RuntimeError):
-    """The process of an actor has ended, so that a call has no reply. It may have been run, or not."""
+    """An actor's process has ended, so a call has no reply. The call may or may not have run."""
 
 
 class ReplyLostError(ActorDiedError):
-    """What a call has returned was kept by machines that have died; no call can have it as an argument any more."""
+    """Dead machines held the result of a call; it can no longer be the argument of another call."""
 
 
 class NoRoomError(RuntimeError):
@@ -25,54 +25,54 @@ class NoRoomError(RuntimeError):
 
 
 class Reply(Protocol):
-    """What a call of an actor's method will return.
+    """The future result of a call.
 
-    It can be an argument of another call, which then gets the result, without a detour through this process. The result
-    is kept as long as the reply is, also when its actor has ended.
+    It can be an argument of another call, which then gets the result directly, without a detour through this process.
+    The result is kept as long as the reply is, even after its actor has ended.
     """
 
     def result(self, timeout: float) -> Any:
-        """Wait for it.
+        """Wait for the result.
 
         Raises:
           ActorDiedError: the actor's process has ended, or one whose reply was an argument.
-          NoRoomError: the call was not made, or what it has returned is nowhere.
-          ReplyLostError: an argument was a reply that is lost, and so the call was not made.
-          TimeoutError: it has not come within ``timeout`` seconds.
-          Exception: what the method raised.
+          NoRoomError: there was no memory for the call or its result.
+          ReplyLostError: an argument was a lost reply, so the call was not made.
+          TimeoutError: the result has not come within ``timeout`` seconds.
+          Exception: raised by the method.
         """
 
     def when_done(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the reply is there, or can't come any more; on whichever thread."""
+        """Call ``then`` once the reply is there or can't come any more; on any thread."""
 
 
 class Actor(Protocol):
-    """An object in a process of its own. It can be an argument of another actor's methods."""
+    """An object in another process. It can be an argument of another actor's methods."""
 
     def call(self, method: str, *args: Any) -> Reply:
-        """Call a method. Calls from one thread are run in their order."""
+        """Call a method. Calls from one thread run in their order."""
 
     def kill(self) -> None:
-        """End its process; calls in progress have no reply."""
+        """Kill its process; calls in progress have no reply."""
 
 
 class Actors(Protocol):
-    """Starts actors, and ends them all."""
+    """Starts actors, and ends all of them."""
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> Actor:
-        """A new actor, ``kind(*args)``, in a process with these environment variables.
+        """Start an actor, ``kind(*args)``, in a process with these environment variables.
 
-        Its methods are called one after the other, or, if the class has an attribute ``calls_at_once``, as many at the
-        same time, on as many threads.
+        Its methods run one at a time, or, if the class has an attribute ``calls_at_once``, as many at the same time,
+        each on its own thread.
 
-        Returns at once: an error of the constructor is one of the first call.
+        Returns at once; the first call raises an error of the constructor.
         """
 
     def check(self) -> None:
-        """Raise if the engine itself has ended, so that nothing comes any more.
+        """Raise if the engine itself has ended, so that no reply will come.
 
         Raises:
-          ActorDiedError: says what of it has ended.
+          ActorDiedError: names the part that has ended.
         """
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class Actors(Protocol):
 
 
 TIMEOUT = 120.0
-"""How many seconds to wait for an actor that only has to move or change arrays; processes may have to start first."""
+"""How many seconds to wait for an actor that only moves or changes arrays; processes may have to start first."""
 
 
 def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: float = TIMEOUT) -> list[Any]:
@@ -88,7 +88,7 @@ def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: f
 
     Args:
       replies: of the calls.
-      whom: names the actor of the call with this number, for messages.
+      whom: returns the name of the actor of the call with this number, for messages.
       timeout: how many seconds to wait for all of them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Processes of this machine, and those that they have started."""
+"""Processes of this machine, and their descendants."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 from pathlib import Path
 
 Process = tuple[int, str]
-"""The number of a process, and when it was started: numbers are used again."""
+"""The id of a process, and its start time, as ids are reused."""
 
 
 def of(roots: set[int]) -> set[Process]:
-    """These, and all that come from them; none where the system has no ``/proc``."""
+    """These processes and all their descendants; empty on systems without ``/proc``."""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):  # one that has just ended
+        with contextlib.suppress(OSError, IndexError):  # a process that has just ended
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             parents[int(path.name)], started[int(path.name)] = int(fields[1]), fields[19]
     found = set(roots)
@@ -25,8 +25,8 @@ def of(roots: set[int]) -> set[Process]:
     return {(pid, started[pid]) for pid in found if pid in started}
 
 
-def left_of(processes: set[Process]) -> set[Process]:
-    """Those that are still there, whoever is their parent by now."""
+def still_running(processes: set[Process]) -> set[Process]:
+    """The processes that still exist, even with another parent."""
     found = set()
     for pid, started in processes:
         with contextlib.suppress(OSError, IndexError):
@@ -37,9 +37,9 @@ def left_of(processes: set[Process]) -> set[Process]:
 
 
 def named(processes: set[Process], part: str) -> set[Process]:
-    """Those whose command line has ``part`` in it."""
+    """The processes with ``part`` in their command line."""
     found = set()
-    for pid, started in left_of(processes):
+    for pid, started in still_running(processes):
         with contextlib.suppress(OSError):
             if part in (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace"):
                 found.add((pid, started))
@@ -47,7 +47,7 @@ def named(processes: set[Process], part: str) -> set[Process]:
 
 
 def end(processes: set[Process]) -> None:
-    """Kill those that are still there."""
-    for pid, _ in left_of(processes):
+    """Kill the processes that still exist."""
+    for pid, _ in still_running(processes):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)

@@ -15,16 +15,16 @@ from replicax.parameter_server.engine import local_processes
 from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError, Reply, ReplyLostError
 
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",  # send no usage reports
     "RAY_gcs_server_port_wait_time_s": "120",
-    "RAY_enable_worker_prestart": "0",  # processes are started for actors, and no others
+    "RAY_enable_worker_prestart": "0",  # start processes only for actors
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""With this variable at 0 Ray listens on loopback only, on all systems, and takes the address from nowhere else."""
+"""With this variable at 0 Ray listens on loopback only, on all systems; no other setting does that."""
 _OBJECT_STORE: int | None = None
-"""Bytes of a Ray that is started here; Ray chooses."""
+"""Bytes of the object store of a Ray that is started here; by default Ray chooses."""
 _ATTEMPTS = 3
 _LOOK = 2.0
 _SHUT_DOWN = "Ray has been shut down"
@@ -32,11 +32,11 @@ _NEEDED = ("gcs_server", "raylet")
 
 
 class RayActors:
-    """Starts actors on Ray: on the cluster that this process is connected to, or else on this machine.
+    """Starts actors with Ray: on the cluster that this process is connected to, or else on this machine.
 
-    Ray is used as it is found: connected already (``ray.init(address=…)``), or by the environment variable
-    ``RAY_ADDRESS``. Otherwise it is started here: on loopback, without its dashboard, and without reporting its use;
-    and it is stopped with the actors.
+    It uses a Ray that is connected already (``ray.init(address=…)``), or named by the environment variable
+    ``RAY_ADDRESS``. Otherwise it starts Ray: on loopback, without its dashboard, and without usage reports; and it
+    stops it with the actors.
 
     Raises:
       ImportError: Ray is not installed; the message says how to install it.
@@ -58,7 +58,7 @@ class RayActors:
             _start(ray)
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> RayActor:
-        _check_ray()  # which would be started otherwise, in another way
+        _check_ray()  # otherwise Ray would start another one, with other settings
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
         options["max_concurrency"] = getattr(kind, "calls_at_once", 1)
         options["runtime_env"] = {"env_vars": dict(env)}
@@ -80,7 +80,7 @@ class RayActors:
         if self._is_ours:
             self._note_processes()
             self._ray.shutdown()
-            local_processes.end(self._processes)  # if Ray's own have died, others go on for minutes
+            local_processes.end(self._processes)  # if Ray's own processes have died, others would run on for minutes
 
     def _note_processes(self) -> None:
         if self._is_ours:
@@ -99,12 +99,12 @@ class RayActor:
 
         if any(isinstance(arg, _NoReply) for arg in args):
             return next(arg for arg in args if isinstance(arg, _NoReply))
-        if not ray.is_initialized():  # at the end of the program, say; Ray would start another one
+        if not ray.is_initialized():  # for instance at the end of the program; Ray would start another one
             return _NoReply(ActorDiedError(_SHUT_DOWN))
         references = (arg.reference if isinstance(arg, RayReply) else arg for arg in args)
         try:
             return RayReply(getattr(self.handle, method).remote(*references))
-        except ray.exceptions.RayError as error:  # Ray is gone, or has no memory for the arguments
+        except ray.exceptions.RayError as error:  # Ray has ended, or has no memory for the arguments
             return _NoReply(_as_ours(error) or ActorDiedError(_first_line(error)))
 
     def kill(self) -> None:
@@ -117,7 +117,7 @@ class RayActor:
 
 @dataclasses.dataclass(frozen=True)
 class _NoReply:
-    """Of a call that could not be made; why."""
+    """The reply of a call that could not be made."""
 
     why: Exception
 
@@ -158,10 +158,10 @@ class RayReply:
 
 
 def _check_ray() -> None:
-    """Raise if Ray is not there any more. Of a Ray that was started elsewhere only its connection can be looked at.
+    """Raise if Ray has ended. For a Ray that was started elsewhere only the connection can be checked.
 
     Raises:
-      ActorDiedError: it has ended; says which process.
+      ActorDiedError: it has ended; names the process.
     """
     import ray
 
@@ -173,12 +173,12 @@ def _check_ray() -> None:
 
 
 def _node() -> Any:
-    """What this process has started of Ray: nothing, if it is connected to one that was there."""
+    """The part of Ray that this process has started: none, if it has connected to an existing one."""
     return importlib.import_module("ray._private.worker")._global_node
 
 
 def _as_ours(error: Any) -> Exception | None:
-    """What Ray says of the arguments and the result of a call; ``None`` if it is about something else."""
+    """The error for the arguments or the result of a call; ``None`` for other errors."""
     import ray
 
     while isinstance(error, ray.exceptions.RayTaskError):
@@ -202,7 +202,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _cause_of(error: Any) -> BaseException:
-    """What was raised in another process, as it was raised there."""
+    """The error as raised in the other process."""
     cause: BaseException = error.cause
     cause.add_note(f"In another process:\n{error}")
     return cause
@@ -216,18 +216,18 @@ def _start(ray: Any) -> None:
     """
     local = {} if os.environ.get("RAY_ADDRESS") else {_LOOPBACK: "0"}
     with _environment(_QUIET | local), warnings.catch_warnings():
-        # It starts processes with fork and exec, which JAX warns of.
+        # Ray starts processes with fork and exec, which JAX warns of.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         if os.environ.get("RAY_ADDRESS"):
             ray.init(configure_logging=False, log_to_driver=False)
             return
-        _keep_to_this_machine()
+        _use_loopback()
         before = local_processes.of({os.getpid()})
         for left in reversed(range(_ATTEMPTS)):
             try:
                 ray.init(
-                    address="local",  # and not what `ray start` has started here, which nobody has named
-                    num_cpus=max(2, os.cpu_count() or 1),  # so many processes start at the same time
+                    address="local",  # not an unnamed Ray that `ray start` has started on this machine
+                    num_cpus=max(2, os.cpu_count() or 1),  # the number of processes that start at the same time
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE,
                     _node_ip_address="127.0.0.1",
@@ -235,25 +235,25 @@ def _start(ray: Any) -> None:
                     log_to_driver=False,
                 )
                 return
-            except Exception as error:  # its own time limits are short for a busy machine
+            except Exception as error:  # Ray's own time limits are short for a busy machine
                 begun = local_processes.named(local_processes.of({os.getpid()}) - before, "ray")
                 ray.shutdown()
-                local_processes.end(begun)  # it does not know what it has begun to start
+                local_processes.end(begun)  # Ray forgets the processes of a failed start
                 if not left:
                     raise RuntimeError(
                         f"Ray could not be started on this machine, in {_ATTEMPTS} attempts: {error}"
                     ) from error
 
 
-def _keep_to_this_machine() -> None:
-    """Ray reads the variable when it is imported, which the user may have done already."""
+def _use_loopback() -> None:
+    """Make Ray listen on loopback only. It reads the variable at import, which may have happened already."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     constants.ENABLE_RAY_CLUSTER = False
 
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these values, where the user has not set them."""
+    """Set these environment variables unless the user has set them."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

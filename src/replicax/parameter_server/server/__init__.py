@@ -1,1 +1,1 @@
-"""Parameter servers: which has which part of a variable, and how updates change it."""
+"""Parameter servers: the parts of variables that each has, and updates of them."""

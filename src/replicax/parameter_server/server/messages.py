@@ -1,4 +1,4 @@
-"""What workers and servers send each other about variables, which they know by number."""
+"""Messages between workers and servers about variables, which they identify by number."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""The indices of rows, and the rows: :class:`replicax.IndexedSlices` on the way."""
+"""The indices of rows, and the rows: the content of :class:`replicax.IndexedSlices`."""
 
 
 class Ended(NamedTuple):
-    """Which functions have ended; everything that is said to a server comes with it.
+    """The functions that have ended; part of every message to a server.
 
     Attributes:
-      era: how many times the servers have gone back to a snapshot. What is of another era than the server's has been
-        on its way for long: it is ignored, as functions that had ended by then may have to be run again.
-      below: all functions with smaller numbers have ended, and will not be run again in this era.
+      era: how many times the servers have gone back to a snapshot. A server ignores late messages of another era, as
+        functions that had ended by then may have to run again.
+      below: all functions with smaller numbers have ended, and will not run again in this era.
     """
 
     era: int = 0
@@ -30,17 +30,17 @@ _NONE = Ended()
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """What one run of a step changes of the parts that one server has.
+    """The changes that one run of a step makes to the parts of one server.
 
     Attributes:
-      function: the number of the scheduled function. It stays the same when the function is run again elsewhere.
+      function: the number of the scheduled function, also when another worker runs it again.
       number: of the push, among those of this function.
       based_on: how many updates the server had made when the function last read some of its variables; ``None`` if it
         has read none.
       gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
-      added: what is added to each variable: an array, or rows.
+      added: the change to add to each variable: an array, or rows.
       assigned: the new value of each variable.
-      ended: steps of several functions that are below it are whole, and the servers make their updates.
+      ended: steps of several functions below it are complete, and the servers apply them.
     """
 
     function: int
@@ -54,12 +54,12 @@ class Push:
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """The parts of variables that a server has.
+    """The parts of variables of a server.
 
     Attributes:
       updates: how many updates it has made.
-      values: for each variable that was asked for, and has changed since the version that the caller knows: its
-        version, and the part.
+      values: for each requested variable that has changed since the caller's version: its present version, and the
+        part.
     """
 
     updates: int
@@ -68,7 +68,7 @@ class Pulled:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPart:
-    """What a server knows of an optimizer.
+    """A server's part of an optimizer.
 
     Attributes:
       number: of the optimizer.
@@ -76,7 +76,7 @@ class OptimizerPart:
       variables: the numbers of the variables, in the order of the tree's leaves.
       tree: their pytree, as a pytree with these numbers as leaves.
       slots: the numbers of the variables of its state, in the order of their leaves.
-      empty: for each of both, the shape of the part that this server has of it, where it has none.
+      empty: for both of these, the shape of this server's part where it has none.
     """
 
     number: int
@@ -89,7 +89,7 @@ class OptimizerPart:
 
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """All that a server knows: parts of variables, optimizers, which pushes it has seen, which functions have ended."""
+    """The state of a server: parts of variables, optimizers, and the pushes and ended functions that it knows of."""
 
     values: Mapping[int, Any]
     versions: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""The update of an optimizer on a server, and whether servers can make it each for its own parts."""
+"""The update of an optimizer on a server, and the check that servers can apply it to their parts separately."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from replicax._jax.primitive_families import CASTS, ELEMENTWISE, IDENTITIES
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 Update = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
-"""From gradients, parameters and the optimizer's state, as lists, to new parameters and state."""
+"""Maps gradients, parameters and the optimizer's state, as lists, to new parameters and state."""
 
 
 def update_of(tx: Any, tree: Any) -> Update:
-    """The update that an Optax transformation makes.
+    """The update of an Optax transformation.
 
     Args:
       tx: the transformation.
@@ -40,11 +40,11 @@ def update_of(tx: Any, tree: Any) -> Update:
 
 @dataclasses.dataclass(frozen=True)
 class _From:
-    """What a value is computed from.
+    """The inputs that a value depends on.
 
     Attributes:
       owners: the parameters, by their places; their gradients and slots count as them.
-      mixes: whether elements of one are put together, so that a part alone would not do.
+      mixes: whether it combines elements of one of them, so that a part alone would not do.
     """
 
     owners: frozenset[int] = frozenset()
@@ -75,18 +75,18 @@ def check_by_parts(
     names: Sequence[str],
     servers: int,
 ) -> None:
-    """Raise unless servers that have parts can make an update each for itself.
+    """Raise unless each server can apply the update to its parts alone.
 
-    The update is traced in any case, so what it raises itself comes here, and not when a server makes it.
+    It traces the update in any case, so errors of the update itself are raised here, and not later on a server.
 
     Args:
       update: the update.
       parameters: shapes and dtypes.
-      state: those of the state's leaves.
+      state: shapes and dtypes of the state's leaves.
       owners: for each of these, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
-      split: which parameters are in several parts.
+      split: the places of the parameters that are in several parts.
       names: of the parameters.
-      servers: on how many they are; one can make any update.
+      servers: their number; a single one can apply any update.
 
     Raises:
       ValueError: it needs whole parameters that are split, or several parameters together.

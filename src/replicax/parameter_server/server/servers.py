@@ -1,4 +1,4 @@
-"""All parameter servers together, as the coordinator and each worker see them."""
+"""All parameter servers, as the coordinator and each worker see them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from replicax.parameter_server.server.messages import Ended, OptimizerPart, Push
 from replicax.parameter_server.server.shards import Shards
 
 Sent = Mapping[int, Reply]
-"""The replies of servers that have been called, by their numbers."""
+"""The replies of the called servers, by their numbers."""
 
 
 class Servers:
-    """The servers, and which versions of variables this process has got from them.
+    """The servers, and the versions of variables that this process has got from them.
 
-    Whatever is to be said to a server at one time is one call.
+    All messages to a server at one time form a single call.
 
     Args:
       actors: one for each server, in their order.
 
     Attributes:
-      ended: tells which functions have ended.
+      ended: returns the functions that have ended.
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
@@ -43,27 +43,27 @@ class Servers:
         self._all("put", {server: (parts, self.ended()) for server, parts in calls.items()})
 
     def define(self, parts: Mapping[int, OptimizerPart]) -> None:
-        """Tell each server of an optimizer."""
+        """Define an optimizer on each server."""
         self._all("define", {server: (part,) for server, part in parts.items()})
 
     def drop(self, variables: Sequence[int], optimizers: Sequence[int] = ()) -> None:
-        """Have all servers forget these; nobody waits for it."""
+        """Make all servers forget these; does not wait."""
         for actor in self.actors:
             actor.call("drop", tuple(variables), tuple(optimizers))
 
     def pull(
         self, wanted: Mapping[int, Shards], present: Callable[[int], Any]
     ) -> tuple[dict[int, Any], dict[int, int]]:
-        """The new values of those variables that have changed since the last time.
+        """The values of those variables that have changed since the last call.
 
         Args:
           wanted: the variables.
-          present: gives the value that this process has of a variable.
+          present: returns this process' value of a variable.
 
         Returns:
           The values, and how many updates each server had made.
         """
-        versions = self._versions  # another dict, once servers have gone back
+        versions = self._versions  # replaced by a new dict when servers go back
         known = {number: {} if number in self._overwritten else versions.get(number, {}) for number in wanted}
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
@@ -86,21 +86,21 @@ class Servers:
         return found, {server: got.updates for server, got in pulled.items()}
 
     def overwrite(self, number: int) -> None:
-        """This process has changed its copy of a variable, which is no version of the servers' any more."""
+        """Note that this process has changed its copy of a variable, which then equals no version of the servers."""
         self._overwritten.add(number)
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Some rows (along dim 0) of a variable, and how many updates each server that was asked had made.
+        """Some rows (along dim 0) of a variable, and how many updates each called server had made.
 
         Args:
           number: of the variable.
           shards: of it.
-          indices: ``[k]``, each in the range of its rows, and only once.
+          indices: ``[k]``, in range and unique.
         """
         if shards.is_split and shards.dim == 0:
             masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
             asked = {s: indices[mask] - shards.bounds[s][0] for s, mask in masks.items() if mask.any()}
-            asked = asked or {shards.servers[0]: indices}  # of no rows the dtype is wanted
+            asked = asked or {shards.servers[0]: indices}  # without rows only the dtype is needed
         else:
             masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
         ended = self.ended()
@@ -116,7 +116,7 @@ class Servers:
         return whole, updates
 
     def push(self, pushes: Mapping[int, Push]) -> Sent:
-        """Send what each server is to change; the results will be how stale that is."""
+        """Send each server its changes; the results will be their staleness."""
         return self._call("push", {server: (push,) for server, push in pushes.items()})
 
     def break_off(self, ended: Ended) -> None:
@@ -124,22 +124,22 @@ class Servers:
         self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
     def replace(self, actors: Sequence[Actor]) -> None:
-        """Other processes are the servers now, or have other values than before."""
+        """Use other processes as servers, or the same ones after their values have changed."""
         self.actors = tuple(actors)
         self._versions = {}
 
     def forget(self, number: int) -> None:
-        """A variable is gone."""
+        """Forget a dropped variable."""
         self._versions.pop(number, None)
 
     def snapshots(self) -> list[Reply]:
-        """The state of each, which a neighbour has in memory, too; nothing is copied to this process."""
+        """The state of each server, also stored by a neighbour; nothing is copied to this process."""
         states = [actor.call("snapshot", self.ended()) for actor in self.actors]
         self.keep(states)
         return states
 
     def keep(self, states: Sequence[Reply]) -> None:
-        """Have the neighbours keep these states; those that they have kept before until they have all."""
+        """Make the neighbours store these states, and keep the previous ones until all have them."""
         neighbours = [*self.actors[1:], *self.actors[:1]]
         kept = [neighbour.call("keep", state) for neighbour, state in zip(neighbours, states, strict=True)]
         all_results(kept, lambda i: f"parameter server {i}, or its neighbour that keeps its state,")
@@ -147,13 +147,13 @@ class Servers:
             actor.call("keep_last")
 
     def restore(self, states: Sequence[Reply | None], era: int) -> None:
-        """Have all go back to what they knew then, ``None`` for nothing; an era begins."""
+        """Make all servers go back to these states (``None``: empty), and start an era."""
         replies = [actor.call("restore", state, era) for actor, state in zip(self.actors, states, strict=True)]
         all_results(replies, lambda i: f"parameter server {i}")
-        self._versions = {}  # another thread may have read meanwhile, what is no version of this era's
+        self._versions = {}  # another thread may have read in between, which is not a version of this era
 
     def wait_until_ready(self) -> None:
-        """Until all of their processes have started."""
+        """Wait until all of their processes have started."""
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
 
     # --- calls ------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ class Servers:
         return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
 
 
-def shared_out(
+def split_changes(
     shards: Mapping[int, Shards],
     gradients: Mapping[int, Mapping[int, Any]],
     added: Mapping[int, Any],
     assigned: Mapping[int, Any],
 ) -> dict[int, tuple[dict[int, dict[int, Any]], dict[int, Any], dict[int, Any]]]:
-    """What a step changes, for each server that has a part of it."""
+    """The changes of a step, for each server that has a part of them."""
     found: dict[int, tuple[dict[int, dict[int, Any]], dict[int, Any], dict[int, Any]]] = {}
     for optimizer, by_variable in gradients.items():
         for number, gradient in by_variable.items():
@@ -192,7 +192,7 @@ def _parts(shards: Shards, change: np.ndarray | Rows) -> Mapping[int, Any]:
 
 
 def _merged(indices: np.ndarray, rows: np.ndarray) -> Rows:
-    """The same change, with the sum of rows that come several times, if that leaves half of the rows at most."""
+    """The same change, with rows of equal index summed, if that leaves at most half of the rows."""
     unique, places = np.unique(indices, return_inverse=True)
     if 2 * len(unique) > len(indices):
         return indices, rows

@@ -1,4 +1,4 @@
-"""A parameter server: parts of variables, and how updates change them."""
+"""A parameter server: has parts of variables, and applies updates to them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Part = np.ndarray | jax.Array
 
 
 class ShardServer:
-    """Keeps parts of variables, and changes them by what workers push: each push once, however often it comes.
+    """Stores parts of variables, and applies the pushes of workers: each push once, however often it arrives.
 
-    The engine pickles what a method returns before it calls the next one: results may be the server's own arrays, which
-    later updates write to.
+    The engine pickles the result of a method before it calls the next one: so results may be the server's own arrays,
+    which later updates write to.
 
     Args:
       index: its number.
-      groups: how many functions are one step together. With 1 each push is an update of its own. Otherwise the pushes
-        of functions ``k * groups`` to ``(k + 1) * groups - 1`` are put together, and wait until all of these functions
-        have ended. Until then all of them read the values before the step, also one that has to be run again. Nobody
-        says so in a call of its own: each call says which functions have ended.
-      settings: of JAX, that it has in common with the coordinator.
+      groups: the number of functions of one step. With 1 each push is an update. Otherwise the pushes of functions
+        ``k * groups`` to ``(k + 1) * groups - 1`` are combined, and wait until all of these functions have ended.
+        Until then all of them read the values before the step, even one that runs again. There is no separate call
+        for that: each call says which functions have ended.
+      settings: JAX's settings, the same as the coordinator's.
     """
 
     def __init__(self, index: int, groups: int, settings: Mapping[str, Any]) -> None:
@@ -47,20 +47,20 @@ class ShardServer:
         self._kept: list[ServerState] = []
 
     def ready(self) -> int:
-        """The process's number; answers once it has started."""
+        """The id of its process; answers once it has started."""
         return os.getpid()
 
-    # --- setting up -------------------------------------------------------------------------------------
+    # --- setup ------------------------------------------------------------------------------------------
 
     def put(self, values: Mapping[int, tuple[Part, str]], ended: Ended) -> None:
-        """Set parts of variables; each comes with how it combines what several replicas assign."""
+        """Set parts of variables, each with its way to combine what several replicas assign."""
         self._finish(ended)
         for number, (value, aggregation) in values.items():
             self._set(number, np.array(value))
             self._aggregations[number] = Aggregation(aggregation)
 
     def drop(self, variables: Sequence[int], optimizers: Sequence[int]) -> None:
-        """Forget these."""
+        """Forget these objects."""
         for number in variables:
             for known in (self._values, self._versions, self._aggregations):
                 known.pop(number, None)
@@ -68,7 +68,7 @@ class ShardServer:
             self._optimizers.pop(number, None)
 
     def define(self, optimizer: OptimizerPart) -> None:
-        """Know an optimizer."""
+        """Define an optimizer."""
         self._define(optimizer)
 
     def _define(self, optimizer: OptimizerPart) -> None:
@@ -78,7 +78,7 @@ class ShardServer:
     # --- the state as a whole ---------------------------------------------------------------------------
 
     def snapshot(self, ended: Ended) -> ServerState:
-        """All that it knows."""
+        """The complete state."""
         self._finish(ended)
         values = {number: np.asarray(value) for number, value in self._values.items()}
         parts = [part for part, _ in self._optimizers.values()]
@@ -95,7 +95,7 @@ class ShardServer:
         )
 
     def restore(self, state: ServerState | None, era: int) -> None:
-        """Know what a server knew then, and nothing else; ``None``: nothing. What is of another era does not count."""
+        """Replace the state by an earlier one; ``None``: an empty one. Ignores messages of other eras from now on."""
         state = state or ServerState({}, {}, {}, [], set(), {}, 0, 0)
         self._ended = Ended(era, state.below)
         self._values = dict(state.values)
@@ -107,21 +107,21 @@ class ShardServer:
             self._define(part)
 
     def keep(self, state: ServerState) -> None:
-        """Have the state of a neighbour in memory, too; what was kept before is as well, as others may not come."""
+        """Store the state of a neighbour, in addition to the previous one, as the others may not get theirs."""
         self._kept.append(state)
 
     def keep_last(self) -> None:
-        """All servers have kept a state: those before are not needed any more."""
+        """Drop the previous states: all servers have stored new ones."""
         del self._kept[:-1]
 
-    # --- the traffic ------------------------------------------------------------------------------------
+    # --- reading and pushing ----------------------------------------------------------------------------
 
     def pull(self, known: Mapping[int, int], ended: Ended) -> Pulled:
-        """The parts of these variables that are newer than the versions that the caller knows (-1: none).
+        """The parts of these variables that are newer than the caller's versions (-1: none).
 
         Args:
-          known: these versions.
-          ended: which functions have ended.
+          known: the caller's versions.
+          ended: the functions that have ended.
         """
         self._finish(ended)
         newer = {
@@ -132,15 +132,15 @@ class ShardServer:
         return Pulled(self._updates, {number: (self._versions[number], part) for number, part in newer.items()})
 
     def rows(self, number: int, indices: np.ndarray, ended: Ended) -> tuple[int, np.ndarray]:
-        """How many updates there have been, and some rows of its part of a variable."""
+        """The number of updates so far, and some rows of its part of a variable."""
         self._finish(ended)
         return self._updates, np.asarray(self._values[number])[indices]
 
     def push(self, push: Push) -> int:
-        """Change the parts, now or when the step is whole; returns how many updates there were since the reading.
+        """Change the parts, now or when the step is complete; returns the number of updates since the function's read.
 
-        A push that has come before changes nothing; nor does one that comes so late that its function has ended
-        elsewhere, or that the servers have gone back meanwhile.
+        A repeated push changes nothing; nor does one that arrives after its function has ended on another worker, or
+        after the servers have gone back.
         """
         self._finish(push.ended)
         key = push.function, push.number
@@ -155,14 +155,14 @@ class ShardServer:
         return staleness
 
     def break_off(self, ended: Ended) -> None:
-        """A step has failed: what waits is forgotten, but for steps of functions that have ended, which are whole."""
+        """After a step has failed: drop waiting pushes, except those of complete steps."""
         self._finish(ended)
         self._waiting.clear()
 
     # --- updates ----------------------------------------------------------------------------------------
 
     def _finish(self, ended: Ended) -> None:
-        """These functions have ended: make the updates of steps that are whole."""
+        """These functions have ended: apply complete steps."""
         if ended.era != self._ended.era or ended.below <= self._ended.below:
             return
         self._ended = ended
@@ -173,21 +173,21 @@ class ShardServer:
             self._update([together[function] for function in sorted(together)])
 
     def _update(self, pushes: Sequence[Push]) -> None:
-        """One update, by the pushes of one step, in the order of their replicas."""
+        """Apply one update: the pushes of one step, in the order of their replicas."""
         self._updates += 1
         optimizers = [n for push in pushes for n in push.gradients if n in self._optimizers]
-        for number in dict.fromkeys(optimizers):  # without those that the program has dropped in the meantime
+        for number in dict.fromkeys(optimizers):  # without those that the program has dropped meanwhile
             self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
-        known = self._values  # and without such variables
+        known = self._values  # and without dropped variables
         for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
             delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
             self._set(number, self._with_added(number, delta))
         for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
             [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
-            self._set(number, np.array(value) if value.flags.writeable else value)  # others may be assigned it, too
+            self._set(number, np.array(value) if value.flags.writeable else value)  # others may share it
 
     def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
-        """What the groups of replicas of one step add or assign, combined as the variable says."""
+        """The values that the groups of replicas of one step add or assign, combined by the variable's aggregation."""
         how = self._aggregations[number]
         if len(values) == 1 or how in (Aggregation.NONE, Aggregation.ONLY_FIRST_REPLICA):
             return list(values[:1])
@@ -217,7 +217,7 @@ class ShardServer:
         return np.zeros(shape, dtype)
 
     def _with_added(self, number: int, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
-        """The sum; in the value's own memory, if nobody else has it."""
+        """The sum; in the value's own memory, if no other object refers to it."""
         value: Any = self._values[number]
         is_own = isinstance(value, np.ndarray) and value.flags.writeable and value.flags.owndata
         changed = value if is_own else np.empty(value.shape, value.dtype)

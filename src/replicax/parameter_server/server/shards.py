@@ -1,4 +1,4 @@
-"""Which server has which part of a variable."""
+"""Shards: the parts of a variable, and the server of each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from replicax.variables.partitioners import PieceCounts, split_by
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Where the parts of one variable are.
+    """The parts of one variable.
 
     Attributes:
-      dim: along which the variable is split.
-      bounds: for each server that has a part, where that begins and ends along ``dim``. A variable that is not split is
-        on one server. Without a dim (``None``) each of these servers has the whole, as of an optimizer's counter.
+      dim: the dim along which the variable is split.
+      bounds: for each server with a part, the start and the end of the part along ``dim``. An unsplit variable is on
+        one server. Without a dim (``None``) each of these servers has the whole, for instance of an optimizer's
+        counter.
 
     >>> shards = Shards(0, {0: (0, 3), 1: (3, 5)})
     >>> {server: part.tolist() for server, part in shards.parts(np.arange(5)).items()}
@@ -30,7 +31,7 @@ class Shards:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Those that have a part."""
+        """The servers that have a part."""
         return tuple(self.bounds)
 
     @property
@@ -39,7 +40,7 @@ class Shards:
         return self.dim is not None and len(self.bounds) > 1
 
     def part(self, value: Any, server: int) -> Any:
-        """The part of ``value`` that a server has."""
+        """A server's part of ``value``."""
         if not self.is_split:
             return value
         start, stop = self.bounds[server]
@@ -50,13 +51,13 @@ class Shards:
         return {server: self.part(value, server) for server in self.bounds}
 
     def whole(self, parts: Mapping[int, Any]) -> Any:
-        """The value, of its parts."""
+        """The value, from its parts."""
         if not self.is_split:
             return parts[self.servers[0]]
         return np.concatenate([parts[server] for server in self.servers], axis=self.dim)
 
     def rows(self, indices: np.ndarray, values: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """The rows (along dim 0) that each server has of these, with their indices in its part."""
+        """The rows (along dim 0) of each server among these, with their indices in its part."""
         if not self.is_split:
             return dict.fromkeys(self.servers, (indices, values))
         if self.dim:
@@ -69,12 +70,12 @@ class Shards:
 
 
 class ShardChoice:
-    """Chooses servers for variables: each next one gets the server that has the fewest bytes so far.
+    """Chooses servers for variables: each goes to the server with the fewest bytes so far.
 
     Args:
-      servers: how many there are.
-      partitioner: into how many parts a variable is split, and along which dim; ``None`` for whole variables. At most
-        one part for each server.
+      servers: the number of servers.
+      partitioner: how many parts a variable is split into along each dim; ``None`` for whole variables. At most one
+        part for each server.
     """
 
     def __init__(self, servers: int, partitioner: PieceCounts | None) -> None:
@@ -84,7 +85,7 @@ class ShardChoice:
     def shards_of(
         self, name: str, shape: tuple[int, ...], dtype: Any, partitioner: PieceCounts | None = None
     ) -> Shards:
-        """The shards of a new variable, which may have a partitioner of its own.
+        """The shards of a new variable, which may have its own partitioner.
 
         Raises:
           ValueError: the partitioner did not return a number for each dim, at most one of them above 1.

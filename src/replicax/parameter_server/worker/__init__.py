@@ -1,1 +1,1 @@
-"""Workers: scheduled functions, and the copies of variables that they run on."""
+"""Workers: run scheduled functions on copies of variables."""

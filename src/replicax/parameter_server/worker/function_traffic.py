@@ -1,4 +1,4 @@
-"""What one scheduled function reads from the servers, and what it sends them."""
+"""The reads and changes of one scheduled function on the servers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 
 from replicax.parameter_server.engine.actors import ActorDiedError, all_results
 from replicax.parameter_server.server.messages import Ended, Push
-from replicax.parameter_server.server.servers import Sent, Servers, shared_out
+from replicax.parameter_server.server.servers import Sent, Servers, split_changes
 from replicax.parameter_server.server.shards import Shards
 
 Change = tuple[Mapping[int, Mapping[int, Any]], Mapping[int, Any], Mapping[int, Any]]
-"""Gradients by optimizer and variable; what is added to variables, and what is assigned to them, by variable."""
+"""Gradients by optimizer and variable; changes to add, and new values, by variable."""
 
 
 class FunctionTraffic:
-    """The changes that a function makes, on their way to the servers.
+    """Sends the changes of a function to the servers.
 
-    A change is sent before the function reads anything else, so that it sees what it has changed, and at its end.
+    A change is sent before the function reads anything else, so that it sees its own changes, and at its end.
 
     Args:
-      servers: all of them.
+      servers: all servers.
       shards: of each variable, by number.
       function: its number.
-      ended: which functions had ended when it was sent.
+      ended: the functions that had ended when it was sent.
 
     Attributes:
       ended: the same.
-      changed: the numbers of those that it has changed.
+      changed: the numbers of the variables that it has changed.
       updates: how many updates each server had made when the function last read from it.
     """
 
@@ -46,15 +46,15 @@ class FunctionTraffic:
         self.updates: dict[int, int] = {}
 
     def change(self, gradients: Mapping[int, Mapping[int, Any]], added: Any, assigned: Any) -> None:
-        """Have the servers make this change, once it is sent. Nobody writes to the memory of its arrays."""
+        """Add a change, to be sent later. The memory of its arrays must not be written to."""
         self.changed.update(*gradients.values(), added, assigned)
         self._unsent.append(((gradients, added, assigned), dict(self.updates)))
 
     def send(self) -> None:
-        """Send what is to be changed, one call for each server and change; nobody waits."""
+        """Send the changes, one call for each server and change; does not wait."""
         unsent, self._unsent = self._unsent, []
         for change, updates in unsent:
-            shared = shared_out(self._shards, *jax.tree_util.tree_map(np.asarray, change))
+            shared = split_changes(self._shards, *jax.tree_util.tree_map(np.asarray, change))
             pushes = {
                 server: Push(self._function, self._pushes, updates.get(server), *mine, self.ended)
                 for server, mine in shared.items()
@@ -63,14 +63,14 @@ class FunctionTraffic:
             self._sent.append(self._servers.push(pushes))
 
     def settle(self) -> tuple[int, ...]:
-        """Send what is left, and wait until all changes are made, also if one of them can't be.
+        """Send the remaining changes, and wait until all are applied, even if one fails.
 
         Returns:
           The largest staleness of each.
 
         Raises:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
-          Exception: what a server has raised.
+          Exception: raised by a server.
         """
         self.send()
         problems: list[Exception] = []
@@ -80,7 +80,7 @@ class FunctionTraffic:
             for server, reply in sent.items():
                 try:
                     largest = max(largest, *all_results([reply], lambda _, server=server: f"parameter server {server}"))  # type: ignore[misc]
-                except Exception as error:  # the other servers still are to have made theirs
+                except Exception as error:  # the other servers must still apply theirs
                     problems.append(error)
             staleness.append(largest)
         for problem in sorted(problems, key=lambda error: not isinstance(error, ActorDiedError | TimeoutError)):

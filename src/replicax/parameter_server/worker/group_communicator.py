@@ -1,4 +1,4 @@
-"""The communicator of a worker that trains in step with others."""
+"""The communicator of a worker that trains synchronously with others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from replicax.execution.tracing.communicator import SpmdCommunicator
 
 
 class GroupCommunicator(SpmdCommunicator):
-    """Collectives among the replicas of one worker, for a step that other workers take part in.
+    """Collectives among the replicas of one worker, for a step in which other workers take part.
 
-    The workers meet on the servers, after the step, and nowhere in it. So a collective that a step asks for can't be
-    had, and would be wrong among the replicas of one worker alone: it is an error. The two that end on the servers, the
-    gradients' sum and what variables are assigned, say so with ``is_part``.
+    The workers combine values only on the servers, after the step. So a collective inside a step is impossible, and
+    would be wrong among the replicas of one worker alone: it raises. The two collectives that the servers complete, the
+    sum of gradients and assigned values, set ``is_part``.
 
     Args:
       examples: of a padded batch.
-      options: of collectives that are given none.
-      groups: how many workers take part.
-      group: gives the number of this one, as a traced value.
+      options: for collectives without their own.
+      groups: the number of workers.
+      group: returns the number of this one, as a traced value.
       is_part: whether a collective is the first half of one that the servers complete.
     """
 

@@ -1,4 +1,4 @@
-"""A worker: runs scheduled functions in a process of its own."""
+"""A worker: runs scheduled functions in its own process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.input_options import InputOptions
-from replicax.data.input_workers import InputContext
+from replicax.data.options import InputOptions
+from replicax.data.workers import InputContext
 from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, line_of
 from replicax.extended import StrategyExtended
@@ -29,10 +29,10 @@ from replicax.parameter_server.definitions import (
     VariableDefinition,
 )
 from replicax.parameter_server.engine.actors import Actor, ActorDiedError
-from replicax.parameter_server.references import Reference, References, loads
+from replicax.parameter_server.pickling import Reference, References, loads
 from replicax.parameter_server.server.servers import Servers
-from replicax.parameter_server.worker.worker_elsewhere import WorkerElsewhere
-from replicax.parameter_server.worker.worker_variables import (
+from replicax.parameter_server.worker.server_variables import ServerVariables
+from replicax.parameter_server.worker.variables import (
     NotBuiltError,
     WorkerCollection,
     WorkerOptimizer,
@@ -48,14 +48,14 @@ from replicax.variables.variable import Variable
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker is told when it starts.
+    """The settings of a worker.
 
     Attributes:
       index: its number.
-      count: how many workers there are.
-      devices: how many devices it has.
-      groups: how many workers train in step; 1 if each goes its own way.
-      jax: settings of JAX that it has in common with the coordinator.
+      count: the number of workers.
+      devices: the number of its devices.
+      groups: the number of workers that train synchronously; 1 in asynchronous mode.
+      jax: JAX's settings, the same as the coordinator's.
     """
 
     index: int
@@ -66,22 +66,22 @@ class WorkerSettings:
 
 
 class WorkerExtended(StrategyExtended):
-    """The lower level of a worker's strategy."""
+    """The ``extended`` of a worker's strategy."""
 
     collection = WorkerCollection
 
 
 class WorkerStrategy(Strategy):
-    """What ``strategy`` is inside a scheduled function: the worker's own devices.
+    """The ``strategy`` inside a scheduled function, on the worker's own devices.
 
     Args:
       settings: of the worker.
-      elsewhere: the way to the servers.
+      server_variables: its access to the servers.
     """
 
-    def __init__(self, settings: WorkerSettings, elsewhere: WorkerElsewhere) -> None:
+    def __init__(self, settings: WorkerSettings, server_variables: ServerVariables) -> None:
         extended = WorkerExtended(resolve_devices(None)[: settings.devices])
-        extended.elsewhere = elsewhere
+        extended.remote_variables = server_variables
         super().__init__(extended)
         self.worker_index = settings.index
         self.num_workers = settings.count
@@ -89,12 +89,12 @@ class WorkerStrategy(Strategy):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """As elsewhere; the function is told which of the workers it is for."""
+        """Do the same as in other strategies; the function gets the number of this worker."""
         mine = InputContext(self.num_workers, self.worker_index, self.num_replicas_in_sync)
         return super().distribute_datasets_from_function(lambda _: dataset_fn(mine), options)
 
     def run_steps(self, *args: Any, **kwargs: Any) -> Any:
-        """Not here: each step reads the servers' variables, and changes them."""
+        """Raise: each step has to read the servers' variables, and change them."""
         raise ContextError(
             "strategy.run_steps was called in a scheduled function: its steps would not reach the parameter servers in "
             "between. Call strategy.run for each."
@@ -102,10 +102,10 @@ class WorkerStrategy(Strategy):
 
 
 class WorkerIterator:
-    """A worker's own iterator: of a function that has to be run again it takes the elements back.
+    """A worker's own iterator: it returns elements again to a function that has to run again.
 
     Args:
-      elements: the iterator that it has them from.
+      elements: the underlying iterator.
     """
 
     def __init__(self, elements: Any) -> None:
@@ -114,11 +114,11 @@ class WorkerIterator:
         self._taken: list[Any] = []
 
     def begin(self) -> None:
-        """A function begins."""
+        """Begin a function."""
         self._taken = []
 
     def take_back(self) -> None:
-        """The function will be run again."""
+        """Take back the elements: the function will run again."""
         self._ahead, self._taken = [*self._taken, *self._ahead], []
 
     def __iter__(self) -> WorkerIterator:
@@ -144,11 +144,11 @@ class StepWorker:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
         self.settings = settings
-        self.elsewhere = WorkerElsewhere(Servers(servers), settings.groups)
-        self.strategy = WorkerStrategy(settings, self.elsewhere)
+        self.server_variables = ServerVariables(Servers(servers), settings.groups)
+        self.strategy = WorkerStrategy(settings, self.server_variables)
         if settings.groups > 1:
             with self._collection.opened():
-                self.elsewhere.group = Variable(np.int32(0), trainable=False, name="place in the step")
+                self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
         self._pickled: dict[str, bytes] = {}
         self._functions: dict[str, Any] = {}
         self._definitions: dict[int, VariableDefinition] = {}
@@ -166,28 +166,28 @@ class StepWorker:
         return collection
 
     def ready(self) -> int:
-        """The process's number; answers once it has started."""
+        """The id of its process; answers once it has started."""
         return os.getpid()
 
     # --- running ----------------------------------------------------------------------------------------
 
     def work(self, call: FunctionCall) -> CallOutcome:
-        """Run a scheduled function; returns when the servers have made its changes."""
+        """Run a scheduled function; returns when the servers have applied its changes."""
         try:
-            self._learn(call.definitions)
+            self._define_all(call.definitions)
         except Exception as error:
             return CallOutcome(failure=_failure(error))
-        traffic = self.elsewhere.begin(call.number, call.ended)
+        traffic = self.server_variables.begin(call.number, call.ended)
         outcome = self._run(call)
         try:
             return dataclasses.replace(outcome, staleness=traffic.settle())
         except (ActorDiedError, TimeoutError) as error:
             return CallOutcome(lost=str(error), is_server=True)
-        except Exception as error:  # a server could not make the change
+        except Exception as error:  # a server could not apply the change
             return outcome if outcome.failure is not None else CallOutcome(failure=_failure(error))
 
     def _run(self, call: FunctionCall) -> CallOutcome:
-        """Run it; its last change is still to be sent."""
+        """Run it, without sending its last change."""
         self._inputs = call.inputs
         for digest in call.old_functions:
             self._functions.pop(digest, None)
@@ -195,7 +195,7 @@ class StepWorker:
         if call.fn is not None:
             self._pickled[call.digest] = call.fn
         try:
-            if call.digest in self._pickled:  # it is not sent again, so it stays until it could be read
+            if call.digest in self._pickled:  # it is not sent again, so it stays until it has been unpickled
                 self._functions[call.digest] = loads(self._pickled[call.digest], self._find, call.name)
                 del self._pickled[call.digest]
             args, kwargs = loads(call.arguments, self._find, f"an argument of {call.name}")
@@ -203,7 +203,7 @@ class StepWorker:
                 iterator.begin()
             with self.strategy.scope():
                 returned = self._functions[call.digest](*args, **kwargs)
-                self.elsewhere.end()
+                self.server_variables.end()
                 return CallOutcome(_fetched(self.strategy, returned))
         except NotBuiltError as needed:
             for iterator in self._iterators.values():
@@ -214,15 +214,17 @@ class StepWorker:
         except (Exception, SystemExit) as error:
             return CallOutcome(failure=_failure(error))
 
-    def _learn(self, definitions: Sequence[Any]) -> None:
-        for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # others refer to them
+    def _define_all(self, definitions: Sequence[Any]) -> None:
+        for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # variables come first
             if isinstance(one, VariableDefinition):
                 self._definitions[one.number] = one
-                self.elsewhere.shards[one.number] = one.shards
+                self.server_variables.shards[one.number] = one.shards
             elif isinstance(one, OptimizerDefinition):
-                self.elsewhere.know_built(one.number, loads(one.variables, self._find, "an optimizer's variables"))
+                self.server_variables.note_built(
+                    one.number, loads(one.variables, self._find, "an optimizer's variables")
+                )
             elif isinstance(one, ServersDefinition):
-                self.elsewhere.servers.replace(one.actors)
+                self.server_variables.servers.replace(one.actors)
             elif isinstance(one, Forgotten):
                 self._forget(one)
             else:
@@ -233,17 +235,17 @@ class StepWorker:
         if gone.kind == "variable":
             variable = self._variables.pop(gone.number, None)
             self._definitions.pop(gone.number, None)
-            self.elsewhere.forget(gone.number, variable)
+            self.server_variables.forget(gone.number, variable)
         elif gone.kind == "optimizer":
             self._optimizers.pop(gone.number, None)
-            self.elsewhere.forget_built(gone.number)
+            self.server_variables.forget_built(gone.number)
         elif gone.kind == "dataset":
             self._dataset_fns.pop(gone.number, None)
             self._datasets.pop(gone.number, None)
         else:
             self._iterators.pop(gone.number, None)
 
-    # --- what functions refer to ------------------------------------------------------------------------
+    # --- references of functions ------------------------------------------------------------------------
 
     def _find(self, reference: Reference) -> Any:
         kind, *rest = reference
@@ -254,7 +256,7 @@ class StepWorker:
         if kind == "optimizer":
             number, name = rest
             if number not in self._optimizers:
-                self._optimizers[number] = WorkerOptimizer(self.elsewhere, number, name)
+                self._optimizers[number] = WorkerOptimizer(self.server_variables, number, name)
             return self._optimizers[number]
         if kind == "dataset":
             return self._dataset(*rest)
@@ -271,7 +273,7 @@ class StepWorker:
         if number not in self._variables:
             told = self._definitions[number]
             with self._collection.opened():
-                # Its value comes before a program that reads it, or never, if only rows of it are looked up.
+                # Its value is fetched before a program that reads it, or never if only rows of it are read.
                 nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
                 variable = WorkerVariable(
                     Stored(nothing, Mirrored(), told.shape),
@@ -279,7 +281,7 @@ class StepWorker:
                     name=told.name,
                     aggregation=told.aggregation,
                 )
-            variable.belong_to(self.elsewhere, number)
+            variable.belong_to(self.server_variables, number)
             self._variables[number] = variable
         return self._variables[number]
 
@@ -291,13 +293,13 @@ class StepWorker:
         return self._datasets[number]
 
     def _named(self, variables: Any) -> bytes:
-        """A pytree of this worker's variables, pickled by their numbers."""
+        """A pytree of this worker's variables, pickled with references by number."""
         own = _OwnReferences(self.strategy, lambda optimizer: -1)
         return own.dumps(variables, "the pytree of the variables")
 
 
 class _OwnReferences(References):
-    """References to a worker's variables, by the numbers that the coordinator has given them."""
+    """References to a worker's variables, by the coordinator's numbers."""
 
     def name_of(self, value: Any) -> Reference | None:
         if isinstance(value, WorkerVariable):
@@ -306,7 +308,7 @@ class _OwnReferences(References):
 
 
 def _checked(dataset: Any) -> Any:
-    """What ``dataset_fn`` has returned, if that can be iterated over."""
+    """The result of ``dataset_fn``, which must be iterable."""
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
         returned = "None; does it lack its return?" if dataset is None else type(dataset).__name__
         raise TypeError(
@@ -316,7 +318,7 @@ def _checked(dataset: Any) -> Any:
 
 
 def _fetched(strategy: Strategy, returned: Any) -> Any:
-    """What a function has returned, as NumPy arrays: a tuple of them for what each replica has of its own."""
+    """The result of a function as NumPy arrays: a tuple of them for values that differ between replicas."""
 
     def on_host(leaf: Any) -> Any:
         if isinstance(leaf, Variable):
@@ -330,7 +332,7 @@ def _fetched(strategy: Strategy, returned: Any) -> Any:
 
 def _failure(error: BaseException) -> Failure:
     pickled: bytes | None = None
-    with contextlib.suppress(Exception):  # some can't be pickled, or not read again
+    with contextlib.suppress(Exception):  # some errors can't be pickled or unpickled
         data = pickle.dumps(error)
         pickle.loads(data)
         pickled = data

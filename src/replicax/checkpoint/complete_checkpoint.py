@@ -1,0 +1,139 @@
+"""Finds a complete checkpoint: what each worker's disk has of it, whether that is intact, and which worker sends what.
+
+Workers that share a disk all see the whole checkpoint. If each has its own disk, a checkpoint is complete if every
+piece is intact on one of them; workers that lack pieces get them from others.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+
+from replicax.checkpoint.host_copies import Place
+from replicax.checkpoint.storage import manifest
+from replicax.checkpoint.storage.blocks import cover, whole_block
+from replicax.checkpoint.storage.index import ArrayEntry, CheckpointIndex, loads_index, read_index
+from replicax.checkpoint.storage.manifest import DamagedError
+from replicax.workers.lockstep import Lockstep
+
+log = logging.getLogger("replicax")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompleteCheckpoint:
+    """A checkpoint with every byte as it was written.
+
+    Attributes:
+      path: its folder on this worker, even if it does not exist.
+      index: its content.
+      has_own: whether the folder exists on this worker.
+      holders: the workers that have each piece.
+    """
+
+    path: str
+    index: CheckpointIndex
+    has_own: bool
+    holders: Mapping[Place, Sequence[int]]
+
+
+def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | None, str]:
+    """The checkpoint in ``path`` on which all workers agree if it is complete; otherwise what is wrong with it.
+
+    Args:
+      path: its folder on this worker.
+      lockstep: of all workers, each of which passes its own path.
+    """
+    mine, problem = _looked_at(path)
+    told = lockstep.exchange("looks for a checkpoint", (_summary_of(mine), problem), path)
+    problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
+    found = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
+    for id in _in_order(list(found.values())):
+        having = {worker: places for worker, (theirs, _, places) in found.items() if theirs == id}
+        own = mine if mine is not None and mine.id == id else None
+        verdicts = lockstep.exchange("checks a checkpoint", problem_of(path) if own is not None else None, path)
+        problems |= {worker: text for worker, text in enumerate(verdicts) if text is not None}
+        having = {worker: places for worker, places in having.items() if verdicts[worker] is None}
+        if not having:
+            continue
+        first = min(having)
+        text = lockstep.exchange(
+            "reads an index", own.dumps() if own and lockstep.workers.index == first else None, path
+        )
+        index = own or loads_index(text[first])
+        holders: dict[Place, list[int]] = {}
+        for worker, places in having.items():
+            for place in places:
+                holders.setdefault(place, []).append(worker)
+        if (lacking := _lacking(index, holders)) is None:
+            has_own = lockstep.workers.index in having
+            return CompleteCheckpoint(path, index, has_own, holders), _summary(problems, lockstep)
+        problems[first] = f"no worker has all of {lacking}"
+    return None, _summary(problems, lockstep) or "there is no such folder"
+
+
+def _summary_of(index: CheckpointIndex | None) -> tuple[str, float, list[Place]] | None:
+    return None if index is None else (index.id, index.time, _places(index))
+
+
+def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
+    """The ids of the saves that disks have under one name: the most frequent first, then the newest.
+
+    There are several if a disk has come back from another run.
+
+    >>> from replicax.checkpoint.complete_checkpoint import _in_order
+    >>> _in_order([("a", 1.0, []), ("b", 2.0, []), ("c", 3.0, []), ("b", 2.0, [])])
+    ['b', 'c', 'a']
+    """
+    counts = collections.Counter(id for id, _, _ in found)
+    times = {id: time for id, time, _ in found}
+    return sorted(counts, key=lambda id: (counts[id], times[id]), reverse=True)
+
+
+def _looked_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
+    """This worker's index, without reading the pieces; or what is wrong with it."""
+    try:
+        listed = manifest.read_manifest(path)
+        manifest.check_sizes(path, listed)
+        index = read_index(path, listed)
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        return None, f"it can't be read: {error}"
+    except DamagedError as error:
+        return None, str(error)
+    if index.id != listed.id:
+        return None, "its index is that of another checkpoint"
+    return index, None
+
+
+def problem_of(path: str) -> str | None:
+    """What is wrong with the bytes of a checkpoint in a folder; ``None`` if they are intact."""
+    try:
+        manifest.check_hashes(path, manifest.read_manifest(path))
+    except (DamagedError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _places(index: CheckpointIndex) -> list[Place]:
+    entries = index.entries.items()
+    return [(name, block) for name, entry in entries if isinstance(entry, ArrayEntry) for block in entry.pieces]
+
+
+def _lacking(index: CheckpointIndex, holders: Mapping[Place, Sequence[int]]) -> str | None:
+    """An array with elements that no worker has; ``None`` if there is none."""
+    blocks: dict[str, list[tuple[tuple[int, int], ...]]] = {}
+    for name, block in holders:
+        blocks.setdefault(name, []).append(block)
+    for name, entry in index.entries.items():
+        if isinstance(entry, ArrayEntry) and not cover(whole_block(entry.kind.shape), blocks.get(name, [])):
+            return name
+    return None
+
+
+def _summary(problems: Mapping[int, str], lockstep: Lockstep) -> str:
+    if not lockstep.several:
+        return problems.get(0, "")
+    return "; ".join(f"on worker {worker}: {text}" for worker, text in sorted(problems.items()))

@@ -1,0 +1,353 @@
+"""``CheckpointManager``: manages the checkpoints of a run in one folder."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import numbers
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from replicax.argument_checks import checked_integer
+from replicax.checkpoint.checkpoint import Checkpoint, make_folder
+from replicax.checkpoint.complete_checkpoint import find_complete
+from replicax.checkpoint.retention import Best, Folder, best_of
+from replicax.errors import CheckpointError
+from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers.lockstep import Lockstep
+
+log = logging.getLogger("replicax")
+
+_MOST_LINES = 20
+
+
+class CheckpointManager:
+    """The checkpoints of a run in one folder: when to save, which one to restore, and how long to keep each.
+
+    Call :meth:`save` after every step, and :meth:`restore_latest` before the first. Checkpoints are written in the
+    background. Each has its own folder, such as ``step-00000120``.
+
+    With several workers all create the same manager, and call its methods together. It detects whether they share a
+    disk; if they don't, each disk has its own folder.
+
+    Args:
+      checkpoint: the objects to save.
+      directory: the folder; created if necessary.
+      max_to_keep: the number of newest checkpoints to keep; ``None`` for all. Only checkpoints that this manager has
+        written, in this run or an earlier one with the same folder, are ever deleted.
+      every_steps: save when so many steps, or more, have been made; at multiples of it if steps come one by one.
+      every_seconds: save when so many seconds have passed. With both, whichever comes first; with neither, each call
+        of :meth:`save` saves.
+      best: the name of a metric, and ``"min"`` or ``"max"``: the best checkpoint is kept, too, however old it is.
+
+    Raises:
+      ValueError: numbers that are not positive; a ``best`` that is not as described.
+      TypeError: ``checkpoint`` is not a :class:`Checkpoint`.
+      OSError: the folder can't be created, or not be written to.
+
+    >>> import tempfile, replicax
+    >>> w = replicax.Variable(0.0)
+    >>> checkpoint = replicax.Checkpoint(model=w)
+    >>> with replicax.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2, every_steps=10) as manager:
+    ...     start = manager.restore_latest() or 0
+    ...     for step in range(start + 1, 36):
+    ...         _ = w.assign_add(1.0)
+    ...         _ = manager.save(step)
+    >>> start, manager.steps
+    (0, (20, 30))
+    >>> manager.restore_latest(), float(w.value)
+    (30, 30.0)
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        *,
+        max_to_keep: int | None = 5,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        best: Best | None = None,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"CheckpointManager: checkpoint must be a replicax.Checkpoint, got {checkpoint!r}")
+        self.checkpoint = checkpoint
+        self._max_to_keep = _count(max_to_keep, "max_to_keep")
+        self._every_steps = _count(every_steps, "every_steps")
+        if every_seconds is not None and not (_is_number(every_seconds) and every_seconds > 0):
+            raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
+        self._best = _checked_best(best)
+        self._folder = Folder(os.path.abspath(os.fspath(directory)))
+        self._lockstep = checkpoint._lockstep
+        self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
+        self._prepare()
+        self._last = 0
+        self._damaged: set[int] = set()
+
+    def _prepare(self) -> None:
+        """Create the folder, and find its checkpoints."""
+        path, lockstep = self._folder.path, self._lockstep
+        _all_do(lockstep, "makes a folder of checkpoints", path, lambda: make_folder(path))
+        self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
+        _all_do(lockstep, "looks whose the folder is", path, lambda: self._folder.own() if self._leads else None)
+        _all_do(lockstep, "reads whose the folder is", path, self._folder.own)
+        found = lockstep.exchange("lists its checkpoints", self._folder.complete(), path)
+        self._steps = {step: theirs[step] for theirs in reversed(found) for step in theirs}
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return self._folder.path
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps with a complete checkpoint, the newest last."""
+        return tuple(step for step in self._folder.steps() if step in self._steps)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest step with a complete checkpoint."""
+        return max(self._steps, default=None)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
+        return best_of(self._steps, self._best)
+
+    @heartbeat.during(heartbeat_page.SAVING)
+    def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
+        """Save if a save is due.
+
+        Args:
+          step: the number of steps so far.
+          metrics: numbers by name, stored with the checkpoint.
+          force: save even if none is due, as at the end of a run.
+
+        Returns:
+          Whether a save has begun.
+
+        Raises:
+          ValueError: there is a checkpoint of this step, or of a later one: restore the latest first, or use another
+            folder. Metrics that are not numbers, or lack that of ``best``.
+          CheckpointError: the previous save failed. It is raised once.
+          OSError, ContextError: as :meth:`Checkpoint.save`.
+        """
+        self.checkpoint._background.check()
+        step = checked_integer(step, "CheckpointManager.save: step", 0)
+        if not self._is_time(step) and not force:
+            return False
+        numbers_given = self._checked_metrics(metrics)
+        self.checkpoint.wait()
+        latest = self.latest_step
+        if latest is not None and step <= latest:
+            what = "there is a checkpoint of this step" if step in self._steps else f"the latest is of step {latest}"
+            raise ValueError(
+                f"CheckpointManager.save({step}): {what} in {self.directory}; a run goes on from restore_latest(), "
+                "and a new run needs a folder of its own"
+            )
+        room = functools.partial(self._folder.make_room, step, step in self._damaged)
+        self.checkpoint._begin(
+            self._folder.path_of(step),
+            manager=self._folder.id,
+            step=step,
+            metrics=numbers_given,
+            first=room if self._leads else None,
+            then=functools.partial(self._finished, step, numbers_given),
+        )
+        self._last = step
+        if self._alarm is not None:
+            self._alarm.restart()
+        return True
+
+    @heartbeat.during(heartbeat_page.RESTORING)
+    def restore_latest(self) -> int | None:
+        """Restore the newest complete checkpoint.
+
+        It checks every byte. It skips checkpoints that are damaged or unfinished; the log (``replicax``, of Python's
+        ``logging``) names them and what is wrong with them.
+
+        Returns:
+          Its step; ``None`` if there is no checkpoint at all, so that the run starts from the beginning.
+
+        Raises:
+          CheckpointError: there are checkpoints, but none is complete.
+          ValueError, ContextError: as :meth:`Checkpoint.restore`.
+        """
+        self.checkpoint.wait()
+        everyones = self._lockstep.exchange("lists its checkpoints", self._folder.steps(), self.directory)
+        problems: list[str] = []
+        for step in sorted({step for theirs in everyones for step in theirs}, reverse=True):
+            if self._restored(step, problems):
+                _log_more(len(problems), "checkpoints were passed over")
+                self._steps = {known: metrics for known, metrics in self._steps.items() if known <= step}
+                self._steps.setdefault(step, {})
+                return step
+        if problems:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} is whole, and to begin anew would lose them all: "
+                + "; ".join(problems[:_MOST_LINES])
+                + (f"; and {len(problems) - _MOST_LINES} more" if len(problems) > _MOST_LINES else "")
+            )
+        unfinished = self._folder.unfinished()
+        for name in unfinished[:_MOST_LINES]:
+            log.warning("%s was never finished, and there is no other: the run begins", name)
+        _log_more(len(unfinished), "were never finished")
+        return None
+
+    @heartbeat.during(heartbeat_page.RESTORING)
+    def restore(self, step: int) -> None:
+        """Restore the checkpoint of one step, such as ``best_step``.
+
+        Raises:
+          CheckpointError: there is none, or it is not complete.
+          ValueError, ContextError: as :meth:`Checkpoint.restore`.
+        """
+        self.checkpoint.wait()
+        problems: list[str] = []
+        if not self._restored(step, problems):
+            raise CheckpointError(f"the checkpoint of step {step} in {self.directory} can't be restored: {problems[0]}")
+
+    @heartbeat.during(heartbeat_page.SAVING)
+    def wait(self) -> None:
+        """Wait until the current save is written.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        self.checkpoint.wait()
+
+    def close(self) -> None:
+        """Wait as :meth:`wait` does, at the end of the run."""
+        self.wait()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)  # the error that is being raised says more
+
+    def _is_time(self, step: int) -> bool:
+        if self._every_steps is None and self._alarm is None:
+            return True
+        is_time = self._every_steps is not None and step // self._every_steps > self._last // self._every_steps
+        return is_time or (self._alarm is not None and self._alarm.is_over())
+
+    def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        found = {}
+        for name, value in (metrics or {}).items():
+            try:
+                found[str(name)] = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
+        if self._best is not None and self._best[0] not in found:
+            raise ValueError(
+                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(found)}"
+            )
+        return found
+
+    def _finished(self, step: int, metrics: dict[str, float]) -> None:
+        """Called in the background after a checkpoint has been written."""
+        self._steps[step] = metrics
+        self._damaged.discard(step)
+        if not self._leads:
+            return
+        try:
+            self._folder.keep(self._max_to_keep, self._best)
+        except OSError as error:
+            raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
+
+    def _restored(self, step: int, problems: list[str]) -> bool:
+        path = self._folder.path_of(step)
+        source, problem = find_complete(path, self._lockstep)
+        if source is None:
+            if len(problems) < _MOST_LINES:
+                log.warning("passed over the checkpoint %s: %s", path, problem)
+            problems.append(f"{os.path.basename(path)}: {problem}")
+            self._steps.pop(step, None)
+            self._damaged.add(step)
+            return False
+        self.checkpoint._take(source)
+        self._last = step
+        return True
+
+
+def _log_more(count: int, what: str) -> None:
+    """Log how many of ``count`` have not been logged one by one."""
+    if count > _MOST_LINES:
+        log.warning("%d more %s", count - _MOST_LINES, what)
+
+
+class _Alarm:
+    """Whether some time has passed: the chief decides, and is asked as rarely as its clock allows.
+
+    Args:
+      seconds: the time.
+      lockstep: of the workers, which ask together.
+    """
+
+    def __init__(self, seconds: float, lockstep: Lockstep) -> None:
+        self._seconds = seconds
+        self._lockstep = lockstep
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the time."""
+        self._start = time.monotonic()
+        self._calls, self._ask_at = 0, 1
+
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        if not self._lockstep.several:
+            return time.monotonic() - self._start >= self._seconds
+        self._calls += 1
+        if self._calls < self._ask_at:
+            return False
+        passed = time.monotonic() - self._start
+        left = (self._seconds - passed) * self._calls / max(passed, 1e-6) / 2
+        ask_in = max(1, min(self._calls, int(left)))
+        over, ask_in = self._lockstep.exchange("asks whether to save", (passed >= self._seconds, ask_in))[0]
+        self._ask_at = self._calls + ask_in
+        return bool(over)
+
+
+def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
+    """Call ``do`` on all workers; if one fails, all raise."""
+    problem = None
+    try:
+        do()
+    except OSError as error:
+        if not lockstep.several:
+            raise
+        problem = error
+    told = lockstep.exchange(doing, None if problem is None else str(problem), detail)
+    for worker, text in enumerate(told):
+        if text is not None:
+            raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't write checkpoints: {text}"))
+
+
+def _count(value: int | None, name: str) -> int | None:
+    return None if value is None else checked_integer(value, f"CheckpointManager: {name}", note=", or None")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _checked_best(best: Any) -> Best | None:
+    if best is None:
+        return None
+    if isinstance(best, tuple | list) and len(best) == 2 and isinstance(best[0], str) and best[1] in ("min", "max"):
+        return best[0], best[1]
+    raise ValueError(
+        f"CheckpointManager: best names a metric and 'min' or 'max', as in best=('accuracy', 'max'), got {best!r}"
+    )

@@ -1,0 +1,216 @@
+"""The index: the entries of a checkpoint by name, and the place of each piece of an array."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.storage.blocks import Block, as_json, from_json
+from replicax.checkpoint.storage.manifest import DamagedError, Manifest, check_inside
+from replicax.system.json_files import parsed, read_regular
+from replicax.workers.codec import declared
+
+NAME = "index.json"
+FORMAT = 1
+"""The version of the format: increased when older versions can't read new files; all earlier formats can be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayKind:
+    """The properties that a saved array and its target must share.
+
+    Attributes:
+      shape: of its numbers.
+      dtype: the name of their dtype.
+      generator: for random keys, the name of their implementation; then the numbers are the keys' data.
+      copies: for an on-read variable without aggregation, the number of replicas; dim 0 numbers their copies.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    generator: str | None = None
+    copies: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if self.generator is not None:
+            text = f"{self.generator} keys, {text}"
+        return text if self.copies is None else f"{text}, of {self.copies} replicas' copies"
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return np.dtype(getattr(jnp, self.dtype, self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry:
+    """An array, in pieces.
+
+    Attributes:
+      kind: of the array.
+      pieces: the place of each block: its folder and key.
+    """
+
+    kind: ArrayKind
+    pieces: Mapping[Block, tuple[str, str]]
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class PlainEntry:
+    """A number, a string, a bool or ``None``."""
+
+    value: Any
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class IteratorEntry:
+    """The place of an input iterator."""
+
+    state: Any
+
+
+@declared
+@dataclasses.dataclass(frozen=True)
+class OptimizerEntry:
+    """An optimizer, whose slots are separate entries.
+
+    Attributes:
+      built: whether it had slots.
+      parameters: the pytree of its variables, with their names in the checkpoint as leaves; ``None`` if they are not in
+        it, or in containers that are not Python's.
+    """
+
+    built: bool
+    parameters: Any
+
+
+Entry = ArrayEntry | PlainEntry | IteratorEntry | OptimizerEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointIndex:
+    """The content of a checkpoint.
+
+    Attributes:
+      id: of the save.
+      time: of its start, in seconds since 1970 by the chief's clock.
+      step: its number; ``None`` without a manager.
+      metrics: from the user.
+      entries: by name.
+    """
+
+    id: str
+    time: float
+    step: int | None
+    metrics: Mapping[str, float]
+    entries: Mapping[str, Entry]
+
+    def dumps(self) -> str:
+        """As JSON."""
+        entries = {name: _entry_as_json(entry) for name, entry in self.entries.items()}
+        metrics = {name: plain_as_json(value) for name, value in self.metrics.items()}
+        fields = {
+            "format": FORMAT,
+            "id": self.id,
+            "time": self.time,
+            "step": self.step,
+            "metrics": metrics,
+            "entries": entries,
+        }
+        return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def loads_index(text: str) -> CheckpointIndex:
+    """Parse the text of ``dumps``.
+
+    Raises:
+      DamagedError: it is not an index, or has a later format.
+    """
+    try:
+        data = parsed(text)
+        if data["format"] > FORMAT:
+            raise DamagedError(f"it has format {data['format']}, and this version of Replicax reads up to {FORMAT}")
+        metrics = {name: plain_from_json(value) for name, value in data["metrics"].items()}
+        entries = {name: _entry_from_json(entry) for name, entry in data["entries"].items()}
+        return CheckpointIndex(data["id"], data["time"], data["step"], metrics, entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{NAME} can't be read: {type(error).__name__}: {error}") from None
+
+
+def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
+    """The index in ``folder``, whose manifest is ``listed``.
+
+    Raises:
+      DamagedError: it can't be read; or it names pieces in folders that are not in the manifest.
+    """
+    if NAME not in listed.files:
+        raise DamagedError(f"{NAME} is not in the manifest")
+    try:
+        index = loads_index(read_regular(os.path.join(folder, NAME), listed.files[NAME][0]).decode())
+    except OSError as error:
+        raise DamagedError(f"{NAME} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DamagedError(f"{NAME} can't be read: {error}") from None
+    known = {name.partition("/")[0] for name in listed.files if "/" in name}
+    for name, entry in index.entries.items():
+        if isinstance(entry, ArrayEntry):
+            for where, _ in entry.pieces.values():
+                if where not in known:
+                    raise DamagedError(f"{NAME} has {name} in {where!r}, which is not in the manifest")
+    return index
+
+
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, ArrayEntry):
+        kind = {k: v for k, v in dataclasses.asdict(entry.kind).items() if v is not None}
+        pieces = [[as_json(block), folder, key] for block, (folder, key) in entry.pieces.items()]
+        return {"array": {**kind, "pieces": pieces}}
+    if isinstance(entry, PlainEntry):
+        return {"plain": plain_as_json(entry.value)}
+    if isinstance(entry, IteratorEntry):
+        return {"iterator": entry.state}
+    return {"optimizer": {"built": entry.built, "parameters": entry.parameters}}
+
+
+def _entry_from_json(data: Mapping[str, Any]) -> Entry:
+    [(what, fields)] = data.items()
+    if what == "array":
+        fields = dict(fields)
+        pieces = {from_json(block): (str(folder), str(key)) for block, folder, key in fields.pop("pieces")}
+        for folder, _ in pieces.values():
+            check_inside(folder)
+        return ArrayEntry(ArrayKind(**{**fields, "shape": tuple(fields["shape"])}), pieces)
+    if what == "plain":
+        return PlainEntry(plain_from_json(fields))
+    if what == "iterator":
+        return IteratorEntry(fields)
+    if what == "optimizer":
+        return OptimizerEntry(fields["built"], fields["parameters"])
+    raise KeyError(what)
+
+
+def plain_as_json(value: Any) -> Any:
+    """A plain value as JSON, which lacks complex numbers, infinity and NaN."""
+    if isinstance(value, complex):
+        return {"complex": [plain_as_json(value.real), plain_as_json(value.imag)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def plain_from_json(data: Any) -> Any:
+    """The value for the data of :func:`plain_as_json`."""
+    if isinstance(data, dict):
+        [(what, content)] = data.items()
+        return float(content) if what == "float" else complex(*map(plain_from_json, content))
+    return data

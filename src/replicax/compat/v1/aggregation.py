@@ -1,0 +1,58 @@
+"""``VariableAggregation``: how to combine the towers' values."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from replicax.variables.aggregation import Aggregation
+
+
+class VariableAggregation(enum.Enum):
+    """How to combine the towers' values; here it is :class:`replicax.Aggregation`, and strings work, too.
+
+    >>> from replicax.compat import v1
+    >>> v1.VariableAggregation.ONLY_FIRST_TOWER.aggregation
+    <Aggregation.ONLY_FIRST_REPLICA: 'only_first_replica'>
+    """
+
+    NONE = "none"
+    """``replicax.Aggregation.NONE``: not combined."""
+    SUM = "sum"
+    """``replicax.Aggregation.SUM``: added up."""
+    MEAN = "mean"
+    """``replicax.Aggregation.MEAN``: averaged."""
+    ONLY_FIRST_TOWER = "only_first_tower"
+    """``replicax.Aggregation.ONLY_FIRST_REPLICA``: the value of tower 0."""
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The equivalent :class:`replicax.Aggregation`."""
+        return Aggregation[self.name.replace("TOWER", "REPLICA")]
+
+
+def parse(aggregation: Any, what: str, none: bool = False) -> VariableAggregation:
+    """Parse an aggregation: a member, its name in any case, or the core's.
+
+    Args:
+      aggregation: the user's argument.
+      what: the name of the method, for errors.
+      none: whether NONE is allowed.
+
+    Raises:
+      ValueError: it is not an aggregation, or ``NONE`` where that is not allowed.
+    """
+    found: VariableAggregation | None = None
+    if isinstance(aggregation, VariableAggregation):
+        found = aggregation
+    elif aggregation is None:
+        found = VariableAggregation.NONE
+    else:
+        name = getattr(aggregation, "value", aggregation)  # of the core's enums
+        if isinstance(name, str):
+            name = name.lower().replace("replica", "tower")
+            found = next((member for member in VariableAggregation if member.value == name), None)
+    if found is None or (found is VariableAggregation.NONE and not none):
+        wanted = "'sum', 'mean', 'only_first_tower'" + (", 'none'" if none else "")
+        raise ValueError(f"{what}: expected one of {wanted}, or a VariableAggregation, got {aggregation!r}")
+    return found

@@ -1,0 +1,180 @@
+"""Agreement of the workers on each global batch, so that all take the same number of steps.
+
+Each worker announces what it has read (an :class:`~replicax.data.batches.announcements.Announcement`), or that it could
+not read its part, as the others would wait for it. An exchange may take as long as several small steps. So it covers
+everything that a worker has ready at its start: during an exchange each worker reads on, and announces that in the
+next. No worker waits for a second element before it announces the first.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from replicax.data.batches.announcements import (
+    Announcement,
+    check_read,
+    check_same_batch,
+    check_same_structure,
+    in_words,
+    structure_of_others,
+)
+from replicax.data.batches.global_batches import GlobalBatch, GlobalBatches
+from replicax.data.batches.local_batches import END, LocalBatch, LocalBatches
+from replicax.data.batches.prefetch import Prefetcher
+from replicax.data.batches.rows import Leaf, no_rows
+from replicax.data.options import PartialBatch
+from replicax.workers.codec import dumps, loads
+from replicax.workers.exchange import Cancelled, Series
+
+MOST_AHEAD = 32
+"""How many local batches may wait on the host: with so many to an exchange, its time hardly matters."""
+_MOST_BYTES = 16 * 1024 * 1024
+"""The largest size of these together, in bytes. Steps on larger ones take longer than an exchange."""
+
+
+class AgreedBatches(GlobalBatches, abc.ABC):
+    """Global batches on which workers agree.
+
+    Args:
+      exchange: the exchanges of the workers.
+      ahead: whether to read on during an exchange; otherwise there is an exchange for each element.
+      local_batches: of this worker.
+      others: further arguments of :class:`GlobalBatches`.
+    """
+
+    _local_batches: Prefetcher
+
+    def __init__(self, exchange: Series, ahead: bool, local_batches: LocalBatches, *others: Any) -> None:
+        super().__init__(Prefetcher(local_batches, MOST_AHEAD if ahead else 0, _MOST_BYTES), *others)
+        self._exchange = exchange
+        self._settled = 0
+        # What each worker has announced and is not used yet. The announcement of its end stays there.
+        self._told: list[collections.deque[Announcement]] = [collections.deque() for _ in range(exchange.workers.count)]
+
+    def _agreed(self) -> list[Announcement]:
+        """The announcements of all workers for the next element; raises if one could not read it."""
+        while not all(self._told):  # all workers know the same, so either all exchange or none does
+            self._tell()
+        everyone = [told[0] if told[0].is_over else told.popleft() for told in self._told]
+        check_read(everyone, self._where())
+        self._settled += 1
+        return everyone
+
+    def _tell(self) -> None:
+        """Announce what there is, or the error, and receive the announcements of the others."""
+        try:
+            news = self._news()
+        except Cancelled:
+            raise
+        except Exception as error:
+            self._exchanged([Announcement.of_error(error)])
+            raise
+        self._exchanged(news)
+
+    def _news(self) -> list[Announcement]:
+        """New announcements: at least one, unless the others already have one that is not used yet.
+
+        An error waits until its element is the next one: only then its number is known, as elements may be left out.
+        """
+        told = self._told[self._exchange.workers.index]
+        if told and told[-1].is_over:
+            return []
+        local_batches = self._local_batches.waiting(0 if told else 1)
+        if self.closing:
+            raise Cancelled
+        if not local_batches:
+            self._local_batch()  # raises the dataset's error
+        new = local_batches[len(told) :]
+        return [self._ending() if local_batch is END else self._announcement(local_batch) for local_batch in new]
+
+    def _exchanged(self, news: Sequence[Announcement]) -> None:
+        runs = [(announcement, len(list(alike))) for announcement, alike in itertools.groupby(news)]
+        everyone = self._exchange.exchange(dumps(runs), is_cancelled=lambda: self.closing, number=self._settled)
+        for told, data in zip(self._told, everyone, strict=True):
+            told.extend(announcement for announcement, count in loads(data) for _ in range(count))
+
+    @abc.abstractmethod
+    def _announcement(self, local_batch: LocalBatch) -> Announcement:
+        """The announcement of a local batch."""
+
+    @abc.abstractmethod
+    def _ending(self) -> Announcement:
+        """The announcement for every element after the last local batch."""
+
+
+class GlobalBatchesOfOneStream(AgreedBatches):
+    """Elements of batches that all workers should have alike; checks that they do, and end together."""
+
+    def _divided(self) -> GlobalBatch | None:
+        check_same_batch(self._agreed(), self._where())
+        return super()._divided()
+
+    def _announcement(self, local_batch: LocalBatch) -> Announcement:
+        return Announcement(local_batch.sizes, (local_batch.parts[0].kinds(),), is_over=False)
+
+    def _ending(self) -> Announcement:
+        return Announcement()
+
+
+class GlobalBatchesOfOwnStreams(AgreedBatches):
+    """Elements whose parts come from separate streams. A worker whose stream has ended has parts of size 0."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._last: tuple[Any, tuple[Leaf, ...]] | None = None  # structure and kinds of the last announcement
+        self._first_kinds: tuple[Leaf, ...] | None = None
+        self._empty: LocalBatch | None = None
+
+    def _divided(self) -> GlobalBatch | None:
+        division = self._division
+        announcements = self._agreed()
+        if self._first_kinds is None:
+            check_same_structure(announcements, self._where())
+        over = [worker.is_over for worker in announcements]
+        if all(over) or (any(over) and division.partial is PartialBatch.DROP):
+            return None
+        if self._first_kinds is None:
+            self._first_kinds = next(kind for worker in announcements for kind in worker.kinds)
+        sizes = tuple(size for worker in announcements for size in worker.sizes)
+        kinds = tuple(kind for worker in announcements for kind in worker.kinds_of_replicas(self._first_kinds))
+        same_rows = len(set(kinds)) == 1
+        if not same_rows and division.partial is PartialBatch.PAD:
+            there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
+            raise ValueError(
+                f"{self._where()} has rows of different shapes or dtypes on the workers, and "
+                "partial_batch='pad' makes one array of them: "
+                + "; ".join(f"worker {w} has {in_words(theirs)}" for w, theirs in there)
+            )
+        if self._rows is None:
+            self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
+        local_batch = self._local_batch()
+        if local_batch is END:
+            local_batch = self._nothing(announcements)
+        if same_rows:
+            return GlobalBatch(
+                local_batch.tree, local_batch.parts, sizes, len(set(sizes)) == 1, joined=local_batch.joined
+            )
+        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, False, kinds)
+
+    def _announcement(self, local_batch: LocalBatch) -> Announcement:
+        kinds = tuple(part.kinds() for part in local_batch.parts)
+        announcement = Announcement(local_batch.sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over=False)
+        if self._last is None:
+            announcement = announcement.with_structure(local_batch.tree, local_batch.parts[0])
+        self._last = local_batch.tree, kinds[0]
+        return announcement
+
+    def _ending(self) -> Announcement:
+        return Announcement((0,) * len(self._division.mine), () if self._last is None else (self._last[1],))
+
+    def _nothing(self, announcements: Sequence[Announcement]) -> LocalBatch:
+        """Arrays of size 0, like the last that this worker had, or else like the first of another worker."""
+        if self._empty is None:
+            tree, kinds = self._last or structure_of_others(announcements, self._where())
+            count = len(self._division.mine)
+            self._empty = LocalBatch(tree, [no_rows(kinds)] * count, (0,) * count, None, [])
+        return self._empty

@@ -1,0 +1,216 @@
+"""Global batches: the elements that steps get, divided over the replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from replicax.data.batches.groups import BatchGroup, Staged
+from replicax.data.batches.local_batches import END, Division, LocalBatch, LocalBatches, UnfitBatchError
+from replicax.data.batches.prefetch import Prefetcher
+from replicax.data.batches.rows import BatchRows, Filler, Leaf
+from replicax.data.options import PartialBatch
+from replicax.execution.many_steps.element_groups import Single
+from replicax.workers.exchange import Cancelled
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalBatch:
+    """One element, on the host.
+
+    Attributes:
+      tree: its structure.
+      parts: the rows of each of this worker's replicas.
+      sizes: the number of examples of each replica of all workers.
+      alike: whether all replicas have arrays of the same shapes.
+      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
+      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
+      joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
+        because the dataset may fill their arrays again.
+    """
+
+    tree: Any
+    parts: list[BatchRows]
+    sizes: tuple[int, ...]
+    alike: bool
+    kinds: tuple[tuple[Leaf, ...], ...] | None = None
+    filled: list[Any] | None = None
+    joined: BatchRows | None = None
+
+    @property
+    def columns(self) -> list[Any]:
+        """For each leaf the arrays of this worker's replicas."""
+        return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
+
+    @property
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """For each leaf its shape on each replica of all workers."""
+        kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
+        sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
+        return [
+            tuple((*size, *shape) for size, (shape, _) in zip(sizes, leaf, strict=True))
+            for leaf in zip(*kinds, strict=True)
+        ]
+
+
+WHY_EMPTY = (
+    "(partial_batch='drop' and drop_remainder=True leave nothing of fewer examples than a batch; a filter may let "
+    "nothing through.)"
+)
+
+
+class GlobalBatches:
+    """The elements of one pass, if all workers read the same batches; passes each to ``place``.
+
+    Args:
+      local_batches: of this worker; closed with this object.
+      division: how batches are divided over the replicas.
+      place: puts a :class:`GlobalBatch` on the devices.
+      position: the number of the first element.
+    """
+
+    def __init__(
+        self,
+        local_batches: LocalBatches | Prefetcher,
+        division: Division,
+        place: Callable[[GlobalBatch | Staged], Any],
+        position: int = 0,
+    ) -> None:
+        self._local_batches = local_batches
+        self._division = division
+        self._place = place
+        self._filler = Filler()
+        self._rows = division.rows
+        self._position = position
+        self._is_over = False
+        self._given = 0
+        self._held: tuple[GlobalBatch | Exception, bytes] | None = None
+        self.closing = False
+        """Whether the pass has been cancelled."""
+        self.is_placing = False
+        """Whether ``place`` is running."""
+        self.grouping: tuple[int, int] | None = None
+        """How many elements a :class:`BatchGroup` has, and after how many elements of this pass the first group begins;
+        ``None``: single elements. Set from any thread."""
+
+    def __next__(self) -> Any:
+        """The next element, or the next :class:`BatchGroup`, on the devices.
+
+        Raises:
+          StopIteration: there is none.
+          ValueError: the dataset has none at all.
+          Exception: raised by the dataset.
+        """
+        if self.grouping is not None:
+            group = self._several(*self.grouping)
+            self._given += group.batches.count
+            return group
+        placed = self._placed(self._next_element())
+        self._given += 1
+        return placed
+
+    def _next_element(self) -> GlobalBatch:
+        if self._held is not None:
+            (held, _), self._held = self._held, None
+            if isinstance(held, Exception):
+                raise held
+            return held
+        while not self._is_over:
+            element = self._divided()
+            if element is None:
+                self._is_over = True
+            elif self._division.partial is PartialBatch.DROP and element.sizes != self._rows:
+                continue
+            else:
+                if self._division.partial is PartialBatch.PAD:
+                    element = self._filled(element)
+                self._position += 1
+                return element
+        if not self._position:
+            raise ValueError(f"the dataset, {self._division.source}, gave no element. {WHY_EMPTY}")
+        raise StopIteration
+
+    def _placed(self, element: GlobalBatch | Staged) -> Any:
+        self.is_placing = True
+        try:
+            if self.closing:
+                raise Cancelled
+            return self._place(element)
+        finally:
+            self.is_placing = False
+
+    def _several(self, steps: int, start: int) -> BatchGroup:
+        """The next elements of one kind, at most up to a multiple of ``steps`` elements after the first ``start``."""
+        room = steps - (self._given - start) % steps
+        states = [self.state()]
+        first = self._next_element()
+        states.append(self.state())
+        if not first.alike:
+            return BatchGroup(Single(self._placed(first)), states)
+        staged = Staged(first, room)
+        while staged.count < room:
+            try:
+                element = self._next_element()
+            except StopIteration:
+                break
+            except Exception as error:  # raised after the elements before it are used
+                self._held = error, states[-1]
+                break
+            if not staged.takes(element):
+                self._held = element, states[-1]
+                break
+            staged.add(element)
+            states.append(self.state())
+        return BatchGroup(self._placed(staged), states)
+
+    def state(self) -> bytes:
+        """The place of the pass, pickled: after the last returned element."""
+        if self._held is not None:
+            return self._held[1]
+        rows = None if self._rows is None else list(self._rows)
+        return pickle.dumps({"batches": self._local_batches.state(), "position": self._position, "rows": rows})
+
+    def cancel(self) -> None:
+        """Cancel the element in progress. May be called from any thread."""
+        self.closing = True
+        self._local_batches.cancel()
+
+    def close(self) -> None:
+        """Close the reader of the batches."""
+        self._local_batches.close()
+
+    # --- dividing ---------------------------------------------------------------------------------------
+
+    def _divided(self) -> GlobalBatch | None:
+        """The next batch, divided over the replicas; ``None`` at the end."""
+        local_batch = self._local_batch()
+        if local_batch is END:
+            return None
+        sizes = local_batch.sizes
+        if self._rows is None:
+            self._rows = sizes
+        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, len(set(sizes)) == 1, joined=local_batch.joined)
+
+    def _local_batch(self) -> LocalBatch:
+        """This worker's part of the next element."""
+        try:
+            local_batch: LocalBatch = next(self._local_batches, END)
+            return local_batch
+        except UnfitBatchError as error:
+            unfit = error
+        raise unfit.named(self._where())
+
+    def _filled(self, element: GlobalBatch) -> GlobalBatch:
+        assert self._rows is not None
+        rows = max(self._rows)
+        if max(element.sizes) > rows:
+            raise ValueError(
+                f"{self._where()} has {max(element.sizes)} examples for a replica, after elements of {rows}: "
+                "partial_batch='pad' fills up to the size of a full batch, and has room for no more"
+            )
+        return dataclasses.replace(element, alike=True, filled=self._filler.filled(element.parts, rows))
+
+    def _where(self) -> str:
+        return f"element {self._position}"

@@ -1,0 +1,200 @@
+"""Local batches: what one worker reads for each element, before it knows what the others have."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import pickle
+from typing import Any
+
+from replicax._grain.nodes import OwnRows
+from replicax.data.batches.rows import BatchRows, Checker, no_rows, rows_per_replica
+from replicax.data.options import PartialBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How to divide batches over replicas.
+
+    Attributes:
+      source: a description of the dataset, for messages.
+      replicas: the number on all workers.
+      mine: this worker's replicas.
+      partial: what to do with a batch that is not full.
+      whole: whether a batch is for one replica, rather than for all.
+      examples: whether it is one example of a replica, whose arrays need have no rows.
+      rows: each replica's number of rows of a full batch; ``None``: as many as of the first batch.
+      new: whether each batch is in new arrays that no other code holds.
+    """
+
+    source: str
+    replicas: int
+    mine: range
+    partial: PartialBatch
+    whole: bool = False
+    examples: bool = False
+    rows: tuple[int, ...] | None = None
+    new: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalBatch:
+    """This worker's part of one element.
+
+    Attributes:
+      tree: the structure.
+      parts: the rows of each of its replicas.
+      sizes: the number of rows of each replica: of all workers, if they read the same batches; else of this worker.
+      joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
+        because the dataset may fill their arrays again.
+      held: the rows whose memory it keeps: all of a batch, if the parts are views of it.
+    """
+
+    tree: Any
+    parts: list[BatchRows]
+    sizes: tuple[int, ...]
+    joined: BatchRows | None
+    held: list[BatchRows]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it keeps, in bytes."""
+        return sum(rows.nbytes for rows in self.held)
+
+
+END = LocalBatch(None, [], (), None, [])
+"""Follows the last local batch: the place at the end of the batches differs from the place after the last one."""
+
+
+class UnfitBatchError(Exception):
+    """A batch that can't be divided, or is not like the first.
+
+    The message needs the number of the element, which is unknown when the batch is read ahead, because others may leave
+    elements out; so :meth:`named` makes it later.
+
+    Args:
+      checker: that refused the batch.
+      batch: the original.
+    """
+
+    def __init__(self, checker: Checker, batch: Any) -> None:
+        super().__init__("a batch that can't be divided")
+        self._checker, self._batch = checker, batch
+
+    def named(self, where: str) -> Exception:
+        """The error for users; ``where`` is the element's name."""
+        try:
+            self._checker.rows(self._batch, where)
+        except Exception as error:
+            return error
+        return self
+
+
+class LocalBatches(abc.ABC):
+    """The local batches of one pass, one after the other, and then :data:`END`.
+
+    Args:
+      batches: a Grain iterator over what this worker reads; closed with this object.
+      division: how batches are divided.
+      ahead: whether a batch may wait while the next one is read; then it is copied, unless its arrays are its own.
+    """
+
+    is_placing = False
+
+    def __init__(self, batches: Any, division: Division, ahead: bool = False) -> None:
+        self._batches = batches
+        self._division = division
+        # Also if an element consists of several batches, the first of which waits for the last.
+        self._waits = ahead or (division.whole and len(division.mine) > 1)
+        self._checker = Checker(division.replicas, division.examples)
+        self._is_over = False
+
+    def __next__(self) -> LocalBatch:
+        """The next local batch.
+
+        Raises:
+          StopIteration: there is none.
+          UnfitBatchError: the batch can't be divided.
+          Exception: raised by the dataset.
+        """
+        if self._is_over:
+            raise StopIteration
+        try:
+            return self._next()
+        except StopIteration:
+            self._is_over = True
+            return END
+
+    @abc.abstractmethod
+    def _next(self) -> LocalBatch:
+        """The next local batch; raises ``StopIteration`` at the end."""
+
+    def state(self) -> bytes:
+        """The place of the batches, pickled: Grain may later change parts of a state in place."""
+        return pickle.dumps(self._batches.get_state())
+
+    def cancel(self) -> None:
+        """Do nothing: it waits only for the dataset, and that can't be cancelled."""
+        return
+
+    def close(self) -> None:
+        """Close the reader of the batches."""
+        self._batches.close()
+
+    def _rows(self, batch: Any) -> BatchRows:
+        try:
+            return self._checker.rows(batch, "a batch")
+        except Exception as error:
+            raise UnfitBatchError(self._checker, batch) from error
+
+    def _own(self, rows: BatchRows, start: int, size: int) -> tuple[BatchRows, bool, BatchRows]:
+        """``size`` rows of a batch; whether no other code holds their arrays; and the rows whose memory they keep."""
+        own = rows.part(start, size)
+        # Grain makes a batch of one example without copying it.
+        if self._division.new and size > 1:
+            return own, True, rows
+        if not self._waits:
+            return own, False, rows
+        copy = own.copied()
+        return copy, copy.is_numpy, copy
+
+
+class LocalBatchesOfOneStream(LocalBatches):
+    """A worker's rows of batches that all workers read."""
+
+    def _next(self) -> LocalBatch:
+        batch = next(self._batches)
+        are_own = isinstance(batch, OwnRows)
+        rows = self._rows(batch.rows if are_own else batch)
+        sizes = rows_per_replica(batch.size if are_own else rows.size, self._division.replicas)
+        mine = self._division.mine
+        its = sizes[mine.start : mine.stop]
+        own, is_new, held = self._own(rows, 0 if are_own else sum(sizes[: mine.start]), sum(its))
+        return LocalBatch(self._checker.tree, own.cut(its), tuple(sizes), own if is_new else None, [held])
+
+
+class LocalBatchesOfOwnStream(LocalBatches):
+    """Batches of a stream that only this worker reads, one for all or one for each of its replicas."""
+
+    def _next(self) -> LocalBatch:
+        replicas = len(self._division.mine)
+        if not self._division.whole:
+            rows = self._rows(next(self._batches))
+            sizes = rows_per_replica(rows.size, replicas)
+            own, is_new, held = self._own(rows, 0, rows.size)
+            return LocalBatch(self._checker.tree, own.cut(sizes), tuple(sizes), own if is_new else None, [held])
+        parts: list[BatchRows] = []
+        kept: list[BatchRows] = []
+        while len(parts) < replicas and (batch := next(self._batches, _NO_BATCH)) is not _NO_BATCH:
+            rows = self._rows(batch)
+            part, _, held = self._own(rows, 0, rows.size)
+            parts.append(part)
+            kept.append(held)
+        if not parts:
+            raise StopIteration
+        parts += [no_rows(parts[0].kinds())] * (replicas - len(parts))
+        return LocalBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, kept)
+
+
+_NO_BATCH: Any = object()
+"""Marks the end of the batches. ``None`` can't: a dataset may return it, and that is an error."""

@@ -1,0 +1,144 @@
+"""Reads a pass for an iterator: single elements, or groups of them for ``run_steps``."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.data.batches.groups import BatchGroup, joined_groups
+from replicax.data.batches.prefetch import Prefetcher
+from replicax.execution.many_steps.element_groups import ElementGroup, Single, group_of
+
+if TYPE_CHECKING:
+    from replicax.data.batches.global_batches import GlobalBatches
+    from replicax.workers.replicas import Replicas
+
+
+class PassReader:
+    """Reads one pass.
+
+    Args:
+      elements: of the pass.
+      ahead: the number of elements, or groups of them, that wait on the devices.
+      owner: the replicas that the elements are for.
+    """
+
+    def __init__(self, elements: GlobalBatches, ahead: int, owner: Replicas | None) -> None:
+        self._elements = elements
+        self._prefetcher = Prefetcher(elements, ahead)
+        self._owner = owner
+        # Batches that were read as a group and are not all used yet; and the state after the last used one.
+        self._left: collections.deque[BatchGroup] = collections.deque()
+        self._state: bytes | None = None
+        self._given = 0  # elements
+
+    def next(self) -> Any:
+        """The next element.
+
+        Raises:
+          StopIteration: there is none.
+          Exception: raised by the dataset.
+        """
+        if not self._left:
+            element = next(self._prefetcher)
+            if not isinstance(element, BatchGroup):
+                self._state = None
+                self._given += 1
+                return element
+            self._left.append(element)
+        group = self._first(1)
+        self._state = group.states[-1]
+        return group.batches.elements()[0]
+
+    def take(self, steps: int, staged: bool) -> tuple[list[BatchGroup], Exception | None]:
+        """The next elements, and the error in place of the one after them if there is one.
+
+        Args:
+          steps: the number of elements; returns fewer at the end.
+          staged: whether to read groups of this size from now on, so that the next calls find them in one group.
+
+        Raises:
+          StopIteration, Exception: as :meth:`next`, if there is no element before the error.
+        """
+        if staged:
+            self._elements.grouping = steps, self._given
+        groups: list[BatchGroup] = []
+        while steps:
+            try:
+                if not self._left:
+                    self._left.append(self._received(staged))
+            except Exception as error:
+                if not groups:
+                    raise
+                return groups, None if isinstance(error, StopIteration) else error
+            groups.append(self._first(steps))
+            self._state = groups[-1].states[-1]
+            steps -= groups[-1].batches.count
+        return groups, None
+
+    def give_back(self, groups: Sequence[BatchGroup]) -> None:
+        """Return the last elements, which then come next again."""
+        if groups:
+            self._left.extendleft(reversed(groups))
+            self._given -= sum(group.batches.count for group in groups)
+            self._state = groups[0].states[0]
+
+    def get_state(self) -> Any:
+        """The state after the last returned element."""
+        state = pickle.loads(self._prefetcher.state() if self._state is None else self._state)
+        return {**state, "batches": pickle.loads(state["batches"])}
+
+    def end(self) -> None:
+        """End the threads, and free what they have read."""
+        self._prefetcher.close()
+        self._left.clear()
+
+    def _received(self, staged: bool) -> BatchGroup:
+        before = self._prefetcher.state()
+        element = next(self._prefetcher)
+        if isinstance(element, BatchGroup):
+            return element
+        assert self._owner is not None
+        group = group_of(element, self._owner.mesh) if staged else Single(element)
+        return BatchGroup(group, [before, self._prefetcher.state()])
+
+    def _first(self, most: int) -> BatchGroup:
+        group = self._left.popleft()
+        if group.batches.count > most:
+            group, rest = group.split(most)
+            self._left.appendleft(rest)
+        self._given += group.batches.count
+        return group
+
+
+class IteratorSource:
+    """The elements of a pass, for one call of ``run_steps``.
+
+    Args:
+      reader: of the pass.
+    """
+
+    def __init__(self, reader: PassReader) -> None:
+        self._reader = reader
+        self._groups: list[BatchGroup] = []
+
+    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
+        """See :class:`replicax.execution.many_steps.loop.StepSource`."""
+        groups, error = self._reader.take(steps, staged)
+        self._groups = joined_groups(groups)
+        return [group.batches for group in self._groups], error
+
+    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
+        """See :class:`replicax.execution.many_steps.loop.StepSource`."""
+        left = sum(group.count for group in groups)
+        back: collections.deque[BatchGroup] = collections.deque()
+        for group in reversed(self._groups):
+            if left <= 0:
+                break
+            if left < group.batches.count:
+                group = group.split(group.batches.count - left)[1]
+            left -= group.batches.count
+            back.appendleft(group)
+        self._reader.give_back(back)

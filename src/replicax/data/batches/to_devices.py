@@ -1,0 +1,121 @@
+"""Puts elements of the host on the devices of the replicas."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax import _jax
+from replicax.data.batches.groups import Staged
+from replicax.devices.arrays import put
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.many_steps.element_groups import ElementGroup, Masks
+from replicax.execution.replica_values import example_mask, largest_of, padded
+from replicax.values import PerReplica, Stacked, Uneven
+from replicax.workers.replicas import Replicas
+
+if TYPE_CHECKING:
+    from replicax.data.batches.global_batches import GlobalBatch
+
+
+def placer(replicas: Replicas) -> Callable[[GlobalBatch | Staged], Any]:
+    """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
+    adopt = _jax.settings_of_this_thread()
+    here = threading.local()  # the ids of threads are reused
+    here.adopted = True
+
+    def place(element: GlobalBatch | Staged) -> Any:
+        if not hasattr(here, "adopted"):
+            adopt()
+            here.adopted = True
+        return _placed_group(element, replicas) if isinstance(element, Staged) else placed(element, replicas)
+
+    return place
+
+
+def placed(element: GlobalBatch, replicas: Replicas) -> Any:
+    """The pytree with ``PerReplica`` leaves; with one replica bare arrays, unless they are padded."""
+    leaves: list[Any] = []
+    if element.filled:
+        mask = example_mask(element.sizes, element.filled[0].shape[1], replicas.mesh)
+        leaves = padded(_place_stacks(element.filled, replicas), mask)
+    elif element.alike:
+        bare = replicas.count == 1
+        arrays = _place_stacks(_stacks(element), replicas, bare)
+        leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
+    else:
+        shapes = element.shapes
+        stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
+        for array, each in zip(_place_stacks(stacks, replicas), shapes, strict=True):
+            leaves.append(PerReplica(Uneven(array, each) if len(set(each)) > 1 else Stacked(array)))
+    return jax.tree_util.tree_unflatten(element.tree, leaves)
+
+
+def _placed_group(staged: Staged, replicas: Replicas) -> ElementGroup:
+    mesh, bare = replicas.mesh, replicas.count == 1 and not staged.is_padded
+    stacks = staged.stacks()
+    masks = None
+    if staged.is_padded:
+        rows, sizes = stacks[0].shape[2], np.array(staged.sizes)
+        host = np.arange(rows) < sizes.T[:, :, None]
+        counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
+        masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(staged.sizes))
+    return ElementGroup(staged.tree, _place_stacks(stacks, replicas, bare), staged.count, mesh, bare, masks)
+
+
+def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:
+    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
+
+    Args:
+      stacks: on the host.
+      replicas: all replicas.
+      bare: whether to drop the dim of the replicas, of which there is one.
+    """
+    mesh = replicas.mesh
+    if bare:
+        bares, where = [s[0] for s in stacks], _on_each(mesh)
+        alone = _jax.put_alone(bares, where) if mesh.size == 1 else None
+        return jax.device_put(bares, where) if alone is None else alone
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    if sharding.is_fully_addressable:
+        arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
+        return arrays
+    return [jax.make_array_from_process_local_data(sharding, s, (replicas.count, *s.shape[1:])) for s in stacks]
+
+
+@functools.lru_cache(maxsize=64)  # JAX analyses a sharding at its first use, and stores the result in it
+def _on_each(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _stacks(element: GlobalBatch) -> list[Any]:
+    """For each leaf an array ``[len(parts), rows, …]``.
+
+    A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
+    a CPU a device's array may be that very buffer.
+    """
+    if element.joined is not None:
+        count = len(element.parts)
+        return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.joined.leaves]
+    return [_stacked(column) for column in element.columns]
+
+
+def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
+    """An array ``[len(parts), *largest]``, with each part at the start of its slice."""
+    stack = np.zeros((len(parts), *largest), parts[0].dtype)
+    for i, part in enumerate(parts):
+        start: tuple[Any, ...] = (i, *map(slice, part.shape))
+        stack[start] = part
+    return stack
+
+
+def _stacked(leaves: tuple[Any, ...]) -> Any:
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return jax.numpy.stack(leaves)
+    return np.stack(leaves)

@@ -1,1 +1,0 @@
-"""Elements: from the batches that a worker reads to what a step gets."""

@@ -1,0 +1,224 @@
+"""The input pipeline of a worker: its streams of batches, and the elements from any place in them.
+
+This module imports Grain, so it is imported only when a dataset is created.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax.data.batches.agreed_batches import GlobalBatchesOfOneStream, GlobalBatchesOfOwnStreams
+from replicax.data.batches.announcements import Announcement, check_read
+from replicax.data.batches.global_batches import WHY_EMPTY, GlobalBatches
+from replicax.data.batches.local_batches import Division, LocalBatchesOfOneStream, LocalBatchesOfOwnStream
+from replicax.data.batches.rows import BatchRows, Checker, own_rows
+from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
+from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
+from replicax.data.reading.sources import as_source
+from replicax.data.same_dataset import check_same_dataset
+from replicax.data.sharding import DatasetSharding, sharding_of
+from replicax.data.workers import InputContext, InputWorkers
+from replicax.execution.array_specs import PaddedShapeDtypeStruct
+
+
+class InputPipeline:
+    """How this worker reads a dataset. The arguments are those of ``DistributedDataset``.
+
+    Attributes:
+      workers: the workers that the dataset is for.
+      options: the user's.
+      whole: whether each batch is for one replica, rather than for all.
+      examples: whether it is one example of a replica, whose arrays need have no rows.
+      source: the dataset.
+      reading: how to read its batches.
+      sharding: how workers divide it.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        options: InputOptions,
+        workers: InputWorkers,
+        method: str,
+        dataset_fn: Callable[[InputContext], Any] | None,
+        examples: bool = False,
+    ) -> None:
+        self.workers = workers
+        self.options = options
+        self.whole = dataset_fn is not None
+        self.examples = examples
+        self.source = as_source(dataset if dataset_fn is None else dataset_fn(workers.context), method)
+        self.reading = reading_of(self.source)
+        policy = options.auto_shard_policy
+        assert isinstance(policy, AutoShardPolicy)
+        if not self.whole and policy is not AutoShardPolicy.OFF:
+            check_same_dataset(self.source, self.reading, policy.value, workers.lockstep, method)
+        if self.whole:
+            self.sharding = DatasetSharding(AutoShardPolicy.OFF, "each worker has a dataset of its own")
+        else:
+            self.sharding = sharding_of(self.reading, policy, workers)
+        if self.reading.length == 0:
+            raise ValueError(f"{method}: the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
+        self._numbers = itertools.count()
+        self._spec: Any = None
+        self._batch: int | None = 1 if examples else self.reading.batch_size  # rows of a full batch
+        self._examples: int | None = None  # of a full batch, once workers have agreed on it
+
+    # --- the form of a batch ----------------------------------------------------------------------------
+
+    @property
+    def element_spec(self) -> Any:
+        """See ``DistributedDataset.element_spec``."""
+        if self._spec is None:
+            self._look()
+        return self._spec
+
+    @property
+    def batch(self) -> int | None:
+        """The number of rows of a full batch; reads one if necessary."""
+        if self._batch is None:
+            self._look()
+        return self._batch
+
+    @property
+    def cardinality(self) -> int | None:
+        """See ``DistributedDataset.cardinality``."""
+        is_one_stream = self.sharding.one_stream or (self.workers.count == 1 and not self.whole)
+        return self.reading.length if is_one_stream and not self._drops else None
+
+    @property
+    def _drops(self) -> bool:
+        """Whether partial batches are left out."""
+        drops = self.reading.drops_remainder and not self.sharding.one_stream
+        return drops or self.options.partial_batch is PartialBatch.DROP
+
+    def _look(self) -> None:
+        """Read one batch to find its form."""
+        first = self._first_batch()
+        if first is None:
+            raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
+        tree, rows = first
+        if self._batch is None:
+            self._batch = rows.size
+        share = self._batch if self.whole else max(self.workers.rows_of_replicas(self._batch, self.sharding.one_stream))
+        pads = self.options.partial_batch is PartialBatch.PAD
+        kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
+        dims = () if self.examples else (share,)
+        leaves = [kind((*dims, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
+        self._spec = jax.tree_util.tree_unflatten(tree, leaves)
+
+    def _first_batch(self) -> tuple[Any, BatchRows] | None:
+        """The structure and the rows of this worker's first batch, if there is one."""
+        batches = self.reading.opened(self.reading.fresh(None, None), ahead=READ_NOTHING_AHEAD)
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return None
+        finally:
+            batches.close()
+        checker = Checker(self.workers.replicas, self.examples)
+        rows = checker.rows(batch, "element 0")
+        return checker.tree, rows
+
+    # --- streams ----------------------------------------------------------------------------------------
+
+    def files_of(self, worker: int) -> tuple[str, ...] | None:
+        """The files that only this worker reads; ``None`` if there are none."""
+        return self.sharding.files_of(worker, self.workers.count, self.reading.files)
+
+    def fresh(self) -> list[State]:
+        """The states of all streams at the start: one for each worker, or the one that all workers read."""
+        if self.sharding.one_stream:
+            return [self.reading.fresh(None, None)]
+        return [self.reading.fresh(self.files_of(worker), rows) for worker, rows in enumerate(self._rows_of_streams())]
+
+    def _rows_of_streams(self) -> list[int | None]:
+        """The sizes of the batches of each worker's stream; ``None``: the dataset's own."""
+        workers = self.workers.count
+        if self.whole or workers == 1:
+            return [None] * workers
+        if self._examples is None:
+            self._examples = self._agreed_examples()
+        rows = self.workers.rows_of_workers(self._examples)
+        if not all(rows):
+            raise ValueError(
+                f"a batch of {self._examples} is too small for {workers} workers that read batches of their own: there "
+                f"is nothing for worker {rows.index(0)}. Use larger batches, or auto_shard_policy='data'."
+            )
+        return list(rows)
+
+    def _agreed_examples(self) -> int:
+        """The size of a full batch, agreed on by all workers, which read different datasets."""
+        examples, rows, error = self.reading.examples, 0, None
+        if examples is None:
+            try:
+                first = self._first_batch()
+                rows = 0 if first is None else first[1].size
+            except Exception as e:  # tell the others, which would wait
+                error = e
+        why = None if error is None else Announcement.of_error(error).error
+        everyone = self.workers.series("batch size").exchange(json.dumps([examples, rows, why]).encode())
+        told = [json.loads(theirs) for theirs in everyone]
+        if error is not None:
+            raise error
+        check_read([Announcement(error=why) for _, _, why in told], "element 0")
+        found = [examples for examples, _, _ in told]
+        sizes = {examples for examples in found if examples is not None}
+        if len(sizes) > 1:
+            raise ValueError(f"the workers' datasets have global batches of different sizes: {found}")
+        largest = max(rows for _, rows, _ in told)
+        if not sizes and not largest:
+            raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
+        if sizes:
+            return int(sizes.pop())
+        self._batch = largest if all(self.workers.rows_of_workers(largest)) else self.workers.replicas
+        return self._batch
+
+    def everyones_streams(self, streams: list[State], native: Any) -> list[State]:
+        """The states of all streams, where this worker's Grain iterator has reached ``native``."""
+        if self.sharding.one_stream:
+            return [{**streams[0], "native": native}]
+        mine = {**streams[self.workers.index], "native": native}
+        everyone = self.workers.series(f"state {next(self._numbers)}").exchange(json.dumps(mine).encode())
+        return [json.loads(state) for state in everyone]
+
+    # --- elements ---------------------------------------------------------------------------------------
+
+    def opened(self, streams: list[State], position: int, batch: int | None) -> GlobalBatches:
+        """The elements from the given places of the streams; ``batch`` is a full batch's size if it is not known."""
+        workers, one_stream = self.workers, self.sharding.one_stream
+        own = None
+        if one_stream and workers.count > 1:
+            own = functools.partial(own_rows, replicas=workers.replicas, mine=workers.mine)
+        batches = self.reading.opened(streams[0 if one_stream else workers.index], own)
+        # If all workers read one stream, and its length was compared before, they need not agree on each element.
+        agrees = (self.whole or workers.count > 1) and not (one_stream and self.reading.length is not None)
+        division, place = self._division(batch, agrees), workers.placer()
+        if not agrees:
+            return GlobalBatches(LocalBatchesOfOneStream(batches, division), division, place, position)
+        exchange = workers.series(f"pass {next(self._numbers)}, element")
+        ahead = self.options.prefetch > 0 and workers.count > 1
+        local_batches = (LocalBatchesOfOneStream if one_stream else LocalBatchesOfOwnStream)(batches, division, ahead)
+        kind = GlobalBatchesOfOneStream if one_stream else GlobalBatchesOfOwnStreams
+        return kind(exchange, ahead, local_batches, division, place, position)
+
+    def _division(self, batch: int | None, agrees: bool) -> Division:
+        partial = PartialBatch.DROP if self._drops else self.options.partial_batch
+        assert isinstance(partial, PartialBatch)
+        if self._batch is None and batch is not None and not agrees and partial is not PartialBatch.EXACT:
+            self._look()  # the rest of a batch may come first, and the state may be of batches of another size
+        batch = batch if self._batch is None or self.whole else self._batch
+        workers, rows = self.workers, None
+        if batch is not None:
+            rows = (
+                (batch,) * workers.replicas if self.whole else workers.rows_of_replicas(batch, self.sharding.one_stream)
+            )
+        new = self.reading.gives_new_arrays
+        kind = self.source.kind
+        return Division(kind, workers.replicas, workers.mine, partial, self.whole, self.examples, rows, new)

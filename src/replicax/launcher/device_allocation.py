@@ -1,0 +1,132 @@
+"""Which devices and how many threads each worker of a machine gets.
+
+JAX is not asked, as it would take the devices for the launcher: NVIDIA's GPUs are seen in ``/dev`` and in
+``CUDA_VISIBLE_DEVICES``, and whether JAX could use them in the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from replicax.launcher import LaunchError
+
+_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_GPU = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAllocation:
+    """How the devices of a machine are divided among workers.
+
+    Attributes:
+      gpus: the GPUs of each worker, as ``CUDA_VISIBLE_DEVICES`` names them; ``None`` where there are none to divide.
+      emulated: how many CPU devices each worker emulates; ``None`` for JAX's default.
+      cores: the number of this machine's cores, for all of its workers.
+    """
+
+    gpus: tuple[tuple[str, ...], ...] | None
+    emulated: int | None
+    cores: int
+
+    def variables(self, slot: int, running: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables for a worker's devices and threads.
+
+        Args:
+          slot: the number of the worker's part of the devices.
+          running: how many workers use the cores.
+          environment: the present one. Numbers of threads that the user has chosen stay.
+        """
+        found = {}
+        threads = max(1, self.cores // running)
+        if self.gpus is not None:
+            found[_GPU] = ",".join(self.gpus[slot])
+        else:
+            if self.emulated is not None:
+                found |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
+            # Replicas wait for each other in XLA's threads: with fewer than two a device they wait for ever.
+            least = 2 * (self.emulated or 1)
+            chosen = environment.get("NPROC", "")
+            if running > 1 or least > threads:
+                found["NPROC"] = str(max(least, int(chosen) if chosen.isdigit() else threads))
+        if running > 1 and "OMP_NUM_THREADS" not in environment:
+            found["OMP_NUM_THREADS"] = str(threads)
+        return found
+
+    def __str__(self) -> str:
+        if self.gpus is not None:
+            return f"{len(self.gpus[0])} GPU(s) each"
+        return "the devices that JAX finds" if self.emulated is None else f"{self.emulated} emulated CPU device(s) each"
+
+
+def allocate_devices(workers: int, devices_per_worker: int | None, environment: Mapping[str, str]) -> DeviceAllocation:
+    """The devices of this machine, divided among its workers.
+
+    Args:
+      workers: the number of workers.
+      devices_per_worker: the number of devices of each; ``None``: all GPUs in equal parts, or JAX's default number of
+        CPU devices, which is one.
+      environment: of this process.
+
+    Raises:
+      LaunchError: there are too few devices, or they can't be divided evenly.
+    """
+    cores = len(os.sched_getaffinity(0))
+    gpus = _gpus(environment)
+    if gpus is None:
+        platforms = environment.get("JAX_PLATFORMS", "")
+        if devices_per_worker is not None and "cpu" not in (platforms or "cpu").split(","):
+            raise LaunchError(
+                f"--devices-per-worker {devices_per_worker} divides NVIDIA GPUs, or emulates CPU devices, and "
+                f"JAX_PLATFORMS is {platforms!r}: leave the option out, or set JAX_PLATFORMS=cpu"
+            )
+        return DeviceAllocation(None, devices_per_worker, cores)
+    each = gpus_per_worker(len(gpus), workers, devices_per_worker, ", ".join(gpus) or "none visible")
+    return DeviceAllocation(tuple(tuple(gpus[i * each : (i + 1) * each]) for i in range(workers)), None, cores)
+
+
+def gpus_per_worker(gpus: int, workers: int, devices_per_worker: int | None, names: str) -> int:
+    """The number of GPUs of a machine that each of its workers gets.
+
+    Args:
+      gpus: the number of GPUs of the machine.
+      workers: the number of workers on it.
+      devices_per_worker: the number of GPUs of each; ``None`` for all GPUs in equal parts.
+      names: of the GPUs, or of the option that counts them, for the message.
+
+    Raises:
+      LaunchError: there are too few GPUs, or they can't be divided evenly.
+    """
+    each = devices_per_worker or 1
+    if gpus < workers * each:
+        raise LaunchError(
+            f"--workers {workers} with {each} GPU(s) each need {workers * each} GPUs, and there are {gpus} ({names}). "
+            "--workers counts those of one machine: start fewer there, or set JAX_PLATFORMS=cpu to emulate devices"
+        )
+    if devices_per_worker is None and gpus % workers:
+        raise LaunchError(
+            f"{gpus} GPUs can't be divided evenly among {workers} workers: say with --devices-per-worker how many "
+            f"each is to have ({gpus // workers} leaves {gpus % workers} unused)"
+        )
+    return devices_per_worker or gpus // workers
+
+
+def _gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that this process may use; ``None`` if JAX would not use any."""
+    platforms = environment.get("JAX_PLATFORMS", "").lower().split(",")
+    asked_for = bool({"cuda", "gpu"} & set(platforms))
+    if not asked_for and (platforms != [""] or all(importlib.util.find_spec(name) is None for name in _PLUGINS)):
+        return None
+    visible = environment.get(_GPU)
+    if visible is not None:
+        # As in CUDA: an index that does not exist hides all that follow it.
+        names = [name.strip() for name in visible.split(",")]
+        found = names[: next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))]
+    else:
+        numbers = [int(m[1]) for path in Path("/dev").glob("nvidia*") if (m := re.fullmatch(r"nvidia(\d+)", path.name))]
+        found = [str(i) for i in range(len(numbers))]  # CUDA numbers what it finds from 0, whatever the names in /dev
+    return found if found or asked_for else None

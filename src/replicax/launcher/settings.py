@@ -1,0 +1,118 @@
+"""The options of a launch, checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Literal
+
+from replicax.launcher import LaunchError
+from replicax.launcher.worker_program import WorkerProgram
+
+DEFAULT_RESTARTS = 3
+"""How many faults are followed by another attempt, by default."""
+Show = Literal["all", "chief", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """The options of a launch: what to run, where, and how often.
+
+    Attributes:
+      program: what each worker runs.
+      workers: the largest number on this machine; as many start first.
+      least: the smallest number to go on with if some are lost.
+      devices_per_worker: how many devices each has; ``None`` leaves it to the platform.
+      hosts: the machines of the workers, the chief's first; empty for this machine alone.
+      node: the number of this machine among the hosts.
+      port: the chief's; ``None`` for any free one.
+      bind: the address at which the chief listens; ``None`` for that of its host.
+      log_dir: the folder of the workers' output.
+      show: whose output is shown.
+      grace: how many seconds workers have to end when they are asked to.
+      hang_timeout: how many seconds, at least, a worker may go without a step before the launcher treats it as hung;
+        0: for ever. See :mod:`replicax.launcher.watchdog`.
+      finish_timeout: how many seconds the others have to end when one has finished; ``None`` for ever.
+      max_restarts: how many faults are followed by another attempt; ``None`` for the default, which also looks at the
+        kind of the fault: see :class:`~replicax.launcher.restarts.RestartPolicy`.
+      max_preemptions: how many preemptions are followed by another attempt.
+      max_resizes: how many changes of the number of workers there may be.
+      backoff: seconds before the first attempt after a fault, doubled for each further one.
+
+    Raises:
+      LaunchError: a number is out of range, or options contradict each other.
+    """
+
+    program: WorkerProgram
+    workers: int
+    least: int
+    devices_per_worker: int | None = None
+    hosts: tuple[str, ...] = ()
+    node: int = 0
+    port: int | None = None
+    bind: str | None = None
+    log_dir: Path = Path("replicax-logs")
+    show: Show = "all"
+    grace: float = 30.0
+    hang_timeout: float = 10.0
+    finish_timeout: float | None = None
+    max_restarts: int | None = None
+    max_preemptions: int = 100
+    max_resizes: int = 100
+    backoff: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.workers:
+            raise LaunchError(
+                f"--workers {self.least}:{self.workers}: expected N:MAX with 1 <= N <= MAX, the fewest workers to go "
+                "on with, and how many to start with"
+            )
+        for option, seconds in (
+            ("--grace", self.grace),
+            ("--backoff", self.backoff),
+            ("--hang-timeout", self.hang_timeout),
+        ):
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise LaunchError(f"{option} must be a number of seconds, 0 or more, got {seconds:g}")
+        if self.finish_timeout is not None and not (math.isfinite(self.finish_timeout) and self.finish_timeout > 0):
+            raise LaunchError(f"--finish-timeout must be a positive number of seconds, got {self.finish_timeout:g}")
+        if len(self.hosts) > 1:
+            self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        """Several launchers don't communicate, so each makes one attempt, with a fixed number of workers."""
+        if self.least != self.workers:
+            raise LaunchError(
+                f"--workers {self.least}:{self.workers} with {len(self.hosts)} hosts: the number of workers can change "
+                "on a single machine only; give one number"
+            )
+        if self.max_restarts:
+            raise LaunchError(
+                f"--max-restarts {self.max_restarts} with {len(self.hosts)} hosts: one launcher can't start "
+                "the workers of other hosts again. Leave it out: the scheduler starts all (see --sbatch and --jobset)"
+            )
+        if self.port is None:
+            raise LaunchError(
+                f"{len(self.hosts)} hosts need --port, the same on all, as they can't agree on a free one"
+            )
+
+    @property
+    def total(self) -> int:
+        """The largest number of workers on all hosts."""
+        return self.workers * max(1, len(self.hosts))
+
+    @property
+    def restarts(self) -> int:
+        """How many faults are followed by another attempt, at most."""
+        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all workers are on this machine."""
+        return len(self.hosts) < 2
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change."""
+        return self.least < self.workers

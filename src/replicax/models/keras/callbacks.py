@@ -1,0 +1,107 @@
+"""Keras' callbacks with several workers: only the chief reads and writes files, and the others get what it reads."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.utils import file_utils
+
+from replicax.models.keras.model_state import GROUPS, StateCell, keras_variables
+from replicax.strategy import Strategy
+
+
+def silence(callback: Any) -> None:
+    """Make a Keras callback write nothing; otherwise it works as on the chief."""
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        callback._save_model = functools.partial(_see_model, callback)
+        callback.delete_checkpoint = False
+    elif isinstance(callback, keras.callbacks.CSVLogger):
+        callback.filename = os.devnull
+    elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+        callback.filepath = os.path.basename(callback.filepath)  # it creates the folder; two workers would collide
+    elif isinstance(callback, keras.callbacks.TensorBoard):
+        if not isinstance(callback.summary, _NoSummaries):
+            callback._summary_module = _NoSummaries(callback.summary)
+        callback._configure_embeddings = _write_nothing
+        callback._should_trace = False
+
+
+class _NoSummaries:
+    """``tensorflow.summary``, whose writers write nothing.
+
+    Args:
+      summary: the module.
+    """
+
+    def __init__(self, summary: Any) -> None:
+        self._summary = summary
+
+    def create_file_writer(self, *args: Any, **kwargs: Any) -> Any:
+        """A writer without a file."""
+        return self._summary.create_noop_writer()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._summary, name)
+
+
+def _write_nothing() -> None:
+    return None
+
+
+def _see_model(callback: Any) -> None:
+    """Gather the model's sharded variables, on all workers together."""
+    assert callback.model is not None
+
+
+def restore_together(callback: Any, restore: Callable[[], None], strategy: Strategy) -> None:
+    """Begin ``fit`` with a ``BackupAndRestore`` as on the chief, the only worker that needs the files.
+
+    Args:
+      callback: the callback.
+      restore: reads the backup, if there is one, and sets the model and its epoch.
+      strategy: of the model.
+
+    Raises:
+      ValueError: another worker has a backup and the chief has none, so training would start from the beginning.
+      Exception: raised by the chief.
+      DeadlockError: not all workers have such a callback.
+    """
+    lockstep = strategy.extended.replicas.lockstep
+    model, path = callback.model, str(callback.backup_dir)
+    is_there = file_utils.exists(callback._weights_path)
+    if lockstep.workers.index == 0:
+        try:
+            restore()
+        except BaseException as error:
+            lockstep.fail(error, f"BackupAndRestore({path!r})")
+            raise
+    told = lockstep.exchange("begins with BackupAndRestore", (is_there, model._initial_epoch, path))
+    chief_has_it, epoch, place = told[0]
+    if chief_has_it:
+        model._initial_epoch = epoch
+        _take_chiefs_state(model, strategy)
+        return
+    others = [(worker, where) for worker, (has_it, _, where) in enumerate(told) if has_it]
+    if others:
+        worker, where = others[0]
+        raise lockstep.everywhere(
+            ValueError(
+                f"BackupAndRestore: the chief, worker 0, reads the backup for all workers, and has none in {place!r}; "
+                f"but worker {worker} has one in {where!r}. To go on from it, copy that folder to worker 0's, or use a "
+                "folder that every worker sees; to begin anew, delete it."
+            )
+        )
+
+
+def _take_chiefs_state(model: Any, strategy: Strategy) -> None:
+    """Assign the chief's value to each variable of the model, on all workers."""
+    if not model.optimizer.built:  # reading the backup has built the chief's optimizer
+        model.optimizer.build(model.trainable_variables)
+    for variable in [v for group in GROUPS for v in keras_variables(model, group)]:
+        with strategy.scope():
+            chiefs = StateCell(variable, variable.value)
+        variable.assign(chiefs.show())

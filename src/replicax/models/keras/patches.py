@@ -1,0 +1,194 @@
+"""Patches of Keras for a replica's step, active while a step's Python runs.
+
+At other times, and on other threads, Keras is unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+from keras.src.layers.layer import Layer
+from keras.src.layers.normalization.batch_normalization import BatchNormalization
+from keras.src.losses import loss as loss_module
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+
+from replicax.models.keras.batch_normalization import common_moments
+from replicax.models.keras.losses import common_loss
+from replicax.models.keras.metrics import common_number, common_update, leaf_metrics
+from replicax.models.keras.replica_step import running_step
+
+
+class _Patch:
+    """A patch of one attribute, active as long as it is needed."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.owner, self.name, self.users = owner, name, 0
+        self._own = vars(owner).get(name)
+        new = make(getattr(owner, name, None))
+        _set(owner, name, new)
+
+    def undo(self) -> None:
+        """Restore the original."""
+        if self._own is not None:
+            _set(self.owner, self.name, self._own)
+        elif isinstance(self.owner, type):
+            delattr(self.owner, self.name)
+        else:
+            object.__delattr__(self.owner, self.name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, without Keras tracking it on its objects."""
+    (setattr if isinstance(owner, type | types.ModuleType) else object.__setattr__)(owner, name, value)
+
+
+# Before 3.14 Keras did not divide a layer's activity regularization by the number of rows.
+_ACTIVITIES_ARE_SUMS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
+
+_lock = threading.RLock()
+_present: dict[tuple[int, str], _Patch] = {}
+
+
+@contextlib.contextmanager
+def patched(model: Any) -> Iterator[None]:
+    """While this context is open, the parts of Keras that ``model`` uses act as one replica's part.
+
+    Several contexts may be open, on several threads.
+    """
+    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (loss_module, "reduce_weighted_values", common_loss),
+        (BatchNormalization, "_moments", common_moments),
+        (SeedGenerator, "next", _own_seed),
+        (Layer, "_losses_override", _OwnLosses),
+    ]
+    for metric in leaf_metrics(model):
+        wanted.append((metric, "update_state", functools.partial(common_update, metric)))
+        if callable(vars(metric).get("_fn")):
+            wanted.append((metric, "_fn", common_number))
+    if _ACTIVITIES_ARE_SUMS:
+        regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
+        wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
+    for kind in _kinds_of_optimizers():
+        steps = {"stateless_apply": _common_step, "apply": _common_update}
+        wanted += [(kind, name, common) for name, common in steps.items() if name in vars(kind)]
+    with _lock:
+        for owner, name, make in wanted:
+            key = id(owner), name
+            if key not in _present:
+                _present[key] = _Patch(owner, name, make)
+            _present[key].users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for owner, name, _ in reversed(wanted):
+                present = _present[id(owner), name]
+                present.users -= 1
+                if not present.users:
+                    del _present[id(owner), name]
+                    present.undo()
+
+
+def _kinds_of_optimizers() -> list[type]:
+    """All optimizer classes: a step may have several, and they may contain others."""
+    kinds: list[type] = [BaseOptimizer]
+    for kind in kinds:
+        below: list[type] = kind.__subclasses__()
+        kinds += [k for k in below if k not in kinds]
+    return kinds
+
+
+def _own_seed(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``SeedGenerator.next`` with different numbers on each replica; the stored seed is the same on all."""
+
+    @functools.wraps(draw)
+    def next(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = draw(self, *args, **kwargs)
+        step = running_step()
+        if step is None or not step.several:
+            return seed
+        return jax.random.fold_in(seed, step.replica.replica_id_in_sync_group)
+
+    return next
+
+
+def _common_sum(regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A regularizer of activities, which sums over rows, divided by the rows of the whole batch."""
+
+    @functools.wraps(regularizer)
+    def regularized(activities: Any) -> Any:
+        loss = regularizer(activities)
+        step = running_step()
+        return loss if step is None or activities.ndim == 0 else step.as_mean(loss)
+
+    return regularized
+
+
+def _common_step(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``Optimizer.stateless_apply`` with the gradients of the whole batch."""
+
+    @functools.wraps(apply)
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        with _of_whole_batch(grads) as common:
+            return apply(self, optimizer_variables, common, trainable_variables)
+
+    return stateless_apply
+
+
+def _common_update(update: Callable[..., Any]) -> Callable[..., Any]:
+    """``Optimizer.apply`` with the gradients of the whole batch."""
+
+    @functools.wraps(update)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        with _of_whole_batch(grads) as common:
+            return update(self, common, trainable_variables)
+
+    return apply
+
+
+@contextlib.contextmanager
+def _of_whole_batch(gradients: Any) -> Iterator[Any]:
+    """The gradients of the whole batch, from this replica's; averaged only once, even if the optimizer calls others."""
+    step = running_step()
+    if step is None:
+        yield gradients
+        return
+    with step.inside("an optimizer") as is_outermost:
+        if is_outermost:
+            leaves, tree = jax.tree_util.tree_flatten(gradients)  # None for a variable without influence on the loss
+            gradients = jax.tree_util.tree_unflatten(tree, step.mean(leaves))
+        yield gradients
+
+
+class _OwnLosses:
+    """``Layer._losses_override``, through which Keras passes a model's losses to its ``compute_loss``: one per replica.
+
+    In the exact executor another replica's step may run in between.
+    """
+
+    def __init__(self, none: None) -> None:
+        pass
+
+    def __get__(self, layer: Any, kind: Any = None) -> Any:
+        return self._all_of(layer).get(*self._key_of(layer))
+
+    def __set__(self, layer: Any, losses: Any) -> None:
+        self._all_of(layer)[self._key_of(layer)[0]] = losses
+
+    @staticmethod
+    def _all_of(layer: Any) -> Any:
+        step = running_step()
+        return vars(layer) if step is None else step.layers_losses
+
+    @staticmethod
+    def _key_of(layer: Any) -> tuple[Any, Any]:
+        """The key for a layer's losses, and the default."""
+        return ("_losses_override", None) if running_step() is None else (id(layer), [])

@@ -1,0 +1,357 @@
+"""``ClusterCoordinator``: schedules functions on the workers of a ``ParameterServerStrategy``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from replicax.errors import ContextError, WorkerError
+from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.parameter_server.definitions import Definitions
+from replicax.parameter_server.dispatcher import Dispatcher
+from replicax.parameter_server.engine.actors import Actor, Actors
+from replicax.parameter_server.engine.ray_actors import RayActors
+from replicax.parameter_server.pickling import Reference, References, loads
+from replicax.parameter_server.recovery import Recovery
+from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
+from replicax.parameter_server.served_variables import VariableHome, check_across
+from replicax.parameter_server.server.servers import Servers
+from replicax.parameter_server.server.shard_server import ShardServer
+from replicax.parameter_server.server.shards import ShardChoice
+from replicax.parameter_server.strategy import ParameterServerStrategy
+from replicax.parameter_server.work_report import WorkReport
+from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
+from replicax.user_functions import checked_args, checked_function, checked_kwargs, function_name
+
+_KEPT_FUNCTIONS = 64
+_SHARED_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+_SETTINGS_OF_STEPS = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+
+
+log = logging.getLogger("replicax")
+
+
+class ClusterCoordinator:
+    """Starts the servers and workers of a strategy, and runs functions on the workers.
+
+    Each function runs on one worker; functions start in the order of scheduling, as workers become free. If a worker
+    dies, another process takes its place and runs the function again; its changes are applied exactly once. A function
+    is pickled: the variables, optimizers and strategy that it uses become the worker's own, and everything else that it
+    captures is copied.
+
+    Between functions ``variable.numpy()`` and ``variable.assign`` in this program act on the servers' values, and
+    :class:`Checkpoint` saves and restores them.
+
+    End it with :meth:`close`, or use it as a context manager; the end of the program ends it, too.
+
+    Args:
+      strategy: with the variables and workers.
+
+    Raises:
+      TypeError: ``strategy`` is not a :class:`ParameterServerStrategy`.
+      ValueError: it has a coordinator already.
+      ImportError: Ray is not installed.
+
+    >>> import optax, replicax
+    >>> strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=1, max_staleness=0)
+    >>> with strategy.scope():
+    ...     w = replicax.Variable(0.0, name="w")
+    ...     optimizer = replicax.Optimizer(optax.sgd(0.25))
+    >>> def step(x):
+    ...     loss, gradients = replicax.value_and_grad(lambda: (w - x) ** 2, [w])()
+    ...     optimizer.apply_gradients(zip(gradients, [w]))
+    ...     return loss
+    >>> def train(iterator):  # runs on a worker
+    ...     return strategy.run(step, args=(next(iterator),))
+    >>> with replicax.ClusterCoordinator(strategy) as coordinator:
+    ...     numbers = iter(coordinator.create_per_worker_dataset(lambda: [4.0] * 10))
+    ...     losses = [coordinator.schedule(train, args=(numbers,)) for _ in range(10)]
+    ...     gain = coordinator.schedule(lambda first, last: float(first - last), args=(losses[0], losses[1]))
+    ...     report = coordinator.join()
+    ...     report.functions, float(w), float(losses[0].fetch()), gain.fetch()
+    (11, 3.99609375, 16.0, 12.0)
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise TypeError(f"ClusterCoordinator(strategy): expected a ParameterServerStrategy, got {strategy!r}")
+        present: Any = strategy.coordinator()
+        if present is not None and present._finalizer.alive:
+            raise ValueError(f"ClusterCoordinator: {strategy!r} has a coordinator already; close that first")
+        self.strategy = strategy
+        self._cluster = _Cluster(strategy, _make_actors())
+        strategy.coordinator = weakref.ref(self)
+        self._finalizer = weakref.finalize(self, _Cluster.end, self._cluster)
+
+    # --- methods of tf.distribute -----------------------------------------------------------------------
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Run ``fn(*args, **kwargs)`` on a worker; returns at once.
+
+        Args:
+          fn: runs in the strategy's scope on the worker, where it may call ``strategy.run``. Like a step it is
+            identified by its code and its captures: as long as these stay the same, it is sent to a worker only once.
+          args: its arguments. Per-worker iterators become the worker's own; a :class:`RemoteValue` becomes its value,
+            after waiting for it.
+          kwargs: the same, by name.
+
+        Returns:
+          A :class:`RemoteValue`, whose ``fetch`` waits for the result.
+
+        Raises:
+          WorkerError: an earlier function has failed. The error is raised once, and names the worker and the line.
+            Waiting functions are cancelled.
+          TypeError: ``fn`` is not a function, or uses something that can't be pickled.
+          ValueError: it uses another strategy or its variables, or a result of another coordinator's function.
+        """
+        self._check_open("schedule")
+        what = "ClusterCoordinator.schedule(fn, args, kwargs)"
+        checked_function(fn, what)
+        arguments = tuple(checked_args(args, what)), dict(checked_kwargs(kwargs, what))
+        return self._cluster.schedule(fn, arguments)
+
+    def join(self, timeout_seconds: float | None = None) -> WorkReport:
+        """Wait until all scheduled functions are done.
+
+        In synchronous mode a last step of fewer functions than usual uses those that there are.
+
+        Args:
+          timeout_seconds: how long to wait; ``None`` for ever.
+
+        Returns:
+          The number of functions since the last ``join``, their rate, and the age of the variables that they used.
+
+        Raises:
+          WorkerError: as :meth:`schedule`.
+          TimeoutError: the time has passed; the message says what each worker runs. The functions continue.
+        """
+        self._check_open("join")
+        self._cluster.dispatcher.join(timeout_seconds)
+        return self._cluster.dispatcher.log.report()
+
+    def done(self) -> bool:
+        """Whether all scheduled functions are done.
+
+        Raises:
+          WorkerError: as :meth:`schedule`.
+        """
+        self._check_open("done")
+        return self._cluster.dispatcher.done()
+
+    def fetch(self, values: Any) -> Any:
+        """Wait for results: a pytree in which each :class:`RemoteValue` is replaced by its value.
+
+        Raises:
+          WorkerError: as :meth:`RemoteValue.fetch`.
+        """
+        return jax.tree_util.tree_map(lambda v: v.fetch() if _is_remote(v) else v, values, is_leaf=_is_remote)
+
+    def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
+        """Have each worker make a dataset.
+
+        Args:
+          dataset_fn: called on each worker, in the strategy's scope, when the worker first needs the dataset. It
+            returns an iterable, such as ``strategy.distribute_dataset(…)``, or
+            ``strategy.distribute_datasets_from_function(…)``, whose function gets the worker's number.
+
+        Returns:
+          A dataset whose iterators are arguments of scheduled functions.
+
+        Raises:
+          TypeError: ``dataset_fn`` is not a function, or can't be pickled.
+        """
+        self._check_open("create_per_worker_dataset")
+        checked_function(dataset_fn, "ClusterCoordinator.create_per_worker_dataset(dataset_fn)", "dataset_fn")
+        return self._cluster.dataset(dataset_fn)
+
+    # --- shutdown ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Fetch the variables, and end the servers and workers; a second call does nothing.
+
+        Running and waiting functions are cancelled. Afterwards the variables are in this process, and the strategy may
+        get another coordinator.
+        """
+        if self._finalizer.alive:
+            with contextlib.suppress(WorkerError, TimeoutError):  # raised below, where the variables are fetched
+                self._cluster.restore_servers()
+        if self._finalizer.detach() is not None:
+            self._cluster.stop()
+
+    def __enter__(self) -> ClusterCoordinator:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(WorkerError):  # the user's error says more than that dead servers can't be read
+            if self._finalizer.detach() is not None:
+                self._cluster.stop()
+
+    def _check_open(self, method: str) -> None:
+        check_across(f"ClusterCoordinator.{method}")
+        if not self._finalizer.alive:
+            raise ContextError(f"ClusterCoordinator.{method}: this coordinator has been closed")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ClusterCoordinator is not for workers: schedule functions from the coordinator's program")
+
+    def __repr__(self) -> str:
+        state = "" if self._finalizer.alive else ", closed"
+        return f"ClusterCoordinator({self.strategy!r}{state})"
+
+
+def _is_remote(value: Any) -> bool:
+    return isinstance(value, RemoteValue)
+
+
+_make_actors: Callable[[], Actors] = RayActors
+"""Starts processes; tests replace it."""
+
+
+class _Cluster:
+    """The processes of a strategy, as the coordinator's program sees them."""
+
+    def __init__(self, strategy: ParameterServerStrategy, actors: Actors) -> None:
+        self._strategy = weakref.ref(strategy)
+        self._actors = actors
+        settings = {name: getattr(jax.config, name) for name in _SHARED_SETTINGS}
+        strict = {name: getattr(jax.config, name) for name in _SETTINGS_OF_STEPS}
+        self._settings = [
+            WorkerSettings(index, strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict)
+            for index in range(strategy.num_workers)
+        ]
+        self._references = References(strategy, lambda optimizer: self.home.number_of(optimizer))
+        definitions = Definitions(lambda value: self._references.dumps(value, "the pytree of an optimizer's variables"))
+        self._definitions = definitions
+        self._functions: dict[FunctionKey, tuple[str, bytes, Any, list[Any]]] = {}
+        self._numbers, self._iterators = itertools.count(), itertools.count()
+        try:
+
+            def start_server(index: int) -> Actor:
+                return actors.start(ShardServer, index, strategy.groups, settings, env=_server_environment())
+
+            self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
+            choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
+            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions)
+            self.dispatcher = Dispatcher(
+                strategy.num_workers,
+                self._start_worker,
+                definitions,
+                self._build,
+                self.servers.break_off,
+                actors.check,
+                Recovery(self.servers, self.home, definitions, start_server, actors.check),
+                strategy.groups,
+                strategy.max_staleness,
+            )
+            self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
+            self.home.settled = self.dispatcher.settled
+            self.servers.ended = self.dispatcher.ended
+            self._references.dispatcher = self.dispatcher
+            self.servers.wait_until_ready()
+        except BaseException:
+            if (dispatcher := getattr(self, "dispatcher", None)) is not None:
+                dispatcher.close("the coordinator could not be started")
+            actors.stop()
+            raise
+
+    def _start_worker(self, index: int) -> Actor:
+        settings = self._settings[index]
+        return self._actors.start(StepWorker, settings, self.servers.actors, env=_worker_environment(settings.devices))
+
+    def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
+        """See :meth:`ClusterCoordinator.schedule`."""
+        name = function_name(fn)
+        key = function_key(fn)
+        if key not in self._functions:
+            if len(self._functions) >= _KEPT_FUNCTIONS:
+                self._functions.pop(next(iter(self._functions)))
+            used: list[Any] = []
+            data = self._references.dumps(fn, f"the scheduled function {name!r}", used)
+            self._functions[key] = hashlib.sha256(data).hexdigest(), data, fn, used
+        digest, data, _, used = self._functions[key]
+        uses = list(used)
+        pickled = self._references.dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
+        self.home.define()
+        return self.dispatcher.schedule(name, digest, data, pickled, uses)
+
+    def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
+        """See :meth:`ClusterCoordinator.create_per_worker_dataset`."""
+        number = next(self._numbers)
+        self._definitions.add_dataset(number, self._references.dumps(dataset_fn, "dataset_fn"))
+        return PerWorkerDataset(number, self._iterators, self._definitions.drop)
+
+    def _build(self, optimizer: int, variables: bytes) -> None:
+        self.home.build(optimizer, loads(variables, self._find, "the pytree of an optimizer's variables"))
+        self.home.define()
+
+    def _find(self, reference: Reference) -> Any:
+        kind, number = reference
+        assert kind == "variable", kind
+        strategy = self._strategy()
+        assert strategy is not None
+        return strategy.extended.variables[number]
+
+    def restore_servers(self) -> None:
+        """If a server died after all functions had ended, restore it: its variables will be fetched."""
+        if self.dispatcher.is_idle:
+            self.home.look()
+
+    def end(self) -> None:
+        """Stop at the end of the program, or with the last reference to the coordinator, where no caller gets an error.
+
+        Logs that variables can't be fetched, unless the program has already got an error.
+        """
+        was_told = self.dispatcher.has_given_up
+        try:
+            self.stop()
+        except WorkerError as error:
+            if not was_told:
+                log.warning("%s", error)
+
+    def stop(self) -> None:
+        """Fetch the variables into this process, and end all processes."""
+        try:
+            self.dispatcher.close("the coordinator has been closed")
+            self.home.leave()
+        finally:
+            self._actors.stop()
+
+
+def _server_environment() -> dict[str, str]:
+    """The environment of a server.
+
+    The results of an update need new memory; with small pages getting it takes several times as long as the update.
+    """
+    env = {"JAX_PLATFORMS": "cpu"}
+    if "GLIBC_TUNABLES" not in os.environ:
+        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # ignored by other systems and older versions
+    return env
+
+
+def _worker_environment(devices: int) -> dict[str, str]:
+    """The environment of a worker: this process' platform, and as many emulated devices as the strategy requests."""
+    env = {}
+    platforms = os.environ.get("JAX_PLATFORMS") or ("cpu" if jax.default_backend() == "cpu" else "")
+    if platforms:
+        env["JAX_PLATFORMS"] = platforms
+    if devices > 1 and platforms == "cpu":
+        env["JAX_NUM_CPU_DEVICES"] = str(devices)
+        env["NPROC"] = str(max(2 * devices, os.cpu_count() or 1))
+    return env

@@ -1,0 +1,262 @@
+"""Variables and optimizers in a worker's process: copies of those on the servers, and notes of a step's changes.
+
+A step's changes leave it as anywhere, in variables: besides its own copy, a variable has *notes*, further variables of
+the worker, into which the step writes gradients and changes to add. After the step their content goes to the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _jax, context
+from replicax.errors import ContextError
+from replicax.indexed_slices import IndexedSlices, check_rows, is_slices
+from replicax.training.optimizer import Optimizer, _optimised
+from replicax.variables.collection import VariableCollection
+from replicax.variables.slots import Slot
+from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.parameter_server.worker.server_variables import ServerVariables
+
+Kind = Literal["value", "added", "added rows", "gradient", "gradient rows"]
+
+
+class WorkerCollection(VariableCollection):
+    """The variables of a worker: the coordinator's, and notes. Functions can't create any."""
+
+    is_open = False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Allow the creation of variables, outside of any step."""
+        self.is_open = True
+        try:
+            with (
+                _jax.outside_tracing(),
+                jax.disable_jit(False),
+                context.cross_replica(self.replicas),
+                use_store(ConcreteStore()),
+            ):
+                yield
+        finally:
+            self.is_open = False
+
+    def slot(self, array: jax.Array) -> Slot:
+        if not self.is_open:
+            raise ContextError(
+                "a scheduled function creates a variable: on a worker it would be nobody else's. Create variables in "
+                "strategy.scope(), in the program that schedules, and use them in the function."
+            )
+        return super().slot(array)
+
+
+class WorkerVariable(Variable):
+    """A worker's copy of a variable on servers."""
+
+    server_variables: ServerVariables
+    number_on_servers: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._notes: dict[Any, tuple[Variable, ...]] = {}
+        self._noted_in: Any = None
+        self._assigned_in: Any = None
+
+    def belong_to(self, server_variables: ServerVariables, number: int) -> None:
+        """Become the copy of the variable with this number."""
+        self.server_variables, self.number_on_servers = server_variables, number
+        server_variables.roles[self.slot] = "value", self, None
+
+    # --- reading and writing ----------------------------------------------------------------------------
+
+    def read_value(self) -> Any:
+        if self._is_outside():
+            self.server_variables.bring([self.slot])
+        return super().read_value()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Outside a step, an index of rows fetches only these rows from the servers."""
+        rows = _rows_of(index, self.shape) if self._is_outside() else None
+        if rows is None:
+            return super().__getitem__(index)
+        check_rows(rows, self.shape, f"{self.describe()}[index]")
+        self.server_variables.check_readable(self)
+        return jnp.asarray(
+            self.server_variables.rows(self.number_on_servers, np.where(rows < 0, rows + self.shape[0], rows))
+        )
+
+    def assign(self, value: Any) -> Variable:
+        if not self._is_outside() and self._noted_in is _step():
+            raise ContextError(
+                f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
+                "the servers could not tell which is meant: assign the final value only"
+            )
+        with self.server_variables.part():
+            super().assign(value)
+        if self._is_outside():
+            self.server_variables.servers.overwrite(self.number_on_servers)
+            self.server_variables.traffic.change({}, {}, {self.number_on_servers: np.array(self.slot.array)})
+            self.server_variables.traffic.send()
+        else:
+            self._assigned_in = _step()
+        return self
+
+    def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
+        delta = self.checked(delta)
+        signed = delta if method == "assign_add" else -delta
+        if self._is_outside():
+            self.server_variables.traffic.change({}, {self.number_on_servers: np.array(signed)}, {})
+            self.server_variables.traffic.send()
+            return self
+        with self.server_variables.part():
+            mine = self._combined(signed) if self._in_replica() else signed
+        self._write(current_store().read(self) + mine)
+        if self._assigned_in is not _step():
+            self._note_added(jnp.asarray(mine, self.dtype))
+        return self
+
+    def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:
+        if method == "scatter_update" or self._is_outside():
+            raise ContextError(
+                f"{self.describe()}: {method}{' outside a step' if self._is_outside() else ''} is not for variables on "
+                "parameter servers: use scatter_add or scatter_sub inside a step"
+            )
+        before = current_store().read(self)
+        with self.server_variables.part():
+            super()._scatter(slices, change, method)
+        self._note_added(current_store().read(self) - before)
+        return self
+
+    def _is_outside(self) -> bool:
+        return isinstance(current_store(), ConcreteStore) and _jax.staging_trace(_jax.current_trace()) is None
+
+    # --- notes ------------------------------------------------------------------------------------------
+
+    def _note_added(self, delta: Any) -> None:
+        [note] = self._notes_for("added", None, [(self.shape, self.dtype)])
+        step, store = _step(), current_store()
+        total = store.read(note) + delta if self._noted_in is step else delta
+        self._noted_in = step
+        store.write(note, jnp.asarray(total, self.dtype), self._otherwise())
+
+    def note_gradient(self, optimizer: int, gradient: Any) -> None:
+        """Note the gradient of the present step for an optimizer; all of the worker's replicas have the same."""
+        if is_slices(gradient):
+            rows = jnp.asarray(gradient.indices, jnp.int32)
+            rows = jnp.where(rows < 0, rows + self.shape[0], rows)
+            values = [rows, gradient.values.astype(self.dtype)]
+            notes = self._notes_for("gradient rows", optimizer, [(v.shape, v.dtype) for v in values])
+        else:
+            values = [gradient.astype(self.dtype)]
+            notes = self._notes_for("gradient", optimizer, [(self.shape, self.dtype)])
+        for note, value in zip(notes, values, strict=True):
+            current_store().write(note, value, self._otherwise())
+
+    def _notes_for(self, kind: Kind, optimizer: int | None, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
+        key = kind, optimizer, *((tuple(shape), jnp.dtype(dtype).name) for shape, dtype in avals)
+        if key not in self._notes:
+            collection = self.collection
+            assert isinstance(collection, WorkerCollection)
+            with collection.opened():
+                notes = tuple(
+                    Variable(np.zeros(shape, dtype), trainable=False, name=f"{self.name}/{kind}")
+                    for shape, dtype in avals
+                )
+            self._notes[key] = notes
+            for place, note in enumerate(notes):
+                self.server_variables.roles[note.slot] = kind, self, (optimizer, place)
+        return self._notes[key]
+
+    def _otherwise(self) -> str:
+        return f"what changes {self.describe()} differs between the replicas of a worker"
+
+
+def _step() -> context.ReplicaContext | None:
+    """An identity of the present step, even inside a merge_fn."""
+    return context.get_replica_context() or context.left_replica()
+
+
+def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """``index`` as indices of rows of an array of ``shape``; ``None`` if it is another kind of index."""
+    if not shape or not isinstance(index, int | np.integer | np.ndarray | jax.Array) or isinstance(index, bool):
+        return None
+    rows = np.asarray(index)
+    return rows.astype(np.int64) if rows.dtype.kind in "iu" else None
+
+
+class WorkerOptimizer(Optimizer):
+    """An optimizer in a worker's process: sends its gradients to the servers, which have its state.
+
+    Args:
+      server_variables: of the worker.
+      number: of the optimizer on the servers.
+      name: of the optimizer.
+    """
+
+    def __init__(self, server_variables: ServerVariables, number: int, name: str) -> None:
+        import optax
+
+        super().__init__(optax.identity(), name)
+        self._server_variables = server_variables
+        self._number = number
+        self._applied_in: Any = None
+
+    def build(self, variables: Any) -> None:
+        found, _ = _optimised(variables)
+        if self._variables:
+            self._check_same(found)
+            return
+        built = self._server_variables.built(self._number)
+        if built is None:
+            raise NotBuiltError(self._number, variables)
+        self._variables, self._tree = _optimised(built)
+        self._check_same(found)
+
+    def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
+        if isinstance(variables, bool):
+            variables, aggregate = None, variables
+        if extra:
+            raise TypeError(
+                f"apply_gradients: further arguments ({', '.join(extra)}) can't be used with parameter servers, where "
+                "each server changes its part of the variables by itself"
+            )
+        if not aggregate and self._server_variables.groups > 1:
+            raise ValueError(
+                "apply_gradients(aggregate=False): the gradients of several workers are reduced on the servers only, "
+                "so none can be reduced already; leave aggregate out"
+            )
+        step = context.get_replica_context()
+        if step is not None and self._applied_in is step:
+            raise ContextError(
+                f"{self.name}.apply_gradients was called twice in one step: a step sends the servers one gradient for "
+                "each variable. Add the gradients, or use an optimizer for each."
+            )
+        with self._server_variables.part():
+            super().apply_gradients(gradients, variables, aggregate)
+        self._applied_in = step
+
+    def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
+        for variable, gradient in by_variable.items():
+            assert isinstance(variable, WorkerVariable)
+            variable.note_gradient(self._number, gradient)
+
+
+class NotBuiltError(BaseException):
+    """A function needs an optimizer that has not been built. Functions must not catch it.
+
+    Attributes:
+      number: of the optimizer.
+      variables: the pytree to build it for.
+    """
+
+    def __init__(self, number: int, variables: Any) -> None:
+        self.number = number
+        self.variables = variables

@@ -1,0 +1,219 @@
+"""What elements are: their specs, batches that do not divide, and bad input."""
+
+from __future__ import annotations
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from replicax import InputOptions
+from tests.sources import Slow
+
+# --- specs ----------------------------------------------------------------------------------------------
+
+
+def test_the_spec_of_what_a_replica_gets(pair) -> None:
+    batches = [{"x": np.zeros((6, 3)), "y": [np.zeros(6, np.int64)]}]
+    spec = pair.distribute_dataset(batches).element_spec
+    assert spec == {
+        "x": jax.ShapeDtypeStruct((3, 3), jnp.float32),
+        "y": [jax.ShapeDtypeStruct((3,), jnp.int32)],
+    }
+
+
+def test_the_spec_is_that_of_a_full_batch(strategy) -> None:
+    examples = strategy.make_numpy_dataset(np.zeros((3, 2)))
+    n = strategy.num_replicas_in_sync
+    assert strategy.distribute_dataset(examples.batch(8)).element_spec.shape == (-(-8 // n), 2)
+
+
+def test_the_spec_of_per_replica_batches(pair) -> None:
+    dataset = pair.distribute_datasets_from_function(lambda context: [np.zeros((3, 2))] * 4)
+    assert dataset.element_spec.shape == (3, 2)
+
+
+def test_reading_the_spec_takes_nothing(pair) -> None:
+    source = Slow()
+    dataset = pair.distribute_dataset(source)
+    assert dataset.element_spec.shape == (2,)
+    assert dataset.element_spec.shape == (2,)
+    assert source.made == 1
+    assert float(pair.reduce("sum", next(iter(dataset)), axis=0)) == 0.0
+
+
+def test_the_spec_is_enough_to_compile_the_step(strategy) -> None:
+    dataset = strategy.distribute_dataset([{"x": np.ones((8, 3))}] * 3)
+
+    def step(batch):
+        return replicax.compute_average_loss(batch["x"].sum(-1))
+
+    program = strategy.extended.trace(step, args=(dataset.element_spec,))
+    assert program.compiled().memory_analysis() is not None
+    rows_per_replica = [strategy.run(step, args=(batch,)) for batch in dataset]
+    assert strategy.extended.trace_count(step) == 1
+    assert strategy.extended.trace(step, args=(next(iter(dataset)),)) is program
+    assert float(strategy.reduce("sum", rows_per_replica[0])) == 3.0
+
+
+def test_a_dataset_says_at_once_how_it_can_be_resumed(pair) -> None:
+    assert repr(pair.distribute_dataset([np.zeros(4)])) == (
+        "DistributedDataset(a list of batches; policy DATA; resume with any number of workers and replicas, and other "
+        "batch sizes)"
+    )
+    own = pair.distribute_datasets_from_function(lambda context: [np.zeros(2)] * 4)
+    assert "policy OFF; resume with as many workers: each has a dataset of its own" in repr(own)
+
+
+def test_cardinality(pair) -> None:
+    examples = pair.make_numpy_dataset(np.zeros(10))
+    assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
+    assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
+    assert pair.distribute_dataset(Slow()).cardinality is None
+
+
+# --- partial batches ------------------------------------------------------------------------------------
+
+
+def test_ceil_fill() -> None:
+    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    [element] = four.distribute_dataset([np.arange(5.0)])
+    assert [np.asarray(v).tolist() for v in four.local_results(element)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_the_last_batch_of_fourteen(pair) -> None:
+    examples = pair.make_numpy_dataset(np.arange(14.0))
+    sizes = [[len(v) for v in pair.local_results(b)] for b in pair.distribute_dataset(examples.batch(8))]
+    assert sizes == [[4, 4], [3, 3]]
+
+
+def test_drop(pair) -> None:
+    examples = pair.make_numpy_dataset(np.arange(14.0))
+    dataset = pair.distribute_dataset(examples.batch(8), InputOptions(partial_batch="drop"))
+    assert [pair.gather(b, 0).tolist() for b in dataset] == [list(range(8))]
+
+
+def test_full_batches_that_do_not_divide_are_one_program(pair) -> None:
+    seen = []
+
+    def step(x):
+        seen.append(x.shape)
+        return replicax.compute_average_loss(x)
+
+    examples = pair.make_numpy_dataset(np.arange(13.0))
+    rows_per_replica = [
+        float(pair.reduce("sum", pair.run(step, args=(batch,))))
+        for batch in pair.distribute_dataset(examples.batch(5), InputOptions(partial_batch="drop"))
+    ]
+    assert rows_per_replica == [2.0, 7.0]
+    assert seen == [(3,), (2,)]
+
+
+def test_a_step_runs_on_what_does_not_divide() -> None:
+    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+
+    def step(x):
+        return replicax.compute_average_loss(x)
+
+    for element in four.distribute_dataset([np.arange(8.0), np.arange(8.0), np.arange(5.0)]):
+        share = four.run(step, args=(element,))
+    assert float(four.reduce("sum", share)) == 2.0
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "message"),
+    [
+        ([np.zeros(4)], TypeError, r"element 1 has another structure than the first"),
+        (
+            {"x": np.zeros(4, np.int32)},
+            TypeError,
+            r"element 1\['x'\] is int32\[4\], but was float64 of rank 1 in the first",
+        ),
+        ({"x": np.zeros((4, 1))}, TypeError, r"element 1\['x'\] is float64\[4, 1\], but was float64 of rank 1"),
+        (
+            {"x": np.array(["a", "b"])},
+            TypeError,
+            r"element 1\['x'\] is an array of dtype <U1, which is not an array of numbers",
+        ),
+    ],
+)
+def test_elements_that_change(pair, second, error, message) -> None:
+    iterator = iter(pair.distribute_dataset([{"x": np.zeros(4)}, second]))
+    next(iterator)
+    with pytest.raises(error, match=message):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        [],
+        np.zeros((0, 4)),
+        grain.MapDataset.range(0),
+        grain.MapDataset.range(3).batch(4, drop_remainder=True),
+    ],
+)
+def test_empty_datasets(pair, dataset) -> None:
+    with pytest.raises(ValueError, match="distribute_dataset: the dataset, .*, is empty"):
+        pair.distribute_dataset(dataset)
+
+
+def test_datasets_that_turn_out_empty(pair) -> None:
+    nothing = grain.MapDataset.range(9).to_iter_dataset().filter(lambda x: x > 9).batch(4)
+    with pytest.raises(ValueError, match="gave no element"):
+        next(iter(pair.distribute_dataset(nothing)))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"auto_shard_policy": "files"}, "auto_shard_policy must be one of 'auto', 'file', 'data', 'off'"),
+        ({"partial_batch": 3}, "partial_batch must be one of 'exact', 'pad', 'drop' or a PartialBatch, got 3"),
+        ({"prefetch": -1}, r"prefetch must be an int of at least 0 \(0 for none\), got -1"),
+    ],
+)
+def test_options_that_are_wrong(kwargs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        InputOptions(**kwargs)
+
+
+def test_states_that_are_none(pair) -> None:
+    iterator = iter(pair.distribute_dataset([np.arange(4.0), np.arange(4.0) + 4]))
+    next(iterator)
+    with pytest.raises(ValueError, match="set_state takes what get_state"):
+        iterator.set_state({"step": 3})
+    assert pair.gather(next(iterator), 0).tolist() == [4, 5, 6, 7]  # it is as it was
+
+
+def test_input_contexts() -> None:
+    context = replicax.InputContext(2, 1, 4)
+    assert context.get_per_replica_batch_size(8) == 2
+    with pytest.raises(ValueError, match=r"a global batch of 9 does not divide over 4 replicas \(9 = 4 × 2 \+ 1\)"):
+        context.get_per_replica_batch_size(9)
+    with pytest.raises(ValueError, match="input_pipeline_id must be at least 0 and below"):
+        replicax.InputContext(2, 2, 4)
+    with pytest.raises(ValueError, match="at least one input pipeline"):
+        replicax.InputContext(0, 0, 4)
+
+
+def test_what_is_no_dataset_function(pair) -> None:
+    with pytest.raises(TypeError, match="dataset_fn must be a function of an InputContext, got 3"):
+        pair.distribute_datasets_from_function(3)
+
+
+def test_rows_that_differ_in_shape_between_replicas(pair) -> None:
+    """One compiled program (no warning says otherwise), and each replica gets its own."""
+    batches = [np.full((2, 3), 1.0), np.full((2, 5), 10.0), np.full((1, 4), 1.0), np.full((3, 1), 10.0)]
+    dataset = pair.distribute_datasets_from_function(lambda context: batches)
+    elements = list(dataset)
+    assert [[x.shape for x in pair.local_results(element)] for element in elements] == [
+        [(2, 3), (2, 5)],
+        [(1, 4), (3, 1)],
+    ]
+    sums = [float(pair.reduce("sum", pair.run(jnp.sum, (element,)))) for element in elements]
+    assert sums == [6 + 100, 4 + 30]
