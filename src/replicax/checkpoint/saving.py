@@ -17,8 +17,7 @@ from replicax.checkpoint.device_blocks import HostArray
 from replicax.checkpoint.host_copies import Place
 from replicax.checkpoint.snapshot import Snapshot, as_data
 from replicax.checkpoint.storage import manifest
-from replicax.checkpoint.storage.index import NAME as INDEX_NAME
-from replicax.checkpoint.storage.index import CheckpointIndex
+from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
 from replicax.checkpoint.storage.piece_store import write_pieces
 from replicax.checkpoint.storage.shared_disks import Groups
