@@ -195,5 +195,5 @@ def _check_installed(name: str, package: str, extra: str) -> None:
 def _agreed(run: TrainingRun, value: str | None) -> str | None:
     """The chief's value, on all workers."""
     lockstep = run.strategy.extended.replicas.lockstep
-    agreed: str | None = lockstep.share("begins to log a run", value)[0]
+    agreed: str | None = lockstep.exchange("begins to log a run", value)[0]
     return agreed
