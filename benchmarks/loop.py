@@ -1,6 +1,7 @@
 """What the training loop costs, and what it saves.
 
     python benchmarks/loop.py [--quick]
+    CASES=bf16_1,tracker_1 python benchmarks/loop.py    # some of the cases
 
 ``replicax.train`` against a bare ``for`` with ``strategy.run``, both on an endless dataset: runs of so many steps in
 turn, each until its last step is done. The loop writes CSV files, and event files if tensorboardX is there; the bare
@@ -19,6 +20,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
+import os
 import statistics
 import sys
 import tempfile
@@ -68,6 +70,8 @@ CASES = (
     Case("accumulate_2", "accumulated(step, 4)", 1.02, 8.0, 2, 512, 50, None, 0, False, "accumulate"),
     Case("tracker_1", "a tracker, every tenth step", 1.01, 8.0, 1, 512, 100, None, 10, False, "tracker"),
 )
+if "CASES" in os.environ:
+    CASES = tuple(case for case in CASES if case.name in os.environ["CASES"].split(","))
 PARTS = 4
 """How many micro-batches a batch is split into."""
 
