@@ -30,7 +30,6 @@ class Counter:
         return replicax.train(
             self.step, self.strategy.distribute_dataset([np.ones(4, np.float32)]), steps, callbacks=stopping,
             checkpoints=checkpoints, evaluate=lambda: {"loss": losses[int(self.count)]}, evaluate_every=2,
-            progress=False,
         )  # fmt: skip
 
 
@@ -38,11 +37,14 @@ def stopping(**kwargs: Any) -> replicax.EarlyStopping:
     return replicax.EarlyStopping("loss", "min", restore_best=True, **kwargs)
 
 
-def test_the_model_of_the_best_evaluation_comes_back(tmp_path: pathlib.Path) -> None:
+def test_the_model_of_the_best_evaluation_comes_back(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = Counter()
     run = model.train(stopping(patience=2), tmp_path)
     assert (run.step, run.restored, int(model.count)) == (8, 4, 4)
     assert "no better than 1 (step 4)" in (run.stopped or "")
+    assert "restored the best checkpoint, of step 4\n" in capsys.readouterr().out
 
 
 def test_so_it_does_after_a_resume_and_the_next_run_goes_on_from_the_last_step(tmp_path: pathlib.Path) -> None:

@@ -135,6 +135,8 @@ class TrainingLoop:
         if why in SIGNALS:
             where = f"saved in {self._saves.directory}" if self._saves.is_on else "not saved: there are no checkpoints"
             self._say(f"{why}: the run has stopped after step {run.step:,}, which is {where}")
+        if run.restored is not None:
+            self._say(f"restored the best checkpoint, of step {run.restored:,}")
         self._say(run.time_table())
         if why == PREEMPTED:
             sys.exit(EXIT_PREEMPTED)
