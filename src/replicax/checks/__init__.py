@@ -1,4 +1,4 @@
-"""Checks of captured steps that warn of mistakes in silence: they change nothing, and the core does without them.
+"""Checks of captured steps that warn of mistakes without an error. They change nothing; the core works without them.
 
 ``replicax/__init__.py`` registers :func:`check_step`, and capture calls whatever is registered.
 """
@@ -17,14 +17,14 @@ def check_step(program: Program, names: Sequence[str], asked: bool, is_ragged: b
     """Warn of mistakes in a step of several replicas.
 
     Args:
-      program: as it was captured.
-      names: of its arguments.
-      asked: whether the step has asked how many replicas there are.
+      program: the captured program.
+      names: the names of its arguments.
+      asked: whether the step has read the number of replicas.
       is_ragged: whether other replicas may have another number of examples.
-      is_served: whether its variables are on parameter servers, whose workers get their parts otherwise.
+      is_served: whether its variables are on parameter servers, whose workers get their parts in another way.
 
     Returns:
-      The program, with what is known of the scale of its results.
+      The program, with the known scales of its results.
     """
     warn_of_common_draws(program)
     has_derivatives = program.has_derivatives

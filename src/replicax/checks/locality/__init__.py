@@ -1,1 +1,1 @@
-"""The locality check: warnings of what is the same on every replica, or differs, where that is a mistake in silence."""
+"""The locality check: warns of values that are wrongly the same on every replica, a mistake that raises no error."""

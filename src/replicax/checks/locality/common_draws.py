@@ -1,8 +1,8 @@
-"""Random numbers for each example that are the same on every replica: masks and noise from a key that all have.
+"""Finds random numbers for each example that are the same on every replica: masks and noise from a common key.
 
-On one device each example of the global batch would get numbers of its own. So it is a mistake where numbers that are
-drawn for each row meet, row by row, the examples of a replica. What is drawn for parameters, for the features, or to
-shuffle, is to be the same.
+On one device each example of the global batch would get its own numbers. So it is a mistake to combine numbers drawn
+for each row, row by row, with the examples of a replica. Numbers for parameters, for features or for a shuffle should
+be the same.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _KEPT = (
     | families.SQUEEZES
     | families.IDENTITIES
 )
-"""What comes of a number that is drawn stays in its place, or is moved with the others."""
+"""Operations that keep random numbers in their places, or move them all together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What is known of a value.
+    """The known facts of a value.
 
     Attributes:
-      locality: whether replicas may differ in it.
-      place: where the examples are; of what is drawn, the rows that there is a number for each of.
-      draw: the operation that has drawn it, by its number; 0 if it is not drawn from a key that all replicas have.
+      locality: whether it may differ between replicas.
+      place: where the examples are; of random numbers, the dim along which each row has its own number.
+      draw: the number of the operation that drew it; 0 if it was not drawn from a key that all replicas have.
     """
 
     locality: Locality = M
@@ -55,7 +55,7 @@ class _Drawn:
 
 
 def warn_of_common_draws(program: Program) -> None:
-    """Warn if examples of different replicas get the same random numbers, as far as that is certain."""
+    """Warn if examples of different replicas certainly get the same random numbers."""
     if not _jax.contains(program.jaxpr, lambda e: e.primitive.name in families.DRAWS):
         return
     found: dict[tuple[str, int], tuple[str, int]] = {}
@@ -84,7 +84,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         self._met: dict[int, tuple[_jax.Equation, ...]] = {}
 
     def inputs(self) -> list[_Drawn]:
-        """The facts on the program's inputs."""
+        """The facts of the program's inputs."""
         program = self.program
         dims = program.dims_of_examples
         arguments = [
@@ -95,7 +95,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         return [*variables, *arguments, *[self.constant] * len(program.constants)]
 
     def places(self) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-        """The user's lines that draw, each with one where the numbers meet examples."""
+        """The user's lines that draw numbers, each with a line that combines these with examples."""
         for draw, meeting in self._met.items():
             yield _jax.source_place(self._lines[draw]), _jax.source_place(meeting)
 

@@ -1,4 +1,4 @@
-"""A training step in which nothing differs between replicas: each of them computes all of it."""
+"""Finds training steps in which nothing differs between replicas, so that each of them computes everything."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
     """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed.
 
     Args:
-      program: one that has derivatives, for several replicas.
-      names: of its arguments.
+      program: a program with derivatives, for several replicas.
+      names: the names of its arguments.
     """
     if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
         return
@@ -48,7 +48,7 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
 
 
 def _makes_a_difference(equation: _jax.Equation) -> bool:
-    """Whether replicas may get different results of the same operands."""
+    """Whether replicas may get different results from the same operands."""
     if replicas_meet(equation):
         return not all_get_the_same(equation)
     name, params = equation.primitive.name, equation.params
@@ -56,7 +56,7 @@ def _makes_a_difference(equation: _jax.Equation) -> bool:
 
 
 def _may_be_a_batch(array: Any, replicas: int) -> bool:
-    """Whether the replicas could have parts of it."""
+    """Whether the array could be divided among the replicas."""
     if not array.ndim or array.shape[0] < replicas or jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False
     return not (array.dtype == jnp.uint32 and array.shape == (2,))  # a random key

@@ -1,4 +1,4 @@
-"""How the locality check warns: each mistake of a line once."""
+"""Warnings of the locality check: one for each mistake and line."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __warningregistry__: dict[Any, Any] = {}
 
 
 def warn_at(text: str, file: str, line: int) -> None:
-    """Warn of something in a line, once under Python's usual filters, however often the step is traced."""
+    """Warn of a mistake in a line; under Python's usual filters once, however often the step is traced."""
     warnings.warn_explicit(text, LocalityWarning, file, line, registry=__warningregistry__)

@@ -1,1 +1,1 @@
-"""The loss-scale check: are gradients that replicas sum the gradients of losses that are scaled for a sum?"""
+"""The loss-scale check: warns of summed gradients whose losses are not scaled for a sum."""

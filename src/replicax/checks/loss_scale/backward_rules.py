@@ -1,9 +1,9 @@
-"""What an operation makes of terms in the backward pass of a derivative: that of ``jax.grad``, of any library.
+"""The rules for terms in the backward pass of a derivative: that of ``jax.grad``, called by any library.
 
-The loss is not marked there. But its derivative begins with a 1, and the way back through the loss's own scale comes
-before the examples: of a mean over 8 of them, 1 / 8 is what each example's derivative is multiplied by. So the numbers
-that this *weight* has been multiplied by say what the loss was. Where the weight meets the examples, it becomes the
-term of a *cotangent*, and whatever comes after is linear in that.
+The loss is not marked there. But its derivative begins with a 1, which passes the loss's own scale before the examples:
+a mean over 8 of them multiplies each example's derivative by 1 / 8. So the factors of this *weight* tell the kind of
+loss. Where the weight meets the examples, it becomes the term of a *cotangent*, in which all later operations are
+linear.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from replicax.execution.padding.example_places import Place, Untraceable
 from replicax.locality import Locality, R, T
 
 BEGINNING = ScaleFact(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
-"""The 1 that a derivative begins with."""
+"""The 1 with which a derivative begins."""
 
 _SCALED = families.PRODUCTS | families.QUOTIENTS
 _SUMMED = families.SUMS | families.MATRIX_PRODUCTS
 
 
 def is_backward(fact: ScaleFact) -> bool:
-    """Whether it is a weight, or a cotangent."""
+    """Whether it is a weight or a cotangent."""
     return any(t.level in (Level.WEIGHT, Level.COTANGENT) for t in fact.terms)
 
 
 def left(fact: ScaleFact) -> ScaleFact:
-    """What comes out at the end of the way back: a gradient."""
+    """The fact of a gradient, at the end of the backward pass."""
     if not is_backward(fact):
         return fact
     terms = (t.at(Level.GRADIENT) if t.level is Level.COTANGENT else t for t in fact.terms)
-    place = None if isinstance(fact.place, Untraceable) else fact.place  # it may well be summed over the examples
+    place = None if isinstance(fact.place, Untraceable) else fact.place  # it may be summed over the examples
     return dataclasses.replace(fact, place=place, terms=frozenset(t for t in terms if t.level is not Level.WEIGHT))
 
 
 def without_constants(o: ScaledOperation) -> ScaledOperation:
-    """``o`` without what can't be a weight: a 1 may be any constant, as in ``1 - x``, and has no dims there."""
+    """``o`` without weights that are only constants: the 1 of ``1 - x`` is one, and has no dims."""
     if o.shapes.name not in families.ELEMENTWISE:
         return o
     result = o.shapes.results[0]
@@ -80,7 +80,7 @@ def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
 
 
 def summed(o: ScaledOperation, fact: ScaleFact, locality: Locality) -> ScaleFact:
-    """What a collective makes of ``fact`` in a backward pass."""
+    """The fact of a collective's result in a backward pass."""
     terms = _cotangents(fact)
     over_examples = (t for t in fact.terms if _of_examples(t.divisors, o.shapes.rows))
     if not terms and locality is R and not any(over_examples):
@@ -89,7 +89,7 @@ def summed(o: ScaledOperation, fact: ScaleFact, locality: Locality) -> ScaleFact
 
 
 def through_share(o: ScaledOperation, stated: bool) -> ScaleFact:
-    """What becomes of a cotangent that goes back through what is marked as a share."""
+    """The fact of a cotangent that has gone back through the mark of a share."""
     [m], [shape] = o.facts, o.shapes.shapes
     terms = _cotangents(m)
     if shape != ():
@@ -104,14 +104,14 @@ def through_share(o: ScaledOperation, stated: bool) -> ScaleFact:
 
 
 def met_in_turn(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
-    """``m`` where a loop goes over the examples, one in each turn."""
+    """``m`` in a loop over the examples, one in each iteration."""
     divisors = rows, rows
     terms = (_met_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
     return dataclasses.replace(m, terms=frozenset(terms))
 
 
 def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: bool) -> Term:
-    """A weight has met examples, which may be so many."""
+    """The cotangent of a weight that has met examples; ``divisors`` are their possible counts."""
     found = with_divisors(dataclasses.replace(weight, level=Level.COTANGENT, divisors=(), begun=0), divisors)
     whole = math.prod(f.value for f in found.factors)
     if asked and not any(is_close(whole * divisor, 1.0) for divisor in found.divisors):
@@ -120,7 +120,7 @@ def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: b
 
 
 def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
-    """How many examples a weight may have met; ``is_clear``: along a dim that is known."""
+    """The possible counts of the examples that a weight has met; ``is_clear``: along a known dim."""
     if not is_clear and len(weight.divisors) == 1:
         return (o.shapes.rows, *weight.divisors)
     size = max(math.prod(shape) for shape in o.shapes.shapes)
@@ -128,7 +128,7 @@ def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ..
 
 
 def _of_examples(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
-    """Those of ``divisors`` that may be numbers of all examples, or of what they consist of."""
+    """Those of ``divisors`` that may count all examples, or their elements."""
     return tuple(d for d in divisors if rows and d % rows == 0)
 
 
@@ -145,7 +145,7 @@ def _unknown(o: ScaledOperation) -> frozenset[Term]:
 
 
 def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
-    """Weights have met what may differ between replicas."""
+    """The cotangents of weights that have met values of this replica's own."""
     own = [m for m in o.own if not _weights(m)]
     if any(m.has_examples for m in own):
         is_clear = not any(isinstance(m.place, Untraceable) for m in own)
@@ -163,7 +163,7 @@ def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
 
 
 def _moved(o: ScaledOperation, term: Term) -> Term:
-    """A weight behind an operation on what is the same on every replica."""
+    """A weight after an operation on values that are the same on every replica."""
     name, shapes = o.shapes.name, o.shapes.shapes
     if name in _SCALED:
         others = [(i, m) for i, m in enumerate(o.facts) if not _weights(m)]

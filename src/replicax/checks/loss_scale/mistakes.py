@@ -1,4 +1,4 @@
-"""The commonest mistake, told: what replicas add up that is not their share."""
+"""Warns of the commonest mistake: replicas add up gradients of losses that are not their shares."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __warningregistry__: dict[Any, Any] = {}
 
 
 def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Scale | None, ...]:
-    """Warn if gradients that are summed over the replicas are not those of shares, as far as that is certain.
+    """Warn if gradients that are summed over the replicas are certainly not those of shares.
 
     Args:
-      program: as it was captured.
-      asked: whether the step has asked how many replicas there are.
+      program: the captured program.
+      asked: whether the step has read the number of replicas.
       is_ragged: whether other replicas may have another number of examples.
 
     Returns:
-      What each computed result is (see :attr:`replicax.PerReplica.scale`); ``None`` if that is not certain.
+      The scale of each computed result (see :attr:`replicax.PerReplica.scale`); ``None`` if it is not certain.
     """
     found: dict[tuple[str, int, Kind], str] = {}
     scales: list[set[Scale]] = [set() for _ in program.jaxpr.outvars[len(program.writes) :]]
@@ -34,7 +34,7 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
         facts = check.of_outputs()
         changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
         returned = facts[len(changed) :]
-        # Of a pure step: what it was given, changed by a gradient. What it returns else may still be scaled outside.
+        # A pure step returns its arguments, changed by gradients. Its other results may still be scaled outside.
         changed += [("what it returns", m) for m in returned if m.outside and m.locality is not T]
         for what, fact in changed:
             for line, kind in _mistakes(fact, program.replicas, is_ragged):
@@ -52,7 +52,7 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
 
 
 def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
-    """What a result is, if it is certain."""
+    """The scale of a result, if it is certain."""
     if fact.locality is T and not fact.rest and not fact.has_examples and {t.level for t in fact.terms} == {Level.LOSS}:
         kinds = {reading(t, replicas) for t in fact.terms}
         if kinds == {Kind.MEAN}:
@@ -62,9 +62,9 @@ def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
 
 
 def _mistakes(fact: ScaleFact, replicas: int, is_ragged: bool) -> list[tuple[int, Kind]]:
-    """The lines of what is wrong with the value that a variable gets, and what it is."""
+    """The mistakes in the new value of a variable: the line and the kind of each."""
     totals = [(t, reading(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
-    # Parameters that each replica has changed by itself are averaged: that is no gradient.
+    # An average of parameters that each replica has changed alone is not a gradient.
     averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
     found = [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
     if is_ragged:

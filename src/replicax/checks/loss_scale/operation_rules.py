@@ -1,8 +1,8 @@
-"""What an operation makes of the terms of its operands.
+"""The rules for operations: the terms of results, from those of the operands.
 
-Terms go through what is linear: sums, products with values that are the same on every replica, and whatever moves
-elements about. A sum over the examples begins a term. A function that is not linear ends all terms, but for those of
-which it is a mistake.
+Terms pass through linear operations: sums, products with values that are the same on every replica, and moves of
+elements. A sum over the examples begins a term. A function that is not linear ends all terms, except those for which it
+is a mistake.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GRADIENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScaledOperation:
-    """One operation: what the rules look at."""
+    """One operation, as the rules see it."""
 
     shapes: OperationShapes
     facts: tuple[ScaleFact, ...]
@@ -63,13 +63,13 @@ class ScaledOperation:
     """Whether its results are floats."""
     replicas: int
     asked: bool
-    """Whether the step has asked how many replicas there are: then it may have put that into any number."""
+    """Whether the step has read the number of replicas: then any number may include it."""
     origin: Callable[[float], Origin]
-    """Where a number comes from that it divides by."""
+    """Gives the origin of a divisor."""
 
     @property
     def own(self) -> list[ScaleFact]:
-        """Of the operands that may differ between replicas."""
+        """The facts of operands that may differ between replicas."""
         return [m for m in self.facts if m.locality is T]
 
 
@@ -114,19 +114,19 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
     return limited(ScaleFact(locality, place, terms, False, factors, trained, outside, number))
 
 
-# --- what is multiplied by what ---------------------------------------------------------------------------
+# --- products and quotients -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scale:
-    """What a value is multiplied by."""
+    """The factor of a value."""
 
     factors: Factors
     number: float | None = None
 
 
 def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
-    """Multiplying by ``m``, which is the same on every replica; or dividing by it."""
+    """The factor for a multiplication by ``m``, which is the same on every replica, or for a division by it."""
     if m.number is None:
         if m.locality is R or m.outside:
             return Scale((ANY,))
@@ -147,7 +147,7 @@ def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
 
 
 def _scaled(term: Term, scale: Scale) -> Term:
-    """``term``, multiplied."""
+    """``term``, multiplied by ``scale``."""
     factors = scale.factors
     if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
         return times(term, tuple(f for f in factors if f != ANY and scale.number is None))  # a learning rate
@@ -157,7 +157,7 @@ def _scaled(term: Term, scale: Scale) -> Term:
 
 
 def _multiplied(m: ScaleFact, scale: Scale) -> ScaleFact:
-    """A value that may differ between replicas, multiplied by what does not."""
+    """A value that may differ between replicas, multiplied by one that does not."""
     terms = frozenset(_scaled(t, scale) for t in m.terms)
     return ScaleFact(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
 
@@ -177,7 +177,7 @@ def _of_two(o: ScaledOperation, divides: bool) -> ScaleFact:
     if a.locality is not T:
         return _of_function(o) if divides else _multiplied(b, scale_of(o, a, False))
     if a.has_examples or b.has_examples:
-        # A number of this replica's may be anything: how many examples it has, by how many there are.
+        # A number that differs between replicas may be anything, such as this replica's fraction of the examples.
         both = a.has_examples and b.has_examples
         return ScaleFact(T, factors=product_of(a.factors, b.factors) if both else (ANY,))
     if a.are(Level.GRADIENT, *GRADIENTS) and b.are(Level.GRADIENT, Kind.FUNCTION):
@@ -193,7 +193,7 @@ def _matrix_product(o: ScaledOperation) -> ScaleFact:
     a, b = o.facts
     dims = dot_dimensions(o.shapes.params)
     if a.has_examples or b.has_examples:
-        # What comes before a layer is no scale of a loss.
+        # A factor before a layer is not a scale of the loss.
         factors: Factors = product_of(*(m.factors for m in o.own))
         if any(m.locality is not T and m.trained for m in (a, b)):
             factors = ()
@@ -220,7 +220,7 @@ def _sum(o: ScaledOperation) -> ScaleFact:
 
 
 def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = None) -> ScaleFact:
-    """A sum over the examples, and over ``size`` numbers altogether."""
+    """A sum over the examples, and over ``size`` numbers in all."""
     sizes = {size} if place is not None and not isinstance(place, Rows) else {o.shapes.rows, size}
     if not size:
         return NOTHING_KNOWN
@@ -228,7 +228,7 @@ def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = No
 
 
 def _added(o: ScaledOperation) -> ScaleFact:
-    """What replicas have of their own is added to what they have in common."""
+    """The sum of values of this replica's own and of values that are the same on every replica."""
     own = _merged(o, o.own)
     levels = {t.level for t in own.terms}
     if own.has_examples or len(levels) > 1:
@@ -247,7 +247,7 @@ def _merged(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
 
 
 def _put_together(o: ScaledOperation) -> ScaleFact:
-    """One of several, or one after the other."""
+    """A choice between values, or their concatenation."""
     made = _merged(o, o.own)
     mixed = any(m.locality is not T and m.trained for m in o.facts)
     return dataclasses.replace(made, rest=made.rest or mixed)
@@ -261,15 +261,15 @@ def _selected(o: ScaledOperation) -> ScaleFact:
 
 
 def _first(o: ScaledOperation) -> ScaleFact:
-    """Elements of the first operand; what else there is says which."""
+    """Elements of the first operand, selected by the others."""
     return o.facts[0]
 
 
-# --- what is not linear -------------------------------------------------------------------------------------
+# --- other functions ----------------------------------------------------------------------------------------
 
 
 def _of_function(o: ScaledOperation) -> ScaleFact:
-    """Whatever has no other rule."""
+    """The result of an operation without a rule of its own."""
     own = _merged(o, o.own)
     linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
     unclear = ScaleFact(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
@@ -305,7 +305,7 @@ def _read(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:
 _KINDS = column("terms")
 ADDED = frozenset(name for name, kind in _KINDS.items() if kind == "added")
 _KEEPING = families.IDENTITIES | families.CASTS | families.BROADCASTS | families.RESHAPES
-"""What is a number stays that number."""
+"""Operations that keep a known number."""
 _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
     {
         _KEEPING: lambda x: x,
@@ -316,7 +316,7 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
         families.QUOTIENTS: operator.truediv,
     }
 )
-"""Numbers that are known."""
+"""How to compute with known numbers."""
 
 _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
     "times": _product,
@@ -328,6 +328,6 @@ _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
     "together": _put_together,
     "selected": _selected,
 }
-"""By the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""
+"""The rules, by the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""
 
 _LINEAR = _RULES.keys() - {"selected"}

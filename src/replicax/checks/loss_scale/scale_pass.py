@@ -1,4 +1,4 @@
-"""The pass over a captured step that finds out what its variables are changed by."""
+"""The pass over a captured step that finds the terms of each variable's new value."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ _OVER_ELEMENTS = ("mean", "_mean", "_var"), "/jax/_src/numpy/reductions.py"
 
 
 class LossScalePass(Dataflow[ScaleFact]):
-    """What the values of a program are made of.
+    """Finds the terms of a program's values.
 
     Args:
-      program: as it was captured.
-      rows: how many examples a replica has.
-      asked: whether the step has asked how many replicas there are.
+      program: the captured program.
+      rows: the number of examples of a replica.
+      asked: whether the step has read the number of replicas.
       is_ragged: whether other replicas may have another number of examples.
     """
 
@@ -78,17 +78,17 @@ class LossScalePass(Dataflow[ScaleFact]):
         self.asked = asked
         self.is_ragged = is_ragged
         self.means_of_means: set[int] = set()
-        """The operations that take the mean over a replica's own examples, where the mean of these means is taken."""
+        """The operations that compute a mean over a replica's own examples which is then averaged over the replicas."""
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
         self._backward = False
 
     def of_outputs(self) -> list[ScaleFact]:
-        """What each variable that the program writes gets, and then what the step returns."""
+        """The facts of the new values of the variables that the program writes, then those of the step's results."""
         return self.run(self._followed(), self._inputs(), final=True)[0]
 
     def _followed(self) -> _jax.Jaxpr:
-        """The program without what nothing comes from, and without the derivatives: a gradient is made of its loss."""
+        """The program without unused operations and derivatives: a marked gradient has the terms of its loss."""
         jaxpr = self.program.jaxpr
         wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
         kept = []
@@ -102,7 +102,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], jaxpr.outvars)
 
     def place(self, line: int) -> tuple[str, int]:
-        """The user's file and line of an operation, by its number."""
+        """The user's file and line of the operation with this number."""
         return _jax.source_place(self._lines[line])
 
     def _inputs(self) -> list[ScaleFact]:
@@ -165,13 +165,13 @@ class LossScalePass(Dataflow[ScaleFact]):
     def _placed(
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
     ) -> Found[ScaleFact]:
-        """With what begins here in the backward pass of a derivative, and without what ends here."""
+        """:meth:`_equation` where a backward pass may begin, with its weights, or end, with its gradients."""
         if self._backward:
             return self._equation(equation, facts, control, final)
         if not _jax.is_way_back(equation):
             return self._equation(equation, [left(m) for m in facts], control, final)
         self._backward = True
-        divides = equation.primitive.name in QUOTIENTS  # what it divides by is no derivative
+        divides = equation.primitive.name in QUOTIENTS  # a divisor is not a derivative
         begun = [
             BEGINNING
             if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () and not (divides and i == 1)
@@ -262,8 +262,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         )
 
     def _origin(self, equation: _jax.Equation, divisor: float) -> Origin:
-        """Where the number comes from that an equation divides by."""
-        # Without other sizes, it does not matter whether one example is averaged or added up.
+        """The origin of an equation's divisor."""
+        # If replicas can't differ in size, the mean and the sum of one example are the same.
         if (divisor != 1.0 or self.is_ragged) and _jax.comes_from(equation, *_OVER_ELEMENTS):
             return Origin.MEAN
         by_function = any(_jax.comes_from(equation, [name], file) for name, file in _OVER_REPLICAS)
@@ -273,7 +273,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     @functools.cached_property
     def _is_no_size(self) -> bool:
-        """Whether no array of the program is so large along a dim as there are replicas."""
+        """Whether no dim of the program's arrays is as large as the number of replicas."""
         replicas = self.program.replicas
         return not _jax.contains(
             self.program.jaxpr, lambda e: any(replicas in shape_of(v) for v in (*e.invars, *e.outvars))
@@ -286,7 +286,7 @@ class LossScalePass(Dataflow[ScaleFact]):
     # --- where terms begin, and where they become gradients and totals ----------------------------------------
 
     def _share(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
-        """What is marked as a share, by a function of ours or by the user."""
+        """The fact of a value that is marked as a share, by a function of Replicax or by the user."""
         if m.locality is T and m.has_examples:
             return m
         line = self._line(equation)
@@ -300,7 +300,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return ScaleFact(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
 
     def _is_loss(self, equation: _jax.Equation) -> bool:
-        """Whether it marks a loss, to which its gradients are tied."""
+        """Whether it marks a loss together with its gradients."""
         if equation.primitive is not mark_p:
             return False
         obligation = self.program.obligations.get(equation.params["mark_id"])
@@ -315,7 +315,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             return list(facts)
         terms = loss.terms if loss.locality is T else frozenset()
         if Kind.SHARE not in self._readings(terms):
-            # Whether what is the same everywhere should be divided depends on what it is added to.
+            # A term that is the same on every replica should be divided only if it is added to a share.
             terms = frozenset(t for t in terms if self._readings([t]) != {Kind.REPEATED})
         terms = frozenset(settled(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
             {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
@@ -333,7 +333,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return ScaleFact(R, terms=frozenset(terms), trained=m.trained)
 
     def _averages(self, equation: _jax.Equation, m: ScaleFact) -> set[Term]:
-        """The means over examples that are summed over replicas which have other numbers of these."""
+        """The means over examples that are summed over replicas with different numbers of examples."""
         if not self.is_ragged or m.rest or m.has_examples or any(map(shape_of, equation.outvars)):
             return set()
         terms = {settled(t, self.program.replicas) for t in m.terms if t.level is Level.LOSS}

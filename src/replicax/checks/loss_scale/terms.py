@@ -1,10 +1,9 @@
-"""What a value is the sum of, and by which numbers that has been multiplied.
+"""The terms of a value, and the numbers by which each has been multiplied.
 
-A replica's *share* of a loss is right to differentiate: the shares of all replicas add up to the whole, and so do their
-gradients. What is not a share, and is summed all the same, comes out too large or too small. So of each value the
-*terms* are followed that are certain, with the numbers that they have been multiplied by. Whatever is not certain is
-left out, and what has been scaled in a way that can't be told is left out, too: a mistake may be missed, but what is
-right is not called wrong.
+A replica should differentiate its *share* of a loss: the shares of all replicas add up to the whole, and so do their
+gradients. The sum of anything else is too large or too small. So the check follows the certain *terms* of each value,
+with the numbers that have multiplied them. It leaves out terms that are uncertain, or scaled by unknown numbers: it may
+miss a mistake, but never reports a correct step.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from replicax.locality import Locality, M, T
 
 
 class Kind(enum.Enum):
-    """What a term is."""
+    """The kinds of terms."""
 
     SUM = "a sum over this replica's own examples"
     MEAN = "a mean over this replica's own examples"
@@ -40,10 +39,10 @@ class Kind(enum.Enum):
 
 
 class Level(enum.Enum):
-    """How far a term has come."""
+    """The stages of a term on its way from a loss to a summed gradient."""
 
     LOSS = "of this replica"
-    WEIGHT = "what examples of a loss are multiplied by, where its derivative begins"
+    WEIGHT = "the factor of a loss's examples, where its derivative begins"
     REDUCED = "of this replica, summed over the replicas, and no gradient"
     COTANGENT = "in a backward pass"
     GRADIENT = "the gradient of it"
@@ -51,18 +50,18 @@ class Level(enum.Enum):
 
 
 class Origin(enum.IntEnum):
-    """Where a number comes from."""
+    """Where a divisor comes from."""
 
     UNKNOWN = 0
-    """It may be anything: a weight, a count of examples, or one over the number of replicas."""
+    """Any number: a weight, a count of examples, or one over the number of replicas."""
     MEAN = 1
-    """JAX has divided by a number of elements."""
+    """JAX divided by a number of elements."""
     REPLICAS = 2
-    """It certainly is one over the number of replicas, and not a number that happens to be the same."""
+    """Certainly one over the number of replicas, and not an equal number of another meaning."""
 
 
 class Factor(NamedTuple):
-    """A number that a term has been multiplied by."""
+    """A number that has multiplied a term."""
 
     value: float
     origin: Origin = Origin.UNKNOWN
@@ -71,13 +70,13 @@ class Factor(NamedTuple):
 Factors = tuple[Factor, ...]
 
 ANY = Factor(0.0)
-"""Stands for a number that may be anything, so also the number of replicas."""
+"""An unknown number, which may be the number of replicas."""
 
 _MOST_FACTORS = 4
-"""With more of them, too many numbers could be made from them to tell anything."""
+"""With more factors, too many products are possible to be certain of anything."""
 
 _MOST_TERMS = 12
-"""A loop could make ever more of them."""
+"""A bound, because a loop could add terms without end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,38 +85,38 @@ class Term:
 
     kind: Kind
     line: int
-    """The operation that made it, by its number."""
+    """The number of the operation that made it."""
     level: Level = Level.LOSS
     divisors: tuple[int, ...] = ()
-    """Of a sum: divided by one of these it is a mean. How many examples it goes over, and how many numbers."""
+    """Of a sum: the counts of its examples and of its numbers. Divided by one of these it is a mean."""
     factors: Factors = ()
     begun: int = 0
-    """Of a weight: the operation with which its way began, by its number."""
+    """Of a weight: the number of the operation with which its way began."""
 
     def at(self, level: Level) -> Term:
-        """The same, come further."""
+        """This term at another level."""
         return dataclasses.replace(self, level=level)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScaleFact:
-    """What is known of a value."""
+    """The known facts of a value."""
 
     locality: Locality = M
     place: Place = None
     """Where the examples are."""
     terms: frozenset[Term] = frozenset()
-    """What it is the sum of, if no examples lie along its dims."""
+    """Its terms, if no examples lie along its dims."""
     rest: bool = False
-    """Whether something is in the sum of which nothing is known."""
+    """Whether the sum has an unknown term."""
     factors: Factors = ()
-    """If it has no terms: what it may have been multiplied by since something was computed that is not linear."""
+    """If it has no terms: the numbers that may have multiplied it since the last operation that is not linear."""
     trained: bool = False
-    """Whether it depends on variables that are trained."""
+    """Whether it depends on trained variables."""
     outside: bool = False
-    """Whether it depends on numbers from outside the step, which may have the number of replicas in them."""
+    """Whether it depends on numbers from outside the step, which may include the number of replicas."""
     number: float | None = None
-    """The number that it is, if that is known."""
+    """Its value, if it is a known number."""
 
     @property
     def has_examples(self) -> bool:
@@ -125,28 +124,28 @@ class ScaleFact:
         return isinstance(self.place, Rows | Untraceable)
 
     def are(self, level: Level, *kinds: Kind) -> bool:
-        """Whether it is made of terms of these kinds, at this level, and of nothing else."""
+        """Whether all its terms are of these kinds and at this level."""
         return bool(self.terms) and not self.rest and all(t.level is level and t.kind in kinds for t in self.terms)
 
 
 NOTHING_KNOWN = ScaleFact(locality=T, rest=True, factors=(ANY,))
-"""Of a value that may differ between replicas."""
+"""The fact of an unknown value that may differ between replicas."""
 
 
 def limited(fact: ScaleFact) -> ScaleFact:
-    """``fact``, or nothing certain if it has too many terms."""
+    """``fact``, without certain terms if it has too many."""
     return fact if len(fact.terms) <= _MOST_TERMS else dataclasses.replace(fact, terms=frozenset(), rest=True)
 
 
 def in_common(facts: Iterable[ScaleFact]) -> ScaleFact:
-    """What is known of what may be any of several values."""
+    """The fact of a value that may be any of several values."""
     found = tuple(dict.fromkeys(facts))
     if len(found) == 1:
         return found[0]
     locality = M
     for fact in found:
         locality = locality | fact.locality
-    # Of a constant, such as the zero with which a loop starts, nothing comes in.
+    # A constant, such as the zero with which a loop starts, adds nothing.
     mixed = locality is T and any(f.locality is not T and f.trained for f in found)
     return ScaleFact(
         locality,
@@ -160,7 +159,7 @@ def in_common(facts: Iterable[ScaleFact]) -> ScaleFact:
 
 
 def of_all(factors: Iterable[Factors]) -> Factors:
-    """What a value may have been multiplied by that is made of values with these factors."""
+    """The factors of a value that is made of values with these factors by addition or by choice."""
     result: list[Factor] = []
     for some in factors:
         result += [f for f in dict.fromkeys(some) for _ in range(some.count(f) - result.count(f))]
@@ -168,7 +167,7 @@ def of_all(factors: Iterable[Factors]) -> Factors:
 
 
 def product_of(*factors: Factors) -> Factors:
-    """What a product has been multiplied by, of values with these factors."""
+    """The factors of the product of values with these factors."""
     return _ordered([f for some in factors for f in some])
 
 
@@ -180,12 +179,12 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
 
 
 def over(term: Term, size: int) -> Term:
-    """The sum of ``size`` such terms; one of the examples may go over these numbers, too."""
+    """The sum of ``size`` such terms. If these go over examples, it goes over ``size`` times as many numbers."""
     return with_divisors(term, [d * size for d in term.divisors])
 
 
 def with_divisors(term: Term, divisors: Iterable[int]) -> Term:
-    """``term``, which may be a sum over so many, too."""
+    """``term``, as a sum that may also go over these numbers of elements."""
     known = tuple(sorted({*term.divisors, *divisors}))
     if len(known) > _MOST_FACTORS:
         return times(term, (ANY,))
@@ -198,7 +197,7 @@ def times(term: Term, factors: Factors) -> Term:
 
 
 def reading(term: Term, replicas: int) -> Kind | None:
-    """What a term is, with what it has been multiplied by; ``None`` if it can be read in several ways."""
+    """The kind of a term after its factors are applied; ``None`` if several are possible."""
     factors = term.factors
     if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return None
@@ -207,7 +206,7 @@ def reading(term: Term, replicas: int) -> Kind | None:
         if any(True for _ in _without_counts(term, replicas)):
             found.add(Kind.SHARE)
         if found == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
-            return None  # as many replicas as examples: which of them the number stands for can't be told
+            return None  # as many replicas as examples: the number may stand for either
         return Kind.SUM if not found else found.pop() if len(found) == 1 else None
     if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return Kind.SHARE if _has(factors, 1 / replicas) else term.kind
@@ -217,7 +216,7 @@ def reading(term: Term, replicas: int) -> Kind | None:
 
 
 def settled(term: Term, replicas: int) -> Term:
-    """``term``; a sum that is a mean as such, so that no number that comes later, as a learning rate, is the count."""
+    """``term``, a mean if it is one by now: later numbers, such as a learning rate, can't be its count any more."""
     if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
         rest = next(iter(_without_counts(term)))
         return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
@@ -225,12 +224,12 @@ def settled(term: Term, replicas: int) -> Term:
 
 
 def is_close(a: float, b: float) -> bool:
-    """Whether two numbers are the same but for the rounding of a half-precision float."""
+    """Whether two numbers are equal up to the rounding of a half-precision float."""
     return math.isclose(a, b, rel_tol=2e-3)
 
 
 def _without_counts(term: Term, times: int = 1) -> Iterable[list[Factor]]:
-    """The factors of a sum without those that divide it by a number of its examples, ``times`` that: all ways."""
+    """All ways to take out factors that divide a sum by ``times`` one of its counts: the remaining factors."""
     for some, rest in _parts(term.factors):
         if any(f.origin is Origin.REPLICAS for f in some):
             continue
@@ -245,7 +244,7 @@ def _has(factors: Sequence[Factor], wanted: float) -> bool:
 
 
 def _parts(factors: Sequence[Factor]) -> Iterable[tuple[list[Factor], list[Factor]]]:
-    """Some of ``factors``, at least one, and the others: all ways of choosing them."""
+    """All ways to choose at least one of ``factors``: those chosen, and the others."""
     for chosen in itertools.product((True, False), repeat=len(factors)):
         if any(chosen):
             pairs = list(zip(factors, chosen, strict=True))
