@@ -21,17 +21,17 @@ from replicax.checks.loss_scale.terms import (
     Level,
     ScaleFact,
     Term,
+    effective_kind,
     is_close,
     limited,
-    reading,
-    settled,
+    settle,
     times,
     with_divisors,
 )
 from replicax.execution.padding.example_places import Place, Untraceable
 from replicax.locality import Locality, R, T
 
-BEGINNING = ScaleFact(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
+FIRST_WEIGHT = ScaleFact(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
 """The 1 with which a derivative begins."""
 
 _SCALED = families.PRODUCTS | families.QUOTIENTS
@@ -43,7 +43,7 @@ def is_backward(fact: ScaleFact) -> bool:
     return any(t.level in (Level.WEIGHT, Level.COTANGENT) for t in fact.terms)
 
 
-def left(fact: ScaleFact) -> ScaleFact:
+def leave_backward_pass(fact: ScaleFact) -> ScaleFact:
     """The fact of a gradient, at the end of the backward pass."""
     if not is_backward(fact):
         return fact
@@ -69,7 +69,7 @@ def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
     weights = [t for m in o.facts for t in _weights(m)]
     if cotangents:
         terms = cotangents
-        if o.shapes.name in ADDED and Kind.SHARE in {reading(t, o.replicas) for t in cotangents}:
+        if o.shapes.name in ADDED and Kind.SHARE in {effective_kind(t, o.replicas) for t in cotangents}:
             repeated = (t for m in o.facts if m.trained and m.locality is not T for t in _weights(m))
             terms |= {Term(Kind.REPEATED, t.begun or t.line, Level.COTANGENT, (), t.factors) for t in repeated}
     elif locality is T:
@@ -79,10 +79,10 @@ def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
     return limited(ScaleFact(locality, place, terms, trained=any(m.trained for m in o.facts) or locality is T))
 
 
-def summed(o: ScaledOperation, fact: ScaleFact, locality: Locality) -> ScaleFact:
+def reduced_cotangent(o: ScaledOperation, fact: ScaleFact, locality: Locality) -> ScaleFact:
     """The fact of a collective's result in a backward pass."""
     terms = _cotangents(fact)
-    over_examples = (t for t in fact.terms if _of_examples(t.divisors, o.shapes.rows))
+    over_examples = (t for t in fact.terms if _example_counts(t.divisors, o.shapes.rows))
     if not terms and locality is R and not any(over_examples):
         terms = frozenset(Term(Kind.COMMON, t.begun or o.line, Level.COTANGENT) for t in fact.terms)
     return ScaleFact(locality, fact.place, terms or _unknown(o), trained=True)
@@ -103,7 +103,7 @@ def through_share(o: ScaledOperation, stated: bool) -> ScaleFact:
     return dataclasses.replace(m, terms=frozenset({Term(kind, o.line, Level.COTANGENT, (), factors)}))
 
 
-def met_in_turn(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
+def met_in_loop(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
     """``m`` in a loop over the examples, one in each iteration."""
     divisors = rows, rows
     terms = (_met_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
@@ -116,7 +116,7 @@ def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: b
     whole = math.prod(f.value for f in found.factors)
     if asked and not any(is_close(whole * divisor, 1.0) for divisor in found.divisors):
         found = times(found, (ANY,))
-    return settled(found, replicas)
+    return settle(found, replicas)
 
 
 def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
@@ -124,10 +124,10 @@ def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ..
     if not is_clear and len(weight.divisors) == 1:
         return (o.shapes.rows, *weight.divisors)
     size = max(math.prod(shape) for shape in o.shapes.shapes)
-    return (o.shapes.rows, *_of_examples(weight.divisors or (size,), o.shapes.rows))
+    return (o.shapes.rows, *_example_counts(weight.divisors or (size,), o.shapes.rows))
 
 
-def _of_examples(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
+def _example_counts(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
     """Those of ``divisors`` that may count all examples, or their elements."""
     return tuple(d for d in divisors if rows and d % rows == 0)
 
@@ -151,8 +151,8 @@ def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
         is_clear = not any(isinstance(m.place, Untraceable) for m in own)
         return frozenset(_met_examples(t, _divisors(o, t, is_clear), o.replicas, o.asked) for t in weights)
     for m in own:
-        kinds = {reading(t, o.replicas) for t in m.terms if t.level is Level.LOSS}
-        if m.rest or len(kinds) != 1:
+        kinds = {effective_kind(t, o.replicas) for t in m.terms if t.level is Level.LOSS}
+        if m.has_unknown or len(kinds) != 1:
             continue
         [kind], line = kinds, next(t.line for t in m.terms)
         if kind is Kind.MEAN or (kind is Kind.SUM and o.shapes.name in families.QUOTIENTS):

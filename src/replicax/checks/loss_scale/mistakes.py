@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from replicax.checks.loss_scale.scale_pass import LossScalePass
-from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, reading
+from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, effective_kind
 from replicax.errors import ShareWarning
 from replicax.execution.program.program import Program
 from replicax.locality import T
@@ -31,7 +31,7 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
     scales: list[set[Scale]] = [set() for _ in program.jaxpr.outvars[len(program.writes) :]]
     for rows in program.numbers_of_examples or [0]:
         check = LossScalePass(program, rows, asked, is_ragged)
-        facts = check.of_outputs()
+        facts = check.output_facts()
         changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
         returned = facts[len(changed) :]
         # A pure step returns its arguments, changed by gradients. Its other results may still be scaled outside.
@@ -53,8 +53,13 @@ def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Sc
 
 def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
     """The scale of a result, if it is certain."""
-    if fact.locality is T and not fact.rest and not fact.has_examples and {t.level for t in fact.terms} == {Level.LOSS}:
-        kinds = {reading(t, replicas) for t in fact.terms}
+    if (
+        fact.locality is T
+        and not fact.has_unknown
+        and not fact.has_examples
+        and {t.level for t in fact.terms} == {Level.LOSS}
+    ):
+        kinds = {effective_kind(t, replicas) for t in fact.terms}
         if kinds == {Kind.MEAN}:
             yield "mean of another number" if is_ragged else "mean"
         elif kinds == {Kind.SHARE}:
@@ -63,7 +68,7 @@ def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
 
 def _mistakes(fact: ScaleFact, replicas: int, is_ragged: bool) -> list[tuple[int, Kind]]:
     """The mistakes in the new value of a variable: the line and the kind of each."""
-    totals = [(t, reading(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
+    totals = [(t, effective_kind(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
     # An average of parameters that each replica has changed alone is not a gradient.
     averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
     found = [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]

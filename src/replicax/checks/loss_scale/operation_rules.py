@@ -26,12 +26,12 @@ from replicax.checks.loss_scale.terms import (
     Origin,
     ScaleFact,
     Term,
+    combined_factors,
+    effective_kind,
     is_close,
     limited,
-    of_all,
-    over,
     product_of,
-    reading,
+    sum_of_equal,
     times,
 )
 from replicax.execution.padding.example_places import OperationShapes, Place, Rows
@@ -81,13 +81,13 @@ def own_result(o: ScaledOperation, place: Place) -> ScaleFact:
       place: where the examples are in the result.
     """
     kind = _KINDS.get(o.shapes.name)
-    made = _of_function(o) if kind is None else _RULES[kind](o)
+    made = _other_function(o) if kind is None else _RULES[kind](o)
     made = dataclasses.replace(
         made, locality=T, place=place, trained=any(m.trained for m in o.facts), outside=False, number=None
     )
     if made.has_examples:
-        return dataclasses.replace(made, terms=frozenset(), rest=False)
-    return limited(dataclasses.replace(made, rest=made.rest or not made.terms))
+        return dataclasses.replace(made, terms=frozenset(), has_unknown=False)
+    return limited(dataclasses.replace(made, has_unknown=made.has_unknown or not made.terms))
 
 
 def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
@@ -109,7 +109,7 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
         pairs = zip(o.facts, scales[::-1], strict=True)
         terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
     elif _KINDS.get(name) in _LINEAR:
-        factors = of_all([m.factors for m in o.facts])
+        factors = combined_factors([m.factors for m in o.facts])
     trained, outside = any(m.trained for m in o.facts), any(m.outside for m in o.facts)
     return limited(ScaleFact(locality, place, terms, False, factors, trained, outside, number))
 
@@ -159,34 +159,34 @@ def _scaled(term: Term, scale: Scale) -> Term:
 def _multiplied(m: ScaleFact, scale: Scale) -> ScaleFact:
     """A value that may differ between replicas, multiplied by one that does not."""
     terms = frozenset(_scaled(t, scale) for t in m.terms)
-    return ScaleFact(T, m.place, terms, m.rest, product_of(m.factors, scale.factors))
+    return ScaleFact(T, m.place, terms, m.has_unknown, product_of(m.factors, scale.factors))
 
 
 def _product(o: ScaledOperation) -> ScaleFact:
-    return _of_two(o, divides=False)
+    return _product_or_quotient(o, divides=False)
 
 
 def _quotient(o: ScaledOperation) -> ScaleFact:
-    return _of_two(o, divides=True)
+    return _product_or_quotient(o, divides=True)
 
 
-def _of_two(o: ScaledOperation, divides: bool) -> ScaleFact:
+def _product_or_quotient(o: ScaledOperation, divides: bool) -> ScaleFact:
     a, b = o.facts
     if b.locality is not T:
         return _multiplied(a, scale_of(o, b, divides))
     if a.locality is not T:
-        return _of_function(o) if divides else _multiplied(b, scale_of(o, a, False))
+        return _other_function(o) if divides else _multiplied(b, scale_of(o, a, False))
     if a.has_examples or b.has_examples:
         # A number that differs between replicas may be anything, such as this replica's fraction of the examples.
         both = a.has_examples and b.has_examples
         return ScaleFact(T, factors=product_of(a.factors, b.factors) if both else (ANY,))
-    if a.are(Level.GRADIENT, *GRADIENTS) and b.are(Level.GRADIENT, Kind.FUNCTION):
+    if a.is_made_of(Level.GRADIENT, *GRADIENTS) and b.is_made_of(Level.GRADIENT, Kind.FUNCTION):
         return _one(o, Kind.CLIPPED, Level.GRADIENT)
-    if not divides and b.are(Level.GRADIENT, *GRADIENTS) and a.are(Level.GRADIENT, Kind.FUNCTION):
+    if not divides and b.is_made_of(Level.GRADIENT, *GRADIENTS) and a.is_made_of(Level.GRADIENT, Kind.FUNCTION):
         return _one(o, Kind.CLIPPED, Level.GRADIENT)
-    if divides and all(m.are(Level.LOSS, Kind.SUM) and _read(o, m) == {Kind.SUM} for m in (a, b)):
+    if divides and all(m.is_made_of(Level.LOSS, Kind.SUM) and _effective_kinds(o, m) == {Kind.SUM} for m in (a, b)):
         return _one(o, Kind.MEAN)
-    return _of_function(o)
+    return _other_function(o)
 
 
 def _matrix_product(o: ScaledOperation) -> ScaleFact:
@@ -202,7 +202,7 @@ def _matrix_product(o: ScaledOperation) -> ScaleFact:
             size = math.prod(o.shapes.shapes[0][d] for d in dims.contracted[0])
             return _sum_over(o, size, factors)
         return ScaleFact(T, factors=factors)
-    return _of_two(o, divides=False)
+    return _product_or_quotient(o, divides=False)
 
 
 # --- sums ---------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _sum(o: ScaledOperation) -> ScaleFact:
         if len(dims) == len(shape) or (isinstance(m.place, Rows) and m.place.dim in dims):
             return _sum_over(o, size, m.factors, m.place)
         return ScaleFact(T, factors=m.factors)
-    return dataclasses.replace(m, terms=frozenset(over(t, size) for t in m.terms))
+    return dataclasses.replace(m, terms=frozenset(sum_of_equal(t, size) for t in m.terms))
 
 
 def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = None) -> ScaleFact:
@@ -234,7 +234,7 @@ def _added(o: ScaledOperation) -> ScaleFact:
     if own.has_examples or len(levels) > 1:
         return own
     level = levels.pop() if levels else Level.LOSS
-    if level is Level.GRADIENT and Kind.SHARE not in _read(o, own):
+    if level is Level.GRADIENT and Kind.SHARE not in _effective_kinds(o, own):
         return own
     repeated = {Term(Kind.REPEATED, o.line, level, (), m.factors) for m in o.facts if m.locality is not T and m.trained}
     return dataclasses.replace(own, terms=own.terms | repeated)
@@ -243,19 +243,19 @@ def _added(o: ScaledOperation) -> ScaleFact:
 def _merged(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
     terms = frozenset(t for m in facts for t in m.terms)
     place = next((m.place for m in facts if m.has_examples), None)
-    return ScaleFact(T, place, terms, any(m.rest for m in facts), of_all([m.factors for m in facts]))
+    return ScaleFact(T, place, terms, any(m.has_unknown for m in facts), combined_factors([m.factors for m in facts]))
 
 
-def _put_together(o: ScaledOperation) -> ScaleFact:
+def _chosen_or_joined(o: ScaledOperation) -> ScaleFact:
     """A choice between values, or their concatenation."""
     made = _merged(o, o.own)
     mixed = any(m.locality is not T and m.trained for m in o.facts)
-    return dataclasses.replace(made, rest=made.rest or mixed)
+    return dataclasses.replace(made, has_unknown=made.has_unknown or mixed)
 
 
 def _selected(o: ScaledOperation) -> ScaleFact:
     cases = dataclasses.replace(o, facts=o.facts[1:])
-    made = _put_together(cases)
+    made = _chosen_or_joined(cases)
     weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.facts)
     return dataclasses.replace(made, factors=(ANY,)) if weights else made
 
@@ -268,28 +268,28 @@ def _first(o: ScaledOperation) -> ScaleFact:
 # --- other functions ----------------------------------------------------------------------------------------
 
 
-def _of_function(o: ScaledOperation) -> ScaleFact:
+def _other_function(o: ScaledOperation) -> ScaleFact:
     """The result of an operation without a rule of its own."""
     own = _merged(o, o.own)
     linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
-    unclear = ScaleFact(T, rest=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
+    unclear = ScaleFact(T, has_unknown=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
     if own.has_examples or not own.terms:
         return unclear
     bounded = o.shapes.name in families.BOUNDS
-    if own.are(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _read(o, own) == {Kind.SUM}:
+    if own.is_made_of(Level.LOSS, Kind.SUM) and bounded and len(o.own) == 1 and _effective_kinds(o, own) == {Kind.SUM}:
         return own  # as in max(count, 1)
     if not o.is_float:
         return unclear
     if {t.level for t in own.terms} == {Level.GRADIENT}:
-        if bounded and own.are(Level.GRADIENT, Kind.CLIPPED):
+        if bounded and own.is_made_of(Level.GRADIENT, Kind.CLIPPED):
             return own
-        clips = bounded and own.are(Level.GRADIENT, *GRADIENTS)
+        clips = bounded and own.is_made_of(Level.GRADIENT, *GRADIENTS)
         return _one(o, Kind.CLIPPED if clips else Kind.FUNCTION, Level.GRADIENT)
-    if any(m.locality is not T and m.trained for m in o.facts) and not own.are(Level.LOSS, Kind.SHARE):
+    if any(m.locality is not T and m.trained for m in o.facts) and not own.is_made_of(Level.LOSS, Kind.SHARE):
         return unclear
-    if not own.rest and _read(o, own) == {Kind.MEAN}:
+    if not own.has_unknown and _effective_kinds(o, own) == {Kind.MEAN}:
         return dataclasses.replace(own, terms=frozenset(Term(Kind.MEAN, t.line) for t in own.terms))
-    if own.are(Level.LOSS, Kind.SHARE):
+    if own.is_made_of(Level.LOSS, Kind.SHARE):
         return _one(o, Kind.NONLINEAR)
     return unclear
 
@@ -298,8 +298,8 @@ def _one(o: ScaledOperation, kind: Kind, level: Level = Level.LOSS) -> ScaleFact
     return ScaleFact(T, terms=frozenset({Term(kind, o.line, level)}))
 
 
-def _read(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:
-    return {reading(t, o.replicas) for t in m.terms}
+def _effective_kinds(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:
+    return {effective_kind(t, o.replicas) for t in m.terms}
 
 
 _KINDS = column("terms")
@@ -325,7 +325,7 @@ _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
     "sum": _sum,
     "added": _added,
     "first": _first,
-    "together": _put_together,
+    "together": _chosen_or_joined,
     "selected": _selected,
 }
 """The rules, by the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""

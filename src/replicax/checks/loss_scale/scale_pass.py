@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, QUOTIENTS, REFERENCES
 from replicax.checks.loss_scale.backward_rules import (
-    BEGINNING,
+    FIRST_WEIGHT,
     backward,
     is_backward,
-    left,
-    met_in_turn,
-    summed,
+    leave_backward_pass,
+    met_in_loop,
+    reduced_cotangent,
     through_share,
     without_constants,
 )
@@ -28,10 +28,10 @@ from replicax.checks.loss_scale.terms import (
     Origin,
     ScaleFact,
     Term,
-    in_common,
+    effective_kind,
     is_close,
-    reading,
-    settled,
+    join_facts,
+    settle,
 )
 from replicax.collectives import all_reduce_p, share_back_p, share_p
 from replicax.execution.padding.example_places import Place, Rows
@@ -83,11 +83,11 @@ class LossScalePass(Dataflow[ScaleFact]):
         self._inside: list[_jax.Equation] = []
         self._backward = False
 
-    def of_outputs(self) -> list[ScaleFact]:
+    def output_facts(self) -> list[ScaleFact]:
         """The facts of the new values of the variables that the program writes, then those of the step's results."""
-        return self.run(self._followed(), self._inputs(), final=True)[0]
+        return self.run(self._without_derivatives(), self._inputs(), final=True)[0]
 
-    def _followed(self) -> _jax.Jaxpr:
+    def _without_derivatives(self) -> _jax.Jaxpr:
         """The program without unused operations and derivatives: a marked gradient has the terms of its loss."""
         jaxpr = self.program.jaxpr
         wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
@@ -112,19 +112,19 @@ class LossScalePass(Dataflow[ScaleFact]):
             variable = use.variable()
             trained = variable is not None and variable.trainable and jnp.issubdtype(variable.dtype, jnp.inexact)
             locality = use.layout.locality
-            inputs.append(ScaleFact(locality, trained=trained, rest=locality is T))
+            inputs.append(ScaleFact(locality, trained=trained, has_unknown=locality is T))
         for (aval, locality), dim in zip(program.arguments, program.dims_of_examples, strict=True):
             if locality is not T:
                 inputs.append(ScaleFact(locality, outside=True))
                 continue
             place = place_of_examples(aval.shape, dim, self.rows)
-            inputs.append(ScaleFact(T, place, rest=place is None))
+            inputs.append(ScaleFact(T, place, has_unknown=place is None))
         return [*inputs, *[self.constant] * len(program.constants)]
 
     # --- the dataflow -----------------------------------------------------------------------------------------
 
     def join(self, facts: Iterable[ScaleFact]) -> ScaleFact:
-        return in_common(facts)
+        return join_facts(facts)
 
     def literal(self, literal: _jax.Literal) -> ScaleFact:
         value = number(literal)
@@ -137,7 +137,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     def sliced(self, facts: list[ScaleFact]) -> list[ScaleFact]:
         if any(m.locality is T and m.place == Rows(0) for m in facts):
-            facts = [met_in_turn(m, self.rows, self.program.replicas, self.asked) for m in facts]
+            facts = [met_in_loop(m, self.rows, self.program.replicas, self.asked) for m in facts]
         return [self._at(m, sliced_place(m.place)) for m in facts]
 
     def stacked(self, facts: list[ScaleFact], over: list[ScaleFact]) -> list[ScaleFact]:
@@ -151,8 +151,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         moved = dataclasses.replace(m, place=place, number=None)
         if moved.has_examples:
             back = frozenset(t for t in m.terms if t.level is Level.COTANGENT)
-            return dataclasses.replace(moved, terms=back, rest=False)
-        return dataclasses.replace(moved, rest=moved.locality is T and (m.rest or not moved.terms))
+            return dataclasses.replace(moved, terms=back, has_unknown=False)
+        return dataclasses.replace(moved, has_unknown=moved.locality is T and (m.has_unknown or not moved.terms))
 
     def equation(
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
@@ -169,11 +169,11 @@ class LossScalePass(Dataflow[ScaleFact]):
         if self._backward:
             return self._equation(equation, facts, control, final)
         if not _jax.is_way_back(equation):
-            return self._equation(equation, [left(m) for m in facts], control, final)
+            return self._equation(equation, [leave_backward_pass(m) for m in facts], control, final)
         self._backward = True
         divides = equation.primitive.name in QUOTIENTS  # a divisor is not a derivative
         begun = [
-            BEGINNING
+            FIRST_WEIGHT
             if isinstance(v, _jax.Literal) and m.number == 1.0 and shape_of(v) == () and not (divides and i == 1)
             else m
             for i, (v, m) in enumerate(zip(equation.invars, facts, strict=True))
@@ -217,7 +217,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         pairs = zip(localities, self._places(operation), strict=True)
         results = [self._result(operation, locality, place) for locality, place in pairs]
         for term in (t for m in results for t in m.terms if t.level is Level.REDUCED):
-            if reading(term, self.program.replicas) is Kind.SHARE:
+            if effective_kind(term, self.program.replicas) is Kind.SHARE:
                 self.means_of_means.add(term.line)
         return results, facts
 
@@ -229,8 +229,8 @@ class LossScalePass(Dataflow[ScaleFact]):
             return [through_share(operation, equation.params.get("stated", False))]
         if replicas_meet(equation):
             locality = R if all_get_the_same(equation) else T
-            each = facts if len(facts) == count else [in_common(facts)] * count
-            return [summed(operation, m, locality) for m in each]
+            each = facts if len(facts) == count else [join_facts(facts)] * count
+            return [reduced_cotangent(operation, m, locality) for m in each]
         if name in LOCALITY_KEPT and len(facts) == count:
             return facts
         localities = result_localities(name, equation.params, [m.locality for m in facts], count)
@@ -295,7 +295,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             if m.locality is not T:
                 twice = sum(f.origin is Origin.REPLICAS for f in m.factors) > 1
             else:
-                twice = not m.rest and self._readings(m.terms) == {Kind.DOUBLE_SCALED}
+                twice = not m.has_unknown and self._effective_kinds(m.terms) == {Kind.DOUBLE_SCALED}
             kind = Kind.DOUBLE_SCALED if twice else Kind.SHARE
         return ScaleFact(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
 
@@ -314,10 +314,10 @@ class LossScalePass(Dataflow[ScaleFact]):
                 return [dataclasses.replace(m, terms=frozenset()) for m in facts]  # an error says what is wrong
             return list(facts)
         terms = loss.terms if loss.locality is T else frozenset()
-        if Kind.SHARE not in self._readings(terms):
+        if Kind.SHARE not in self._effective_kinds(terms):
             # A term that is the same on every replica should be divided only if it is added to a share.
-            terms = frozenset(t for t in terms if self._readings([t]) != {Kind.REPEATED})
-        terms = frozenset(settled(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
+            terms = frozenset(t for t in terms if self._effective_kinds([t]) != {Kind.REPEATED})
+        terms = frozenset(settle(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
             {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
         )
         return [loss, *[ScaleFact(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
@@ -328,19 +328,19 @@ class LossScalePass(Dataflow[ScaleFact]):
             terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT} | self._averages(equation, m)
         else:
             again = Term(Kind.SUMMED_TWICE, self._line(equation), Level.TOTAL)
-            right = any(t.level is Level.TOTAL and self._readings([t]) == {Kind.SHARE} for t in m.terms)
+            right = any(t.level is Level.TOTAL and self._effective_kinds([t]) == {Kind.SHARE} for t in m.terms)
             terms = {again} if right else set()
         return ScaleFact(R, terms=frozenset(terms), trained=m.trained)
 
     def _averages(self, equation: _jax.Equation, m: ScaleFact) -> set[Term]:
         """The means over examples that are summed over replicas with different numbers of examples."""
-        if not self.is_ragged or m.rest or m.has_examples or any(map(shape_of, equation.outvars)):
+        if not self.is_ragged or m.has_unknown or m.has_examples or any(map(shape_of, equation.outvars)):
             return set()
-        terms = {settled(t, self.program.replicas) for t in m.terms if t.level is Level.LOSS}
+        terms = {settle(t, self.program.replicas) for t in m.terms if t.level is Level.LOSS}
         return {t.at(Level.REDUCED) for t in terms if t.kind is Kind.MEAN and not t.factors}
 
-    def _readings(self, terms: Iterable[Term]) -> set[Kind | None]:
-        return {reading(t, self.program.replicas) for t in terms}
+    def _effective_kinds(self, terms: Iterable[Term]) -> set[Kind | None]:
+        return {effective_kind(t, self.program.replicas) for t in terms}
 
 
 def _has_programs(equation: _jax.Equation) -> bool:

@@ -107,7 +107,7 @@ class ScaleFact:
     """Where the examples are."""
     terms: frozenset[Term] = frozenset()
     """Its terms, if no examples lie along its dims."""
-    rest: bool = False
+    has_unknown: bool = False
     """Whether the sum has an unknown term."""
     factors: Factors = ()
     """If it has no terms: the numbers that may have multiplied it since the last operation that is not linear."""
@@ -123,21 +123,23 @@ class ScaleFact:
         """Whether examples may lie along one of its dims."""
         return isinstance(self.place, Rows | Untraceable)
 
-    def are(self, level: Level, *kinds: Kind) -> bool:
+    def is_made_of(self, level: Level, *kinds: Kind) -> bool:
         """Whether all its terms are of these kinds and at this level."""
-        return bool(self.terms) and not self.rest and all(t.level is level and t.kind in kinds for t in self.terms)
+        return (
+            bool(self.terms) and not self.has_unknown and all(t.level is level and t.kind in kinds for t in self.terms)
+        )
 
 
-NOTHING_KNOWN = ScaleFact(locality=T, rest=True, factors=(ANY,))
+NOTHING_KNOWN = ScaleFact(locality=T, has_unknown=True, factors=(ANY,))
 """The fact of an unknown value that may differ between replicas."""
 
 
 def limited(fact: ScaleFact) -> ScaleFact:
     """``fact``, without certain terms if it has too many."""
-    return fact if len(fact.terms) <= _MOST_TERMS else dataclasses.replace(fact, terms=frozenset(), rest=True)
+    return fact if len(fact.terms) <= _MOST_TERMS else dataclasses.replace(fact, terms=frozenset(), has_unknown=True)
 
 
-def in_common(facts: Iterable[ScaleFact]) -> ScaleFact:
+def join_facts(facts: Iterable[ScaleFact]) -> ScaleFact:
     """The fact of a value that may be any of several values."""
     found = tuple(dict.fromkeys(facts))
     if len(found) == 1:
@@ -151,14 +153,14 @@ def in_common(facts: Iterable[ScaleFact]) -> ScaleFact:
         locality,
         joined(f.place for f in found),
         frozenset().union(*(f.terms for f in found)),
-        mixed or any(f.rest for f in found),
-        of_all(f.factors for f in found),
+        mixed or any(f.has_unknown for f in found),
+        combined_factors(f.factors for f in found),
         any(f.trained for f in found),
         any(f.outside for f in found),
     )
 
 
-def of_all(factors: Iterable[Factors]) -> Factors:
+def combined_factors(factors: Iterable[Factors]) -> Factors:
     """The factors of a value that is made of values with these factors by addition or by choice."""
     result: list[Factor] = []
     for some in factors:
@@ -178,7 +180,7 @@ def _ordered(factors: Sequence[Factor]) -> Factors:
     return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
 
 
-def over(term: Term, size: int) -> Term:
+def sum_of_equal(term: Term, size: int) -> Term:
     """The sum of ``size`` such terms. If these go over examples, it goes over ``size`` times as many numbers."""
     return with_divisors(term, [d * size for d in term.divisors])
 
@@ -196,7 +198,7 @@ def times(term: Term, factors: Factors) -> Term:
     return dataclasses.replace(term, factors=product_of(term.factors, factors)) if factors else term
 
 
-def reading(term: Term, replicas: int) -> Kind | None:
+def effective_kind(term: Term, replicas: int) -> Kind | None:
     """The kind of a term after its factors are applied; ``None`` if several are possible."""
     factors = term.factors
     if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
@@ -215,9 +217,9 @@ def reading(term: Term, replicas: int) -> Kind | None:
     return term.kind
 
 
-def settled(term: Term, replicas: int) -> Term:
+def settle(term: Term, replicas: int) -> Term:
     """``term``, a mean if it is one by now: later numbers, such as a learning rate, can't be its count any more."""
-    if term.kind is Kind.SUM and reading(term, replicas) is Kind.MEAN:
+    if term.kind is Kind.SUM and effective_kind(term, replicas) is Kind.MEAN:
         rest = next(iter(_without_counts(term)))
         return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
     return term
