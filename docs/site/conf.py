@@ -37,7 +37,10 @@ python_display_short_literal_types = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!replicax\.).*")]  # types of other libraries: there is no network to look them up
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!replicax\.).*"),  # types of other libraries: there is no network to look them up
+    ("py:class", r"replicax\.planning\.timeline\..*"),  # the type of an attribute, which has no page
+]
 
 html_theme = "sphinx_book_theme"
 html_title = "Replicax"

@@ -53,7 +53,7 @@ class Memory:
       code: the program itself; 0 where that is not known.
       capacity: what programs may use of the device's memory; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
-      peak: the total by kind, when memory is fullest: see :mod:`replicax.planning.timeline.peak`. Empty for a pipeline.
+      peak: the total by kind, when memory is fullest: see ``replicax.planning.timeline.peak``. Empty for a pipeline.
     """
 
     arguments: int

@@ -140,7 +140,7 @@ class Executable:
         """Where each operation and byte is, of a step that assigns values to logical devices.
 
         Returns:
-          A ``PlacementReport`` (see :mod:`replicax.pipeline`).
+          A ``PlacementReport`` (see ``replicax.pipeline``).
 
         Raises:
           ValueError: this step assigns nothing to any: it is one program, in which all devices do the same.
