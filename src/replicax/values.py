@@ -92,7 +92,7 @@ class ExampleMask:
         return self is other or np.array_equal(self.host, other.host)
 
 
-Scale = Literal["mean", "mean of another number", "share"]
+Scale = Literal["mean", "ragged mean", "share"]
 """The kind of a number: the mean over one replica's own examples, or its share of the mean over the global batch."""
 
 
@@ -109,7 +109,7 @@ class PerReplica:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.
       mask: which rows are examples, if the value was computed from a padded batch and may have padding.
       dim: the dim of a component along which the examples lie; ``None`` if unknown.
-      scale: ``"mean"`` if it is the mean over each replica's own examples (``"mean of another number"`` if replicas
+      scale: ``"mean"`` if it is the mean over each replica's own examples (``"ragged mean"`` if replicas
         have different numbers of them), ``"share"`` if it is each replica's share of the mean over the global batch;
         ``None`` if none of these is certain.
 

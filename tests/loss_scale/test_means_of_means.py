@@ -14,8 +14,9 @@ import pytest
 import replicax
 
 
-def batch_of(pair: replicax.MirroredStrategy, count: int) -> Any:
-    return next(iter(pair.distribute_dataset([np.arange(count * 3, dtype=np.float32).reshape(count, 3) / 10])))
+def batch_of(pair: replicax.MirroredStrategy, count: int, columns: int = 3) -> Any:
+    rows = np.arange(count * columns, dtype=np.float32).reshape(count, columns) / 10
+    return next(iter(pair.distribute_dataset([rows])))
 
 
 def average(value: Any) -> Any:
@@ -72,6 +73,25 @@ def test_a_mean_of_means_that_is_no_gradient(pair: replicax.MirroredStrategy, st
     assert "# wrong" in linecache.getline(warning.filename, warning.lineno)
     for part in ("NaN if a replica has none", "compute_average_loss(values)", "replicax.Mean"):
         assert part in str(warning.message)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_as_many_columns_as_replicas_are_no_count_of_these(pair: replicax.MirroredStrategy, columns: int) -> None:
+    with pytest.raises(replicax.errors.ShareWarning, match="the mean of the 2 replicas' means"):
+        pair.run(AVERAGED["mean"], args=(batch_of(pair, 3, columns),))
+    pair.run(lambda x: total(x.sum() / (3 * columns)), args=(batch_of(pair, 3, columns),))
+
+
+def averaged(ctx: Any, x: Any) -> None:
+    ctx.set_last_step_output("mean", x.mean(), "mean")
+
+
+def test_many_steps_and_the_training_loop(pair: replicax.MirroredStrategy) -> None:
+    dataset = pair.distribute_dataset([np.ones((4, 3), np.float32), np.ones((3, 3), np.float32)])
+    with pytest.raises(replicax.errors.ShareWarning, match="'averaged'.*the mean of the 2 replicas' means"):
+        pair.run_steps(averaged, iter(dataset), steps=2)
+    with pytest.raises(replicax.errors.ShareWarning, match="different numbers here"):
+        replicax.train(lambda x: x.mean(), dataset, 2, reduce="mean", strategy=pair, progress=False)
 
 
 @pytest.mark.parametrize("count", [7, 8])

@@ -68,7 +68,7 @@ def reduce(
             ShareWarning,
             stacklevel=stack_level(),
         )
-    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "mean of another number" for i in ours):
+    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "ragged mean" for i in ours):
         warnings.warn(
             f"{what}('mean', …): a value is the mean over each replica's own examples, of which replicas have "
             "different numbers here. In the mean of these means examples of a replica that has fewer weigh more than "

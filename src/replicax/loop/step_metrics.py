@@ -156,7 +156,7 @@ class Combination:
             if name in self._looked_at or name in self._of or self._of_all is not ReduceOp.SUM:
                 continue
             self._looked_at.add(name)
-            if isinstance(value, PerReplica) and value.scale in ("mean", "mean of another number"):
+            if isinstance(value, PerReplica) and value.scale in ("mean", "ragged mean"):
                 warnings.warn(
                     f"replicax.train: the step returns a mean over one replica's own examples as {name!r}, and numbers "
                     f"in which replicas differ are added up: {name!r} is {value.count} times the mean. Return "

@@ -61,7 +61,7 @@ def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
     ):
         kinds = {effective_kind(t, replicas) for t in fact.terms}
         if kinds == {Kind.MEAN}:
-            yield "mean of another number" if is_ragged else "mean"
+            yield "ragged mean" if is_ragged else "mean"
         elif kinds == {Kind.SHARE}:
             yield "share"
 

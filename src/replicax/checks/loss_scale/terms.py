@@ -235,6 +235,8 @@ def _without_counts(term: Term, times: int = 1) -> Iterable[list[Factor]]:
     for some, rest in _parts(term.factors):
         if any(f.origin is Origin.REPLICAS for f in some):
             continue
+        if times > 1 and all(f.origin is Origin.MEAN for f in some):
+            continue  # a mean over so many elements, of which none is another replica's
         product = math.prod(f.value for f in some)
         if any(is_close(product * divisor * times, 1.0) for divisor in term.divisors):
             yield rest
