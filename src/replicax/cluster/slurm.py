@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from replicax.cluster.addresses import join_address
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
+from replicax.errors import few, shortened
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 1 << 17
@@ -119,7 +120,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
     for part in _split(hostlist):
         pieces = re.split(r"\[([^][]*)\]", part)  # text, range, text, range, …, text
         if not part or any(c in "[]" for text in pieces[::2] for c in text):
-            raise ValueError(f"not a list of nodes as Slurm writes it, 'node[01-03,07],login': {hostlist!r}")
+            shown = shortened(hostlist)
+            raise ValueError(f"not a list of nodes as Slurm writes it, 'node[01-03,07],login': {shown!r}")
         names = [pieces[0]]
         for ranges, text in zip(pieces[1::2], pieces[2::2], strict=True):
             numbers = _numbers(ranges, hostlist)
@@ -143,7 +145,7 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
     for part in tasks.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ValueError(f"not the tasks of nodes as Slurm writes them, '2(x3),1': {tasks!r}")
+            raise ValueError(f"not the tasks of nodes as Slurm writes them, '2(x3),1': {shortened(tasks)!r}")
         _check_count(len(counts) + int(match[2] or 1), "nodes", tasks)
         counts += [int(match[1])] * int(match[2] or 1)
         _check_count(sum(counts), "tasks", tasks)
@@ -157,12 +159,17 @@ def _check_count(count: int, what: str, written: str) -> None:
       ValueError: it is longer.
     """
     if count > _MOST:
-        raise ValueError(f"{written!r} stands for {count} {what}, and no cluster has more than {_MOST}")
+        raise ValueError(f"{shortened(written)!r} stands for {count} {what}, and no cluster has more than {_MOST}")
 
 
 def _split(hostlist: str) -> list[str]:
     """Split at the commas outside brackets."""
-    return re.sub(r",(?![^[]*\])", "\n", hostlist.strip()).split("\n")
+    parts = [""]
+    for text in re.split(r"(\[[^][]*\])", hostlist.strip()):
+        first, *others = [text] if text.startswith("[") else text.split(",")
+        parts[-1] += first
+        parts += others
+    return parts
 
 
 def _numbers(ranges: str, hostlist: str) -> list[str]:
@@ -170,7 +177,9 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-            raise ValueError(f"{part!r} is no range of numbers, such as '01-03', in the list of nodes {hostlist!r}")
+            raise ValueError(
+                f"{part!r} is no range of numbers, such as '01-03', in the list of nodes {shortened(hostlist)!r}"
+            )
         last = int(match[2] or match[1])
         _check_count(len(found) + last + 1 - int(match[1]), "nodes", hostlist)
         found += [str(number).zfill(len(match[1])) for number in range(int(match[1]), last + 1)]
@@ -192,8 +201,8 @@ def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
     counts = expand_tasks_per_node(text)
     if len(counts) != len(nodes):
         raise RuntimeError(
-            f"SlurmClusterResolver: Slurm lists {len(nodes)} nodes ({', '.join(nodes)}), and the tasks of "
-            f"{len(counts)} ({text}). Start the program with srun, or pass tasks_per_node"
+            f"SlurmClusterResolver: Slurm lists {len(nodes)} nodes ({few(nodes)}), and the tasks of {len(counts)} "
+            f"({shortened(text)}). Start the program with srun, or pass tasks_per_node"
         )
     return dict(zip(nodes, counts, strict=True))
 
@@ -284,4 +293,4 @@ def _number(name: str) -> int:
 
 
 def _listed(nodes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} on {node}" for node, count in nodes.items())
+    return few([f"{count} on {node}" for node, count in nodes.items()], 8)
