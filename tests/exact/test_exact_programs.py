@@ -17,6 +17,7 @@ import pytest
 import replicax
 from replicax import _jax
 from tests.conftest import strategy_of
+from tests.programs.programs import third_party
 
 EXACT = replicax.RunOptions(executor="per_replica")
 
@@ -148,3 +149,15 @@ def test_a_checkpointed_function_that_lives_on_reads_what_was_assigned(pair) -> 
 
     found = [[float(x) for x in pair.run(step, options=EXACT)] for _ in range(3)]
     assert found == [[2.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
+
+
+@third_party
+def test_a_library_whose_solver_has_a_collective_inside(pair: replicax.MirroredStrategy) -> None:
+    from tests.programs.programs import PROGRAMS
+    from tests.programs.programs_libraries import solvers_of_lineax_and_optimistix_over_all_replicas as step
+
+    [which] = [p for p in PROGRAMS if p.step is step]
+    x = pair.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
+    found = pair.run(step, args=(x,), options=EXACT)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(which.reference(2)[0]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # plain arrays: the same on every replica

@@ -6,6 +6,7 @@ In a mesh, JAX gives these different types; see ``traced_inside`` of ``replicax.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import diffrax
@@ -116,3 +117,32 @@ def _newton_apart(x: Array) -> list[Any]:
     step = jnp.linalg.solve(hessian, jax.grad(loss)(jnp.zeros(3)))
     twice = jnp.linalg.solve(hessian, step)
     return [(step, twice, jnp.linalg.solve(own.T @ own + jnp.eye(3), own[0])) for own in x]
+
+
+@program("MMMM", normal(4, 3), across=lambda xs: [_solved(jnp.concatenate(xs), lambda v: v)] * len(xs))
+def solvers_of_lineax_and_optimistix_over_all_replicas(x: Array) -> Any:
+    context = replicax.get_replica_context()
+    assert context is not None
+    return _solved(x, lambda value: context.all_reduce("sum", value))
+
+
+def _solved(x: Array, total: Callable[[Array], Array]) -> Any:
+    """Solutions of systems whose matrix is a sum over all rows, of which ``x`` may have a part."""
+
+    def product(v: Array) -> Array:
+        return total(x.T @ (x @ v)) + v
+
+    operator = lineax.FunctionLinearOperator(
+        product, jax.ShapeDtypeStruct((3,), x.dtype), lineax.positive_semidefinite_tag
+    )
+
+    def solved(b: Array, solver: Any) -> Array:
+        return lineax.linear_solve(operator, b, solver).value
+
+    by_steps, at_once = lineax.CG(rtol=1e-6, atol=1e-6), lineax.AutoLinearSolver(well_posed=True)
+    root = optimistix.root_find(
+        lambda y, _: product(y) + y**3 - 1.0, optimistix.Newton(1e-6, 1e-6), jnp.zeros(3), max_steps=16
+    ).value
+    several = jax.vmap(lambda b: solved(b, by_steps))(jnp.eye(3))
+    gradient = jax.grad(lambda b: jnp.sum(jnp.sin(lax.stop_gradient(solved(b, by_steps)) * b)))(jnp.ones(3))
+    return solved(jnp.ones(3), at_once), several, gradient, root

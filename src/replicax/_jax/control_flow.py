@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.extend import core as _extend
 from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.jaxprs.programs import contains, map_jaxprs, program_of, sub_jaxprs
-from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, shape_of
 from replicax._jax.primitive_families import CONTROL_FLOW, LINEAR_SOLVES
 
 
@@ -118,8 +118,19 @@ def solving(params: Mapping[str, Any], operands: Sequence[Any]) -> tuple[Any, li
     return params["jaxprs"].solve, [*operands[first : first + lengths.solve], *operands[sum(lengths) :]]
 
 
-def with_calls_for_solves(jaxpr: Jaxpr) -> Jaxpr:
-    """``jaxpr``, all of whose derivatives have been taken, with a call of what it solves with for each linear solve."""
+def with_calls_for_solves(
+    jaxpr: Jaxpr, meets: Callable[[Equation], bool], axis_env: Sequence[tuple[str, int]]
+) -> Jaxpr:
+    """``jaxpr``, all of whose derivatives have been taken, with a call of what it solves with for each linear solve.
+
+    So, too, with a call for each primitive of another library that has a collective inside, such as lineax'
+    ``linear_solve``: what such a primitive does with the programs among its parameters, only its library knows.
+
+    Args:
+      jaxpr: the program.
+      meets: whether an equation is a collective.
+      axis_env: the axes that it is in, and their sizes.
+    """
     done: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 
     def of_program(jaxpr: Jaxpr) -> Jaxpr:
@@ -128,21 +139,62 @@ def with_calls_for_solves(jaxpr: Jaxpr) -> Jaxpr:
             done[id(jaxpr)] = jaxpr, new  # where it is called again, it is the same again, so JAX lowers it once
         return done[id(jaxpr)][1]
 
+    def of_closed(program: ClosedJaxpr) -> ClosedJaxpr:
+        return ClosedJaxpr(of_program(program.jaxpr), program.consts)
+
     def of_equation(equation: Equation) -> Equation:
-        if not any(map(_solves, sub_jaxprs(equation))) and equation.primitive.name not in LINEAR_SOLVES:
+        if hides(equation, meets):
+            return _called(equation, of_closed(_written_out(equation, axis_env)), equation.invars)
+        if not any(map(solves, sub_jaxprs(equation))) and equation.primitive.name not in LINEAR_SOLVES:
             return equation
         equation = equation.replace(params=map_jaxprs(equation.params, of_program))
         if equation.primitive.name not in LINEAR_SOLVES:
             return equation
-        program, operands = solving(equation.params, equation.invars)
-        call = _a_call(len(operands), len(equation.outvars))
-        return equation.replace(primitive=call.primitive, invars=operands, params={**call.params, "jaxpr": program})
+        return _called(equation, *solving(equation.params, equation.invars))
 
-    return of_program(jaxpr) if _solves(jaxpr) else jaxpr
+    def solves(jaxpr: Jaxpr) -> bool:
+        return contains(jaxpr, lambda equation: equation.primitive.name in LINEAR_SOLVES or hides(equation, meets))
+
+    return of_program(jaxpr) if solves(jaxpr) else jaxpr
 
 
-def _solves(jaxpr: Jaxpr) -> bool:
-    return contains(jaxpr, lambda equation: equation.primitive.name in LINEAR_SOLVES)
+def hides(equation: Equation, meets: Callable[[Equation], bool]) -> bool:
+    """Whether it is a primitive of another library, among whose parameters are programs with a collective."""
+    return hides_in(equation.primitive, equation.params, meets)
+
+
+def hides_in(primitive: Primitive, params: Mapping[str, Any], meets: Callable[[Equation], bool]) -> bool:
+    """The same, of a primitive and its parameters."""
+    return _is_of_a_library(primitive) and any(contains(program, meets) for program in _programs_in(params))
+
+
+@functools.cache
+def _is_of_a_library(primitive: Primitive) -> bool:
+    """Whether Python of another library than JAX computes it."""
+    module = str(getattr(primitive.impl, "__module__", "jax"))
+    return module.partition(".")[0] not in ("functools", "jax", "jaxlib", "replicax")
+
+
+def _programs_in(value: Any) -> Iterator[Jaxpr]:
+    """The programs in parameters, also in tuples of tuples."""
+    if isinstance(value, Jaxpr | ClosedJaxpr):
+        yield open_jaxpr(value)
+    elif isinstance(value, dict | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _programs_in(part)
+
+
+def _written_out(equation: Equation, axis_env: Sequence[tuple[str, int]]) -> Any:
+    """What the primitive of another library does, as a program."""
+    avals = [shape_of(v.aval) for v in equation.invars]
+    compute = functools.partial(equation.primitive.impl, **equation.params)
+    return jax.make_jaxpr(compute, axis_env=list(axis_env))(*avals)
+
+
+def _called(equation: Equation, program: Any, operands: list[Any]) -> Equation:
+    """A call of ``program`` in the place of ``equation``."""
+    call = _a_call(len(operands), len(equation.outvars))
+    return equation.replace(primitive=call.primitive, invars=operands, params={**call.params, "jaxpr": program})
 
 
 @functools.cache

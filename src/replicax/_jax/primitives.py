@@ -12,6 +12,9 @@ from jax.interpreters import ad as _ad, batching as _batching, mlir as _mlir, pa
 from replicax._jax.jaxprs.types import Primitive, ShapedArray
 from replicax._jax.traces import outside_tracing
 
+computed_by_python: set[Primitive] = set()
+"""Primitives of ours that no program can be compiled with."""
+
 
 def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> Primitive:
     """A primitive that returns its operands as they are, and survives every transformation.
@@ -64,6 +67,7 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_com
         primitive.def_impl(compute)
         _mlir.register_lowering(primitive, _mlir.lower_fun(compute, multiple_results=True))
     else:
+        computed_by_python.add(primitive)
         primitive.def_impl(_outside_tracing(compute))
 
         def bound(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
@@ -210,6 +214,7 @@ def linear_primitive(
       move: ``move(params)``, its params when a batch dim has been put first.
     """
     primitive = Primitive(name)
+    computed_by_python.add(primitive)
     primitive.def_impl(_outside_tracing(compute))
     primitive.def_abstract_eval(shape)
 

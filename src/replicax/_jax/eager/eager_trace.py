@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from replicax._jax.control_flow import solving
+from replicax._jax.control_flow import hides_in, solving
 from replicax._jax.eager.derivatives import derivative_of
 from replicax._jax.eager.linear_maps import linear_p
 from replicax._jax.eager.operations import Operations
@@ -22,6 +23,7 @@ from replicax._jax.primitive_families import (
     WHILE_LOOPS,
     by_primitive,
 )
+from replicax._jax.primitives import computed_by_python
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 
@@ -103,6 +105,8 @@ class WatchingTrace(EagerTrace):
             if results is not None:
                 return results
         evaluate = _STEP_BY_STEP.get(primitive.name)
+        if evaluate is None and hides_in(primitive, params, lambda inner: inner.primitive in computed_by_python):
+            evaluate = functools.partial(_of_a_library, primitive)
         if evaluate is not None:
             with _core.set_current_trace(self):
                 return evaluate(list(args), params)
@@ -125,6 +129,10 @@ class WatchingTrace(EagerTrace):
 
 def _call(program: Any, args: Sequence[Any]) -> list[Any]:
     return list(jax.core.eval_jaxpr(getattr(program, "jaxpr", program), getattr(program, "consts", ()), *args))
+
+
+def _of_a_library(primitive: Primitive, args: list[Any], params: Any) -> Any:
+    return primitive.impl(*args, **params)
 
 
 def _branch(args: list[Any], params: Any) -> list[Any]:

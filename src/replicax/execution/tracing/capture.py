@@ -22,6 +22,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
+from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
@@ -234,10 +235,11 @@ def traced_inside(
     A step with logical devices needs a mesh for what it says of their axes; so does one that casts JAX's types of what
     varies along an axis (``jax.lax.pcast``), which is traced again.
     """
+    axis_env = [(REPLICA_AXIS, replicas.count)]
 
     def traced(mesh: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh):
-            return jax.make_jaxpr(body, axis_env=[(REPLICA_AXIS, replicas.count)])(*avals)
+            return jax.make_jaxpr(body, axis_env=axis_env)(*avals)
 
     inside = _jax.abstract_mesh(replicas.mesh, {REPLICA_AXIS})
     if replicas.num_logical_devices > 1:
@@ -251,7 +253,8 @@ def traced_inside(
             closed = traced(inside)
     jaxpr = _jax.opened(closed.jaxpr)
     n = len(closed.consts)
-    return _jax.with_calls_for_solves(jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]])), closed.consts
+    jaxpr = jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]])
+    return _jax.with_calls_for_solves(jaxpr, replicas_meet, axis_env), closed.consts
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
