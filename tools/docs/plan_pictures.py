@@ -28,6 +28,7 @@ COLOURS = {
     "transposition": "#6cc5b0",
     "gather": "#a463f2",
     "waiting for collectives": "#ff725c",
+    "kernels slowed by collectives": "#c9ced6",
     VARIABLES: "#4269d0",
     INPUTS: "#6cc5b0",
     COPIES: "#ff725c",
@@ -40,7 +41,8 @@ SMALL = 0.005
 
 def times(plan: dict[str, Any]) -> dict[str, float]:
     timeline = plan["timeline"]
-    return {**timeline["by_kind"], "waiting for collectives": timeline["exposed"]}
+    parts = {**timeline["by_kind"], "waiting for collectives": timeline["exposed"]}
+    return {**parts, "kernels slowed by collectives": timeline["seconds"] - sum(parts.values())}
 
 
 def memory(plan: dict[str, Any]) -> dict[str, float]:
