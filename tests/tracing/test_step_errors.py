@@ -173,6 +173,32 @@ def test_a_variable_where_lax_wants_an_array(pair, w, executor) -> None:
     assert pair.local_results(gradient)[0].tolist() == [[[3.0, 3.0]]]
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_an_element_that_is_a_tuple_is_one_argument(pair, executor) -> None:
+    def step(x, y):
+        return x + y
+
+    said = (
+        r"step\(\) missing 1 required positional argument: 'y'. An element of a dataset is one argument, .*args=batch"
+    )
+    batches = pair.distribute_dataset([(X, X)])
+    options = replicax.RunOptions(executor=executor)
+    for batch in batches:
+        with pytest.raises(TypeError, match=said):
+            pair.run(step, args=(batch,), options=options)
+        pair.run(step, args=batch, options=options)
+    with pytest.raises(TypeError, match=said):
+        replicax.train(step, batches, steps=1, progress=False)
+
+
+def test_a_call_with_too_few_arguments_inside_of_the_step_is_the_users(pair) -> None:
+    def inner(x, y):
+        return x + y
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'$"):
+        pair.run(lambda x: inner(x), args=(X,))
+
+
 def test_other_errors_stay_as_they_are(pair) -> None:
     def step(x):
         raise TypeError("mine")

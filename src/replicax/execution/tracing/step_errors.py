@@ -100,6 +100,11 @@ def _explanation(
         return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
     if isinstance(error, AttributeError) and isinstance(error.obj, jax.Array) and hasattr(Variable, str(error.name)):
         return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
+    if _gets_one_of_several(error, fn):
+        return (
+            f"{said}. An element of a dataset is one argument, also if it is a tuple. Take it apart in the step: "
+            f"def {function_name(fn)}(batch): x, y = batch; strategy.run also takes its parts: args=batch."
+        )
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
@@ -120,6 +125,26 @@ def _explanation(
         "is known there: the Python of a compiled step runs once, to record what is to be computed, for all replicas "
         f"and calls. {_INSTEAD[kind]} To look at values, run it as plain Python: with replicax.debug(): …\n"
         f"JAX says: {said}"
+    )
+
+
+def _gets_one_of_several(error: Exception, fn: Callable[..., Any]) -> bool:
+    """Whether the step itself has not been entered, as it takes several arguments and was given one."""
+    if not isinstance(error, TypeError) or "required positional argument" not in str(error):
+        return False
+    if _users_frame(error.__traceback__) is not None:
+        return False  # the step called something with too few arguments
+    while isinstance(fn, Wrapper):
+        fn = fn.fn
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return (
+        len(needed) > 1 and all(repr(name) in str(error) for name in needed[1:]) and repr(needed[0]) not in str(error)
     )
 
 
