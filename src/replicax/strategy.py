@@ -167,7 +167,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the exact
             one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled
             program. If the step can't be one compiled program, as with components of different dtypes, it runs on the
-            exact executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
+            per-replica executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
           more: refused: arguments of the step go into ``args``.
           named: refused: arguments of the step by name go into ``kwargs``.
 
@@ -253,7 +253,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           Exception: any exception of the dataset, after the steps on the elements before have run.
 
         An element whose replicas differ in size is a separate step; elements of another shape get a separate loop.
-        Inside :func:`replicax.debug` each step runs on the exact executor. A step that assigns values to logical
+        Inside :func:`replicax.debug` each step runs on the per-replica executor. A step that assigns values to logical
         devices is many programs, which are launched for one element after the other.
 
         >>> import replicax, numpy as np

@@ -9,7 +9,7 @@ from tests.compat import workers_towers
 
 
 def _each(everyone: list[list[dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """What each worker has found, compiled and on the exact executor."""
+    """What each worker has found, compiled and on the per-replica executor."""
     return [(worker, found) for worker, both in enumerate(everyone) for found in both]
 
 

@@ -226,7 +226,7 @@ def test_training_and_a_checkpoint_onto_other_devices(devices: int, tmp_path: An
 def goes_on_elsewhere(strategy: replicax.Strategy, others: Sequence[replicax.Strategy], path: Any) -> None:
     """A run of four replicas is that of four devices, and goes on from a checkpoint under other strategies.
 
-    Under the last of these it does so on the exact executor.
+    Under the last of these it does so on the per-replica executor.
     """
     reference, run = Run.of(strategy_of(4)), Run.of(strategy)
     for each in (reference, run):

@@ -17,7 +17,7 @@ import numpy as np
 import replicax
 
 WAYS = ("2", "executor", "1", "4")
-"""How a program is run: compiled on so many replicas, or on two replicas by the exact executor."""
+"""How a program is run: compiled on so many replicas, or on two replicas by the per-replica executor."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

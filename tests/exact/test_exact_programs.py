@@ -1,4 +1,4 @@
-"""What the exact executor compiles and keeps: nothing, once it has run a step with the same shapes."""
+"""What the per-replica executor compiles and keeps: nothing, once it has run a step with the same shapes."""
 
 from __future__ import annotations
 

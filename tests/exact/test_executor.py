@@ -1,4 +1,4 @@
-"""The exact executor by itself, and beside the compiled one."""
+"""The per-replica executor by itself, and beside the compiled one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plain(strategy, tree):
 
 
 def both(strategy, step, *args):
-    """The step's result or error, by the compiled program and by the exact executor."""
+    """The step's result or error, by the compiled program and by the per-replica executor."""
     outcomes = []
     for options in (None, EXACT):
         try:

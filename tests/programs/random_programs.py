@@ -408,7 +408,7 @@ _LOOP = _of("while", _kind, _age, _body(_SIMPLE, _SIMPLE, _COLLECTIVE))
 _INNER = _branching(_body(_SIMPLE, _SIMPLE, _SIMPLE, _COLLECTIVE))
 _GRAD = st.one_of(
     _of("grad", _float, _age, st.just(False), _body(_SIMPLE, _COLLECTIVE, _MERGE, _INNER)),
-    # Inside a checkpoint the exact executor traces too, so decisions have no values there.
+    # Inside a checkpoint the per-replica executor traces too, so decisions have no values there.
     _of("grad", _float, _age, st.just(True), _body(_SIMPLE, _COLLECTIVE)),
 )
 

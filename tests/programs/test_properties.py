@@ -1,4 +1,4 @@
-"""Random programs: the compiled program and the exact executor mean the same."""
+"""Random programs: the compiled program and the per-replica executor mean the same."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def check_errors(program: RandomProgram, compiled: Exception | None, exact: Exce
     found = ("compiled", compiled, "exact", exact)
     branching = program.has(BRANCHING)
     static = replicax.errors.LocalityError, replicax.errors.DeadlockError
-    # The compiled check is static: what comes out of a decision that may differ may differ. The exact executor follows
-    # values: results differ only if they do, and replicas are stuck only if they really part ways, perhaps where one
-    # of them has come upon another error already.
+    # The compiled check is static: what comes out of a decision that may differ may differ. The per-replica executor
+    # follows values: results differ only if they do, and replicas are stuck only if they do part ways, perhaps where
+    # one of them has come upon another error already.
     if branching and isinstance(compiled, static) and (exact is None or isinstance(exact, ValueError)):
         return
     # So a loss that may differ, but does not, is a mirrored one there.

@@ -69,7 +69,7 @@ CALLS = {
     "plan": lambda s, w: replicax.plan(s, wrong_shapes(w), BATCH),
     "trace": lambda s, w: s.extended.trace(wrong_shapes(w), args=(BATCH,)),
     "a variable": lambda s, w: replicax.Variable(lambda: loss_of(w.value, BATCH)),
-    "the exact executor": lambda s, w: s.run(
+    "the per-replica executor": lambda s, w: s.run(
         wrong_shapes(w), args=(BATCH,), options=replicax.RunOptions("per_replica")
     ),
 }

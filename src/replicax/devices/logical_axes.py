@@ -102,7 +102,7 @@ def constrained(array: Any, axes: Axes) -> Any:
     """``array`` in a step, with a constraint that puts its parts on the logical devices as in ``axes``.
 
     The constraint is an operation of the program, which differentiation and batching keep. Where a replica has one
-    device, as in the exact executor, it does nothing.
+    device, as in the per-replica executor, it does nothing.
     """
     return lax.with_sharding_constraint(array, spec_of(axes)) if in_logical_mesh() else array
 

@@ -1,1 +1,1 @@
-"""The exact executor: a step as plain Python, once for each replica."""
+"""The per-replica executor: a step as plain Python, once for each replica."""

@@ -1,4 +1,4 @@
-"""What the exact executor knows of arrays, and follows from operation to operation."""
+"""The facts that the per-replica executor keeps about arrays: locality, and where the examples are."""
 
 from __future__ import annotations
 
@@ -20,48 +20,45 @@ from replicax.per_replica.collectives import sum_p, whole_p
 Fact = TypeVar("Fact")
 
 _PUT_TOGETHER = frozenset({sum_p, whole_p})
-"""What all replicas make together, and all of them get."""
+"""Operations whose result all replicas compute together and receive."""
 
 
 class _Notes(Generic[Fact]):
-    """Something about each of some arrays; ``usual`` of all others."""
+    """A fact about each noted array, and ``usual`` for all others."""
 
     def __init__(self, usual: Fact) -> None:
         self._usual = usual
         self._noted: dict[int, tuple[Any, Fact]] = {}
 
     def note(self, array: Any, fact: Fact) -> None:
-        """Remember this of ``array``."""
+        """Remember a fact about ``array``."""
         key = id(array)
         if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
             return
         self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), fact
 
     def has(self, array: Any) -> bool:
-        """Whether anything has been noted of ``array``."""
+        """Whether a fact about ``array`` has been noted."""
         known = self._noted.get(id(array))
         return known is not None and known[0]() is array
 
     def of(self, array: Any) -> Fact:
-        """What has been noted of ``array``."""
+        """The fact about ``array``."""
         return self._noted[id(array)][1] if self.has(array) else self._usual
 
 
 class Localities(_Notes[Locality]):
-    """The arrays of a step, with their localities: those that are noted, and all that is computed from them.
-
-    M of all others.
-    """
+    """The localities of a step's arrays: of noted ones, and of all that are computed from them; M of all others."""
 
     def __init__(self) -> None:
         super().__init__(M)
 
     def is_of_step(self, value: Any) -> bool:
-        """Whether ``value`` is an array that the step was given or has computed, and not one from outside."""
+        """Whether ``value`` is an argument of the step or computed by it, and not an array from outside."""
         return isinstance(value, jax.core.Tracer) or self.has(value)
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
+        """Note the facts of an operation's results."""
         operands = list(map(self.of, args))
         if primitive is _jax.program_p:
             found = _infer(params["program"], tuple(operands))
@@ -77,7 +74,7 @@ _inferred: weakref.WeakKeyDictionary[Any, dict[tuple[Locality, ...], list[Locali
 
 
 def _infer(jaxpr: Any, inputs: tuple[Locality, ...]) -> list[Locality]:
-    """The localities of a program's results, remembered."""
+    """The localities of a program's results; cached."""
     known = _inferred.setdefault(jaxpr, {})
     if inputs not in known:
         known[inputs] = infer(jaxpr, inputs, {}, check=False)
@@ -85,10 +82,10 @@ def _infer(jaxpr: Any, inputs: tuple[Locality, ...]) -> list[Locality]:
 
 
 class Places(_Notes[Place]):
-    """Where the examples of a padded batch are in arrays.
+    """The places of a padded batch's examples in arrays.
 
     Args:
-      rows: how many a replica has, padding included.
+      rows: the number of rows of a replica, padding included.
     """
 
     def __init__(self, rows: int) -> None:
@@ -96,7 +93,7 @@ class Places(_Notes[Place]):
         self._rows = rows
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
+        """Note the facts of an operation's results."""
         operation = OperationShapes(
             primitive.name,
             params,
@@ -106,7 +103,7 @@ class Places(_Notes[Place]):
             self._rows,
             lambda i: number(args[i]),
         )
-        # What replicas have put together is no replica's own examples.
+        # A result of all replicas does not hold this replica's own examples.
         found = [None] * len(results) if primitive in _PUT_TOGETHER else result_places(operation)
         for result, place in zip(results, found, strict=True):
             self.note(result, place)

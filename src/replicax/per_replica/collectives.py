@@ -1,7 +1,7 @@
-"""Collectives of the exact executor: linear primitives that are computed when all replicas have met.
+"""Collectives of the per-replica executor: linear primitives, computed when all replicas have reached them.
 
-They are JAX primitives so that gradients and batching go through them, by the same rules as through the compiled
-program's: each replica differentiates its own loss.
+They are JAX primitives, so gradients and batching follow the same rules as in a compiled program: each replica
+differentiates its own loss.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from replicax.locality import Locality, M, R, T
 from replicax.per_replica.rendezvous import Offers, Rendezvous
 
 
-class ExactCommunicator:
-    """See :class:`replicax.collectives.Communicator`. One replica's way to the others, through the rendezvous."""
+class PerReplicaCommunicator:
+    """A :class:`replicax.collectives.Communicator` by which one replica reaches the others, through the rendezvous."""
 
     rendezvous: Rendezvous
 
@@ -54,11 +54,11 @@ class ExactCommunicator:
         self._trace = _jax.EagerTrace(device)
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Compute on this replica's device what the step itself does not know of."""
+        """Compute on this replica's device, apart from the step's own operations."""
         return _jax.set_current_trace(self._trace)
 
     def add(self, offers: Sequence[Sequence[Any]]) -> list[Any]:
-        """The sums of what the replicas bring, on this replica's device."""
+        """The sums of the replicas' arrays, on this replica's device."""
         for column in zip(*offers, strict=True):
             kinds = [f"{a.dtype.name}{list(a.shape)}" for a in column]
             if len(set(kinds)) > 1:
@@ -72,7 +72,7 @@ class ExactCommunicator:
             return add(*arrays) if totals is None else totals
 
     def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
-        """What every replica brings to ``meeting``."""
+        """Every replica's contribution to the collective ``meeting``."""
         return self.rendezvous.meet(self.replica, meeting, offer, timeout)
 
     def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
@@ -109,7 +109,7 @@ class ExactCommunicator:
 
     def from_first(self, array: Any) -> Any:
         array = as_array(array, COMBINED)
-        if array.ndim:  # the others' may have another size
+        if array.ndim:  # the others' arrays may have another size
             size = self.meet("the first replica's value", array.shape[0])[0]
             return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
         return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
@@ -143,7 +143,7 @@ class ExactCommunicator:
         return merge_here(self, self.rendezvous.count, fn, args, kwargs, computed)
 
 
-def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -> list[Any]:
+def _sum(*arrays: Any, communicator: PerReplicaCommunicator, timeout: float | None) -> list[Any]:
     offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
     if offers.result is None:  # the first replica to go on adds up for all
         offers.result = communicator.add(offers)
@@ -152,7 +152,7 @@ def _sum(*arrays: Any, communicator: ExactCommunicator, timeout: float | None) -
 
 
 def _added(*arrays: Any, replicas: int) -> list[Any]:
-    """The sums of arrays, of which each replica has as many."""
+    """The sums of the replicas' arrays: ``arrays`` has equally many of each replica."""
     n = len(arrays) // replicas
     if replicas == 1:
         return [a + jnp.zeros_like(a) for a in arrays]
@@ -164,7 +164,7 @@ def _adding(replicas: int) -> Callable[..., list[Any]]:
     return functools.partial(_added, replicas=replicas)
 
 
-def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
+def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int) -> Any:
     arrays = communicator.gathered("all_gather", x)
     check_other_dims([a.shape for a in arrays], axis, "all_gather: the replicas' arrays")
     if len({a.dtype for a in arrays}) > 1:
@@ -174,7 +174,7 @@ def _whole(x: Any, *, communicator: ExactCommunicator, axis: int) -> Any:
         return jnp.concatenate(arrays, axis)
 
 
-def _part(x: Any, *, communicator: ExactCommunicator, axis: int, size: int) -> Any:
+def _part(x: Any, *, communicator: PerReplicaCommunicator, axis: int, size: int) -> Any:
     offers = communicator.meet("the gradient of all_gather", (x, size))
     start = sum(size for _, size in offers[: communicator.replica])
     received = [jax.device_put(ct, communicator.device) for ct, _ in offers]

@@ -1,10 +1,9 @@
-"""The exact executor: the step as plain Python, once for each replica, on that replica's device.
+"""The per-replica executor: runs the step as plain Python, once for each replica, on that replica's device.
 
 Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
 and ``if`` work, and replicas may have different shapes. Collectives meet through the
-:class:`~replicax.per_replica.rendezvous.Rendezvous`. Which values replicas may differ in is followed from operation
-to operation, by the same rules as in :mod:`replicax.execution.program.infer`, so that results and errors are those of
-the compiled program.
+:class:`~replicax.per_replica.rendezvous.Rendezvous`. The localities of values are inferred operation by operation, by
+the rules of :mod:`replicax.execution.program.infer`, so that results and errors are those of the compiled program.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
 from replicax.per_replica.array_facts import Localities, Places
-from replicax.per_replica.collectives import ExactCommunicator
+from replicax.per_replica.collectives import PerReplicaCommunicator
 from replicax.per_replica.rendezvous import Rendezvous
-from replicax.per_replica.replica_store import ExactStore
+from replicax.per_replica.replica_store import PerReplicaStore
 from replicax.per_replica.results import check_expectations, merged, new_arrays, outcomes
 from replicax.pytrees import is_leaf, registered
 from replicax.values import ExampleMask, Local, PerReplica, component
@@ -51,14 +50,14 @@ def run_per_replica(
     """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
 
     Raises:
-      DeadlockError: replicas don't come to the same collectives, or workers not to the same step.
-      LocalityError: replicas would have to agree on a value, and do not (or the reverse).
-      Exception: whatever ``fn`` raised on whichever worker, with a note that names the replica. Variables are as they
-        were.
+      DeadlockError: replicas call different collectives, or workers different steps.
+      LocalityError: replicas must agree on a value and don't, or must differ in one and don't.
+      Exception: the error that ``fn`` raised on any worker, with a note that names the replica. No variable has
+        changed.
     """
     replicas, key = programs.replicas, function_key(fn)
     mask = check_components(args, kwargs, replicas)
-    check_same_step(replicas.lockstep, fn, args, kwargs, "on the exact executor")
+    check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
     variables = programs.created_by(key)
     known_before = len(variables)
     created = Creations(replicas, variables)
@@ -72,7 +71,7 @@ def run_per_replica(
         store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
     finally:
         release()
-    if len(variables) > known_before:  # and is to find them again, whatever it has changed besides
+    if len(variables) > known_before:  # the next call must find them, even if the function has changed what it captures
         programs.share_created(key, key_after_tracing(fn, key))
     return results
 
@@ -80,7 +79,7 @@ def run_per_replica(
 def _run(
     programs: ProgramCache, fn: Callable[..., Any], arguments: Any, mask: ExampleMask | None, created: Creations
 ) -> tuple[Any, list[tuple[Variable, jax.Array]]]:
-    """What the step returns, and the new arrays of the variables that it writes."""
+    """The result of the step, and the new arrays of the variables that it writes."""
     replicas = programs.replicas
     adopt = _jax.settings_of_this_thread()
     mine = []
@@ -123,7 +122,7 @@ class _Replica:
             localities.note(array, locality)
             if places is not None:
                 places.note(array, place)
-        self.communicator = ExactCommunicator(
+        self.communicator = PerReplicaCommunicator(
             index,
             device,
             localities.note,
@@ -133,7 +132,7 @@ class _Replica:
             None if places is None else places.of,
             replicas.options,
         )
-        self.store = ExactStore(replicas, self.communicator, localities, places, creations)
+        self.store = PerReplicaStore(replicas, self.communicator, localities, places, creations)
         self._trace = self.store.trace
         self._context = context.ReplicaContext(replicas, self.communicator)
         self._device = device
@@ -157,7 +156,7 @@ class _Replica:
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:
-    """What makes one replica's ``(args, kwargs)``, and its arrays with their localities, and where examples are."""
+    """A function that makes one replica's ``(args, kwargs)``, and its arrays with their localities and places."""
     given: list[tuple[Any, Locality, Place]] = []
 
     def one(leaf: Any) -> Any:
@@ -174,12 +173,12 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
     leaves = [
         leaf if i in settings and type(leaf) in (int, float, complex) else one(leaf) for i, leaf in enumerate(leaves)
     ]
-    # Put together by the replica itself: some containers remember the trace that they were made in.
+    # The replica builds the containers: some remember the trace in which they were made.
     return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
 
 
 def _place(value: Any) -> Place:
-    """Where the examples are in an argument."""
+    """The place of the examples in an argument."""
     if not isinstance(value, PerReplica) or value.mask is None:
         return None
     return UNKNOWN if value.dim is None else Rows(value.dim)
@@ -189,10 +188,10 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
     """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
 
     Returns:
-      Which rows of padded arguments are examples; ``None`` if none is padded.
+      The mask of the examples in padded arguments; ``None`` if none is padded.
 
     Raises:
-      ValueError: one has more or fewer, or another mask.
+      ValueError: an argument has more or fewer components, or another mask.
     """
     mask: ExampleMask | None = None
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)

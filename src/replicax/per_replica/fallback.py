@@ -1,4 +1,4 @@
-"""Steps that no compiled program can hold, because of how their arguments differ between replicas."""
+"""The fallback for steps that can't be one compiled program because their arguments differ between replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fall_back(
     kwargs: Mapping[str, Any] | None,
     why: NotOneProgramError,
 ) -> Any:
-    """Run a step that no compiled program can hold on the exact executor; a warning says so once, and why."""
+    """Run a step that can't be one compiled program on the per-replica executor; warn once of each reason."""
     check_components(args, kwargs, programs.replicas)
     said = _warned.setdefault(programs, set())
     if str(why) not in said:

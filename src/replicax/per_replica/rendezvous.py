@@ -1,12 +1,12 @@
-"""Where the replicas of the exact executor meet: one runs at a time, until it waits in a collective.
+"""The rendezvous of the per-replica executor's replicas: one runs at a time, until it waits in a collective.
 
-Each replica has a thread, but only one of them runs at any moment: until it meets the others in a collective, or
-ends. Then it is the next one's turn. When all have come to the same meeting, it is held, and replica 0 goes on. So
-the order is always the same, prints don't mix, and nothing waits for a clock: if some replicas wait and the others
-never can come, that is known at once.
+Each replica has a thread, but only one of them runs at any moment: until it waits in a collective, or ends. Then the
+next one runs. When all wait in the same collective, it is computed, and replica 0 goes on. So the order is always the
+same, prints don't mix, and a deadlock is found without a clock: as soon as all replicas have stopped at different
+collectives.
 
-With several workers each has a rendezvous for its own replicas. When all of these have come to a meeting, or ended,
-the workers tell each other where their replicas are, and what they bring.
+With several workers each has a rendezvous for its own replicas. When all of these wait or have ended, the workers
+exchange the state of each replica and its contribution.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from replicax.workers.codec import declared
 from replicax.workers.lockstep import Lockstep
 
 _TRIES = 5
-"""How often a replica's thread is told to end. If it does not, it is left behind; it is a daemon."""
+"""How often to ask a replica's thread to end. After that it is left behind; it is a daemon."""
 
 
 class Offers(list[Any]):
-    """What the replicas have brought to a meeting, in their order.
+    """The contributions of the replicas to a collective, in their order.
 
     Attributes:
-      result: what the first of this worker's replicas has made of it, for the others to find.
+      result: computed by the first of this worker's replicas, for the others.
     """
 
     result: Any = None
@@ -59,7 +59,7 @@ class _Player:
 @declared
 @dataclasses.dataclass(frozen=True)
 class _Report:
-    """Where a replica is, as all workers know it."""
+    """The state of a replica, as sent to all workers."""
 
     replica: int
     place: tuple[str, str]
@@ -71,12 +71,12 @@ class Rendezvous:
     """Runs one function for each of this worker's replicas; see the module's docstring.
 
     Args:
-      plays: what to run, by the replica's number.
-      count: how many replicas there are on all workers.
-      lockstep: what the workers tell each other.
+      plays: the function of each replica, by its number.
+      count: the number of replicas of all workers.
+      lockstep: the exchange with the other workers.
 
     Attributes:
-      count: how many replicas there are on all workers.
+      count: the number of replicas of all workers.
     """
 
     def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
@@ -95,11 +95,11 @@ class Rendezvous:
         """Run this worker's replicas to their end.
 
         Returns:
-          What each returned.
+          The result of each.
 
         Raises:
-          DeadlockError: some replicas, on whichever worker, wait in a collective that the others don't come to.
-          Exception: whatever the first failing replica raised, with a note that says which one it was.
+          DeadlockError: replicas of any worker wait in a collective that others don't call.
+          Exception: the error of the first replica that failed, with a note that names the replica.
         """
         try:
             release = hold_signals()
@@ -121,16 +121,16 @@ class Rendezvous:
         return [p.result for p in self._players]
 
     def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
-        """Come to a meeting as one replica, and wait for the others there.
+        """Enter a collective as one replica, and wait for the others.
 
         Args:
-          replica: who comes.
-          meeting: what it is; all must come to the same.
-          offer: what this replica brings.
-          timeout: how many seconds it may wait for the others; ``None`` for ever.
+          replica: the number of the replica.
+          meeting: the name of the collective; the same on all replicas.
+          offer: the contribution of this replica.
+          timeout: the most seconds to wait for the others; ``None``: no limit.
 
         Returns:
-          What all replicas brought, in their order.
+          The contributions of all replicas, in their order.
         """
         player = self._by_number[replica]
         player.meeting, player.offer, player.line, player.timeout = meeting, offer, users_line(), timeout
@@ -170,7 +170,7 @@ class Rendezvous:
             raise player.error
 
     def _patience(self) -> float | None:
-        """How long to wait for the replica whose turn it is, before another has waited for too long."""
+        """The seconds that the running replica has until a waiting one reaches its deadline."""
         deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
         return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
@@ -179,7 +179,7 @@ class Rendezvous:
             raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
 
     def _hold_meeting(self) -> bool:
-        """Let all go on from where they wait; whether anybody does."""
+        """Let all replicas go on from the collective in which they wait; ``False`` if all have ended."""
         everyone = self._reports()
         if all(report.place[0] == "done" for report in everyone):
             return False
@@ -194,7 +194,7 @@ class Rendezvous:
         return True
 
     def _reports(self) -> list[_Report]:
-        """Those of all replicas, in their order."""
+        """The reports of all replicas, in their order."""
         here = [
             _Report(p.replica, (p.state, p.meeting if p.state == "waiting" else ""), _whereabouts(p), p.offer)
             for p in self._players
@@ -204,11 +204,11 @@ class Rendezvous:
         worker = self._lockstep.workers.index
         mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
         places = "; ".join(report.whereabouts for report in here)
-        everyone = self._lockstep.exchange("runs a step on the exact executor:", mine, places, self._patience())
+        everyone = self._lockstep.exchange("runs a step on the per-replica executor:", mine, places, self._patience())
         return [report for theirs in everyone for report in theirs]
 
     def _abandon(self) -> None:
-        """End the threads of replicas that have not come to their end, because of an error or an interrupt."""
+        """End the threads that still run after an error or an interrupt."""
         release = hold_signals()
         try:
             for player, thread in zip(self._players, self._threads, strict=True):
@@ -224,12 +224,12 @@ class Rendezvous:
                 thread.join(timeout=1)
                 if not thread.is_alive():
                     break
-                if player.state == "playing":  # Python drops what is raised in the callback of a weak reference
+                if player.state == "playing":  # Python drops errors raised in the callback of a weak reference
                     _raise_in(thread, SystemExit)
 
 
 def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise an exception in another thread, before its next operation of Python."""
+    """Raise an exception in another thread, before its next Python operation."""
     assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
 

@@ -1,4 +1,4 @@
-"""The store of the exact executor: one replica's variables, and what is known of its arrays."""
+"""The store of the per-replica executor: one replica's variables, and the facts about its arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.errors import LocalityError
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
 from replicax.per_replica.array_facts import Localities, Places
-from replicax.per_replica.collectives import ExactCommunicator
+from replicax.per_replica.collectives import PerReplicaCommunicator
 from replicax.values import Local, PerReplica, components_in
 from replicax.variables.layout import Split
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
@@ -23,13 +23,13 @@ from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas
 
 
-class ExactStore:
+class PerReplicaStore:
     """The store of one replica; see :class:`replicax.variables.store.Store`."""
 
     def __init__(
         self,
         replicas: Replicas,
-        communicator: ExactCommunicator,
+        communicator: PerReplicaCommunicator,
         localities: Localities,
         places: Places | None,
         creations: Creations,
@@ -62,13 +62,13 @@ class ExactStore:
         return self.values[variable]
 
     def _put_together(self, variable: Variable) -> jax.Array:
-        """The whole value, from the pieces that all replicas bring, on whichever worker they are."""
+        """The whole value, from the pieces of all replicas on all workers."""
         layout = variable.layout
         assert isinstance(layout, Split)
         k = self.replicas.per_device
         mine = layout.pieces_here(variable.stored())[self.communicator.replica // k]
         pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
-        return layout.joined(pieces[: layout.replicas * k : k])  # those of the first group, which has all
+        return layout.joined(pieces[: layout.replicas * k : k])  # the first group of replicas has all pieces
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
@@ -85,13 +85,13 @@ class ExactStore:
     def expect(
         self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
     ) -> list[Any]:
-        # Asked by the mark, as in a compiled step: inside value_and_grad it comes upon the values themselves.
+        # The mark checks this, as in a compiled step: inside value_and_grad it gets the values, not their tracers.
         self.obligations.append(Obligation(refused, otherwise))
         return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
 
     def answer(self, value: Any, mark_id: int) -> None:
-        """A mark has come upon ``value``."""
-        # What differs can be told at once; what does not differ only when all replicas are known.
+        """Check the locality of ``value``, which a mark has received."""
+        # A difference is an error at once; equality is known only when all replicas have ended.
         refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
         found = self.localities.of(value)
         several = self.replicas.count > 1
@@ -100,7 +100,7 @@ class ExactStore:
         (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
-        """An operation has been computed."""
+        """Note the facts of an operation's results, or answer a mark."""
         if primitive is mark_p:
             self.answer(args[0], params["mark_id"])
         else:

@@ -1,8 +1,8 @@
-"""What the replicas of an exact step have come to: whether they agree where they must, results and written values.
+"""Combines the outcomes of the replicas: checks that they agree where they must, results and written values.
 
-Where there are several workers, replicas are compared by digests of their arrays, which workers exchange. So every
-worker has them of all replicas, comes to the same verdict and raises the same error, though it has the arrays of its
-own replicas only. A single worker compares the arrays.
+Several workers compare replicas by digests of their arrays, which they exchange. So every worker has the digests of all
+replicas, comes to the same result and raises the same error, although it has the arrays of its own replicas only. A
+single worker compares the arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicax.execution.padding.example_places import Place, joined
 from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
-from replicax.per_replica.replica_store import ExactStore, local_value
+from replicax.per_replica.replica_store import PerReplicaStore, local_value
 from replicax.pytrees import are_equal, is_leaf, registered
 from replicax.values import Components, ExampleMask, PerReplica
 from replicax.variables.collection import VariableCollection, meet_to_read
@@ -38,7 +38,7 @@ declared(Locality)
 @declared
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """One leaf of what a replica has returned."""
+    """One leaf of a replica's result."""
 
     print: Digest | None  # of an array
     locality: Locality | None = None
@@ -50,7 +50,7 @@ class _Leaf:
 @declared
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """A value that the rules of localities ask about."""
+    """A value whose locality is checked."""
 
     print: Digest | None  # None if no check refuses its locality
     locality: Locality
@@ -61,7 +61,7 @@ class _Check:
 @declared
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one replica has come to, as every worker knows it."""
+    """The outcome of one replica, as sent to every worker."""
 
     replica: int
     structure: str
@@ -69,17 +69,19 @@ class Outcome:
     mirrored: tuple[_Check, ...]
     differing: tuple[_Check, ...]
     written: dict[int, tuple[Digest | None, str | None]]
-    """By the number of a variable: the value, if all must have the same, and what to say if they have not."""
+    """By the number of a variable: the value, if all replicas must have the same, and the message if they don't."""
 
 
-def outcomes(returned: Sequence[Any], stores: Sequence[ExactStore], replicas: Replicas) -> list[Outcome]:
-    """Those of all replicas, in their order, from what this worker's replicas have returned."""
+def outcomes(returned: Sequence[Any], stores: Sequence[PerReplicaStore], replicas: Replicas) -> list[Outcome]:
+    """The outcomes of all replicas, in their order; ``returned`` are the results of this worker's."""
     lockstep = replicas.lockstep
     mine = [_outcome(tree, store, lockstep.several) for tree, store in zip(returned, stores, strict=True)]
-    return [outcome for theirs in lockstep.exchange("ends a step on the exact executor", mine) for outcome in theirs]
+    return [
+        outcome for theirs in lockstep.exchange("ends a step on the per-replica executor", mine) for outcome in theirs
+    ]
 
 
-def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
+def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
     leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
     of, print_of = store.localities.of, _print_of(several)
 
@@ -104,15 +106,15 @@ def _outcome(returned: Any, store: ExactStore, several: bool) -> Outcome:
 
 
 def _print_of(several: bool) -> Callable[[Any], Digest]:
-    """What tells arrays apart: a digest, if several workers compare them, and else the array."""
+    """The function that makes arrays comparable: by digests if there are several workers, else by the arrays."""
     return digest if several else unabridged
 
 
 def check_expectations(everyone: Sequence[Outcome]) -> None:
-    """What could not be told from one replica alone.
+    """Check what one replica can't check alone.
 
     Raises:
-      LocalityError: replicas would have to agree on a value, and do not, or the reverse.
+      LocalityError: replicas must agree on a value and don't, or must differ in one and don't.
     """
     for checks in zip(*(o.mirrored for o in everyone), strict=False):
         if not _equal([c.print for c in checks]):
@@ -123,16 +125,16 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
 
 
 def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:
-    """What ``run`` returns: mirrored values plain, others as ``PerReplica``.
+    """The result of ``run``: mirrored values plain, others as ``PerReplica``.
 
     Args:
-      returned: by this worker's replicas.
-      everyone: what all replicas have come to.
-      replicas: all of them.
-      mask: which rows of the step's batch are examples, if it is padded.
+      returned: the results of this worker's replicas.
+      everyone: the outcomes of all replicas.
+      replicas: all replicas.
+      mask: tells which rows of the step's batch are examples, if it is padded.
 
     Raises:
-      ValueError: the replicas have returned different structures.
+      ValueError: replicas returned different structures.
     """
     for outcome in everyone:
         if outcome.structure != everyone[0].structure:
@@ -175,7 +177,7 @@ def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replic
 
 
 def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
-    """Whether a result has rows that may be padding, and along which dim."""
+    """Whether a result may have padding, and along which dim."""
     if not all(leaf.print is not None and leaf.locality is T for leaf in everyones):
         return False, None
     [_, shape, _] = everyones[0].print or ("", (), b"")
@@ -184,7 +186,7 @@ def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, in
 
 
 def new_arrays(
-    stores: Sequence[ExactStore], everyone: Sequence[Outcome], of_strategy: VariableCollection
+    stores: Sequence[PerReplicaStore], everyone: Sequence[Outcome], of_strategy: VariableCollection
 ) -> list[tuple[Variable, jax.Array]]:
     """The variables that replicas have written, each with its new stored array.
 
@@ -197,7 +199,7 @@ def new_arrays(
     return [(v, _stored(v, stores, everyone)) for v in written]
 
 
-def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence[Outcome]) -> jax.Array:
+def _stored(variable: Variable, stores: Sequence[PerReplicaStore], everyone: Sequence[Outcome]) -> jax.Array:
     replicas = variable.replicas
     devices = [replicas.devices[s.communicator.replica] for s in stores]
     if variable.is_stacked:
@@ -209,7 +211,7 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
         return put_among(stack(values, replicas), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
     old = None
-    if not all(written):  # which all workers know, so that all put the old value together, where that takes all
+    if not all(written):  # all workers know this, so all enter the collective that may be needed to read it
         meet_to_read(variable)
         old = here(variable.from_storage())
     values = [
@@ -222,7 +224,7 @@ def _stored(variable: Variable, stores: Sequence[ExactStore], everyone: Sequence
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
     if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):
         return variable.to_storage(jax.device_put(values[0], devices[0]))
-    # Each replica has it already. Whatever else holds what a replica has written is not to share it with the variable.
+    # Each replica has it already, but other holders of the written array must not share it with the variable.
     copies = [_jax.copy_on(d, v) for d, v in dict(zip(devices, values, strict=True)).items()]
     return jax.make_array_from_single_device_arrays(variable.shape, variable.sharding, copies)
 
@@ -235,7 +237,7 @@ def _equal(items: Sequence[Any]) -> bool:
 
 
 def _token(value: Any) -> tuple[str, Any]:
-    """What another worker can compare an object of its own with: the object, if it is plain, or else a digest."""
+    """A value by which another worker can compare its own object: the object, if it is plain, or else a digest."""
     if isinstance(value, Variable):
         return "variable", value.number
     try:

@@ -32,7 +32,7 @@ class MultiWorkerMirroredStrategy(MultiProcessStrategy):
       devices: this worker's devices, or their names (``"cpu:1"``); ``None`` means all of them, or
         those that ``cluster_resolver`` describes or emulates.
       timeout_seconds: how many seconds to wait for missing workers where all are needed: to create a variable, to run a
-        new step or a step on the exact executor, to assign from outside a step. Then an error names them. ``None`` for
+        new step or one on the per-replica executor, to assign outside a step. Then an error names them. ``None`` for
         ever. The collectives of compiled steps have separate timeouts: see ``communication_options``.
       communication_options: :class:`CommunicationOptions` of all collectives without their own: those of
         ``apply_gradients``, of ``reduce`` and ``gather``, and ``all_reduce`` and ``all_gather`` without options.

@@ -40,7 +40,7 @@ PHASES: Mapping[int, str] = {
     END: "at its end",
     PAUSED: "in replicax.paused()",
     RENDEZVOUS: "waiting for the other workers",
-    EXACT: "in a step on the exact executor",
+    EXACT: "in a step on the per-replica executor",
     COMPILE: "compiling",
     INPUT: "waiting for its input",
     EVALUATION: "evaluating",

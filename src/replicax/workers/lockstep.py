@@ -1,8 +1,8 @@
 """Lockstep: all workers do the same things in the same order, and find out at once where they do not.
 
 Workers run the same Python, each on its own. Wherever one needs something of the others, all exchange messages: to
-create a variable, to begin a new program, to communicate in the exact executor. Each says what it does; a worker that
-does something else, has raised an error or does not come is named on every worker, and no worker waits for ever.
+create a variable, to begin a new program, to communicate in the per-replica executor. Each says what it does; a worker
+that does something else, has raised an error or does not come is named on every worker, and no worker waits for ever.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def tower_local(reduce_method: Any) -> Iterator[None]:
 class TowerStep(Wrapper):
     """A tower's function as a step: its new variables are registered as its own, under this thread's scopes.
 
-    In the exact executor each tower has a thread, which has its own scopes.
+    In the per-replica executor each tower has a thread, which has its own scopes.
 
     Args:
       fn: the function.

@@ -171,7 +171,7 @@ def _of_whole_batch(gradients: Any) -> Iterator[Any]:
 class _OwnLosses:
     """``Layer._losses_override``, through which Keras passes a model's losses to its ``compute_loss``: one per replica.
 
-    In the exact executor another replica's step may run in between.
+    In the per-replica executor another replica's step may run in between.
     """
 
     def __init__(self, none: None) -> None:
