@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicax.cluster import ClusterSpec
-from replicax.cluster.addresses import host_and_port, is_loopback, join_address, split_address
+from replicax.system.addresses import host_and_port, is_loopback, join_address, split_address
 
 
 def test_jobs_and_tasks() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.argument_checks import parse_enum
-from replicax.cluster.addresses import join_address
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
+from replicax.system.addresses import join_address
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation that an indexed Job gives each of its pods."""

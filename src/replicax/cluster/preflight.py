@@ -18,8 +18,8 @@ import socket
 import time
 from typing import Any
 
-from replicax.cluster.addresses import host_and_port, join_address
 from replicax.cluster.worker_group import WorkerGroup
+from replicax.system.addresses import host_and_port, join_address
 from replicax.system.json_files import parsed
 
 _GREETING = "replicax preflight"

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from replicax.cluster.addresses import join_address
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import few, shortened
+from replicax.system.addresses import join_address
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 1 << 17

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax.argument_checks import as_integer
-from replicax.cluster.addresses import split_address
+from replicax.system.addresses import split_address
 
 
 class ClusterSpec:

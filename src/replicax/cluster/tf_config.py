@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 from replicax.argument_checks import as_integer
-from replicax.cluster.addresses import host_and_port
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import shortened
+from replicax.system.addresses import host_and_port
 from replicax.system.json_files import parsed
 
 VARIABLE = "TF_CONFIG"

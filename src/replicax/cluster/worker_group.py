@@ -6,10 +6,10 @@ import dataclasses
 import os
 
 from replicax import _jax
-from replicax.cluster.addresses import host_and_port
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
+from replicax.system.addresses import host_and_port
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"

@@ -15,8 +15,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.cluster.addresses import join_address
 from replicax.launcher import LaunchError
+from replicax.system.addresses import join_address
 
 LOOPBACK = "127.0.0.1"
 _LOWEST = 20000  # below are those of well-known services

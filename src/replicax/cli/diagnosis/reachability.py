@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
-from replicax.cluster.addresses import host_and_port, is_loopback, split_address
 from replicax.cluster.preflight import bind_address, listening_socket
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
+from replicax.system.addresses import host_and_port, is_loopback, split_address
 
 _SHOWN = 5
 """How many unreachable hosts get a line of their own."""
