@@ -110,7 +110,7 @@ class Progress(Callback):
             self._redraw()
             return
         now = self._clock()
-        self._last = step, f"step {step:,} of {run.steps:,}   {shown}{self._left(step, run.steps)}"
+        self._last = step, f"step {step:,} of {run.steps:,}   {shown}{self._left(step, run.steps, now)}"
         if now - self._shown >= self._lines:
             self._shown = now
             self._print_last()
@@ -131,12 +131,12 @@ class Progress(Callback):
             self._console.file.write("\n")
         self._print_last()
 
-    def _left(self, step: int, steps: int) -> str:
+    def _left(self, step: int, steps: int, now: float) -> str:
         """How long the steps after ``step`` take, if they go on like this."""
         done = step - self._first
         if done <= 0 or step >= steps:
             return ""
-        return f"   {_duration((self._clock() - self._began) / done * (steps - step))} left"
+        return f"   {_duration((now - self._began) / done * (steps - step))} left"
 
     def _redraw(self) -> None:
         """Draw the line of a notebook anew."""
@@ -147,7 +147,7 @@ class Progress(Callback):
         full = WIDTH * run.step // max(run.steps, 1)
         bar = "━" * full + "─" * (WIDTH - full)
         numbers = f"   {self._numbers}" if self._numbers else ""
-        self._write(f"step {run.step:,} of {run.steps:,} {bar}{numbers}{self._left(run.step, run.steps)}")
+        self._write(f"step {run.step:,} of {run.steps:,} {bar}{numbers}{self._left(run.step, run.steps, self._shown)}")
 
     def _write(self, line: str) -> None:
         """Write over the line of a notebook."""

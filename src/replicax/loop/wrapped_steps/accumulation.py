@@ -134,6 +134,7 @@ class _Batch:
       pieces: of each array that is split, ``[parts, rows, …]``.
       masks: which rows of the pieces are examples: bool ``[parts, rows]``.
       total: how many examples all replicas have together.
+      is_padded: whether some rows of the pieces may be padding.
     """
 
     def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
@@ -152,6 +153,7 @@ class _Batch:
         self.total = jnp.asarray(communicator.add_up(length) if examples is None else examples.count, jnp.int32)
         mask = jnp.ones(length, jnp.bool_) if examples is None else examples.mask
         padding = parts * rows - length
+        self.is_padded = padding > 0 or examples is not None
         self.masks = jnp.pad(mask, (0, padding)).reshape(parts, rows)
         # Padded with examples again, whose derivatives are finite.
         self.pieces = []
@@ -250,6 +252,8 @@ class _Run:
         store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
         gradients: list[Any] = []
         self.updates = []
+        if not self._batch.is_padded:
+            mask = jnp.ones(mask.shape, jnp.bool_)  # a constant, by which the compiler selects nothing
         self._communicator.examples = ReplicaExamples(mask, self._batch.total)
         collector = _Collector(self, store, gradients)
         copies = () if self._parts is None else self._parts.copies(held)
