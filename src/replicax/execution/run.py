@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -335,6 +336,9 @@ class RunOptions:
     experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
+        if str(self.executor) == "exact":
+            warnings.warn("the executor 'exact' is now called 'per_replica'", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "executor", "per_replica")
         if self.executor not in ("compiled", "per_replica"):
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
         if self.experimental_bucketizing_dynamic_shape:
