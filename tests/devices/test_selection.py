@@ -91,7 +91,7 @@ def test_importing_replicax_makes_no_devices() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True])
 def test_the_number_must_be_a_positive_integer(n) -> None:
-    with pytest.raises(ValueError, match="n must be a positive integer"):
+    with pytest.raises(ValueError, match="n must be an int of at least 1, got"):
         replicax.use_cpu_devices(n)
 
 

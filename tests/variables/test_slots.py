@@ -11,7 +11,7 @@ import pytest
 
 import replicax
 from replicax.variables.lost_arrays import LostArray
-from replicax.variables.slots import store_all, together
+from replicax.variables.slots import coalesced, store_all
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def test_a_program_finds_the_list_that_it_left(pair, five) -> None:
             v.assign_add(1.0)
 
     pair.run(step)
-    group = together(tuple(v.slot for v in five))
+    group = coalesced(tuple(v.slot for v in five))
     pair.run(step)
-    assert together(tuple(v.slot for v in five)) is group
+    assert coalesced(tuple(v.slot for v in five)) is group
     assert values(five) == [2, 12, 22, 32, 42]
 
 
@@ -132,7 +132,7 @@ def test_arrays_stored_between_programs_are_the_next_program_s(pair, five, how) 
     elif how == "lost":
         slots[1].array = LostArray("somebody has it")
     elif how == "regrouped":
-        together(slots[:2])
+        coalesced(slots[:2])
     else:
         slots[1].release()
     slots[1].array = array
