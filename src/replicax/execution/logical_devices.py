@@ -48,7 +48,7 @@ class LogicalDevices:
             devices of a replica.
 
         Returns:
-          The same value, of the same locality. On the exact executor nothing is split, but all is checked.
+          The same value, of the same locality. On the per-replica executor nothing is split, but all is checked.
 
         Raises:
           ValueError: not one positive int for each dim of ``tensor``; a product that is not the number of logical
@@ -127,7 +127,7 @@ class LogicalDevices:
           logical_device_id: the logical device of the replica, from 0.
 
         Returns:
-          The same value, of the same locality. On the exact executor nothing moves, but the id is checked.
+          The same value, of the same locality. On the per-replica executor nothing moves, but the id is checked.
 
         Raises:
           ValueError: there is no such logical device.

@@ -2,7 +2,7 @@
 
 A compiled step in which one worker takes part and another does not would wait for ever, and a plain value that differs
 between workers would make mirrored variables differ, unseen. To compare at every call would cost more than a small
-step does, so it is done when a program is new, and later at every call of the exact executor and at the calls whose
+step does, so it is done when a program is new, and later at every per-replica call and at the calls whose
 number is a power of two.
 """
 

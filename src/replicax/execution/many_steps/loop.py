@@ -92,7 +92,7 @@ def run_steps(
         launches = [[] for _ in groups]
         for group, program, launched in zip(groups, prepared, launches, strict=True):
             returned = _run_group(programs, step, group, program, launched)
-            launched.append(True)  # on the exact executor nothing else says so
+            launched.append(True)  # on the per-replica executor nothing else says so
     except BaseException:
         source.give_back(groups[sum(map(bool, launches)) :])
         raise

@@ -21,7 +21,7 @@ class Question:
       what: the operation that asks, for the error's text.
       rows: how many rows a replica has.
       refused: the error's text if they do; ``None`` if they may.
-      look: finds out where the examples are in a concrete array; for the exact executor.
+      look: finds out where the examples are in a concrete array; for the per-replica executor.
 
     Attributes:
       answer: ``None`` until it is known.
