@@ -97,7 +97,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "step": ("DeadlockError", "worker 0 runs the step 'one' as .*; worker 1 runs the step 'another' as"),
         "executor": (
             "DeadlockError",
-            "worker 0 runs .*'one' on the per-replica .* worker 1 .* as one compiled program",
+            "worker 0 runs .*'one' on the per-replica .*; worker 1 .* as one compiled program",
         ),
         "plain value": ("LocalityError", r"one: args\[0\] is a plain value, .* worker 1 has another than worker 0"),
         "plain kind": ("ValueError", r"one: args\[0\] is float64\[2\] on worker 0, and float64\[3\] on worker 1"),
