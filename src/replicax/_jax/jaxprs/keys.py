@@ -5,7 +5,7 @@ One walk over Python values and programs makes them all. A subclass of :class:`K
 * ``tracing.function_key``: steps, at each call, by code and captured values; other objects by identity;
 * ``eager.operation_keys``: operations of the per-replica executor; parameters as JAX compares them, as it is quick;
 * ``eager.library_functions``: optimizers that consist of parts of libraries; anything else is refused;
-* ``uneven.value_numbering``: operations in the programs of ragged replicas; arrays by content;
+* ``ragged.value_numbering``: operations in the programs of ragged replicas; arrays by content;
 * :func:`program_digest`: programs on different workers; objects by their text, as identities differ there.
 
 Two keys are made otherwise: ``tracing.object_attributes``, a short form for each call; and those of arrays on different
