@@ -240,7 +240,7 @@ def get_variable(
 
 
 def trainable_variables() -> list[Variable]:
-    """The variables that :func:`get_variable` has created for the current strategy; in Replicax keep a list of them."""
+    """The variables that :func:`get_variable` has created for the current strategy: a list of ``replicax.Variable``."""
     return [v for v, _ in _names_of(context.get_strategy()).values() if v.trainable]
 
 
