@@ -3,7 +3,7 @@
 The room registers itself for the platform ``cpu`` (:mod:`replicax.execution.compiled.backend`), and the core knows
 nothing else of it. Without the room, programs are compiled as they are.
 
-A rule stays if it makes a step 1.2 times as quick in at least three of 25 programs (the gallery, the peers' models, and
+A rule stays if it makes a step 1.2 times as quick in at least three of 24 programs (the gallery, the peers' models, and
 ten for which no rule was written), slows none by more than 3%, and does not slow the first call; see
 ``benchmarks/cpu_rules.py``. Where programs gain, on two devices and two cores of a shared machine:
 
