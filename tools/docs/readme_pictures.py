@@ -14,7 +14,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PROGRAM = "gallery/nnx/gpt.py"
-TITLE, WORK, RIGHT = (30, 405), (1135, 1360), 1020  # in pixels of the page of the plan
+TITLE, TIME, RIGHT = (25, 402), (1950, 2165), 1000  # in pixels of the page of the plan
 
 sys.path.insert(0, str(DOCS / "site"))
 
@@ -22,9 +22,9 @@ from gallery import drawn, known_curves  # noqa: E402  (docs/site is no package)
 
 
 def plan() -> Image.Image:
-    """The title, the memory and the work of one device, one below the other."""
+    """The title, the memory of one device and the predicted time of a step, one below the other."""
     page = Image.open(DOCS / "plan-page.png").convert("RGB")
-    parts = [page.crop((30, top, RIGHT, bottom)) for top, bottom in (TITLE, WORK)]
+    parts = [page.crop((30, top, RIGHT, bottom)) for top, bottom in (TITLE, TIME)]
     picture = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)), "white")
     top = 0
     for part in parts:
