@@ -6,8 +6,9 @@ Needs JAX for the accelerator and the installed package, and Flax for the rows o
 most 20 minutes, each part in a process of its own: checks against plain JAX; ``run``, ``run_steps`` and NNX beside the
 same by hand (an MLP, a CNN, and a transformer of 124 million parameters in bfloat16), on one device and on all; the
 plan's prediction beside the measured step, and the memory it predicts beside the measured peak; sums over all devices
-beside the links' bandwidth; the exact executor; a save, and a run that goes on from it. Writes JSON, a Markdown table
-and a picture, also after Ctrl-C, with what there is. The exit status is 1 if a check failed or a part did not end.
+beside the links' bandwidth; the per-replica executor; a save, and a run that goes on from it. Writes JSON, a Markdown
+table and a picture, also after Ctrl-C, with what there is. The exit status is 1 if a check failed or a part did not
+end.
 
 Without an accelerator it rehearses with small models on emulated CPU devices (``--devices``), and labels all files as a
 rehearsal.
@@ -294,7 +295,7 @@ def write(found: dict[str, Any], folder: Path) -> Path:
 def failures(found: dict[str, Any]) -> list[str]:
     """What has failed, in words."""
     bad = [f"check {row['name']}" for row in found.get("checks", ()) if not row["passed"]]
-    bad += ["the exact executor" for row in found.get("exact", ()) if not row["passed"]]
+    bad += ["the per-replica executor" for row in found.get("exact", ()) if not row["passed"]]
     bad += [f"{row['step']}: other bits" for row in found.get("checkpoint", ()) if not row["same_bits"]]
     return bad + [
         f"part {row['name']}: {row['state']}" for row in found["parts"] if row["state"] in ("failed", "ended")

@@ -19,7 +19,7 @@ def markdown(found: Found, picture: str) -> str:
         _section("Time of a step, beside the same by hand", _training(found)),
         _section("Predicted and measured", _plans(found)),
         _section("Sums over all devices", _sums(found)),
-        _section("The exact executor, a save, and a run that goes on", _runs(found)),
+        _section("The per-replica executor, a save, and a run that goes on", _runs(found)),
         _section("Parts that did not end well", _parts(found)),
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
@@ -116,8 +116,8 @@ def _runs(found: Found) -> str:
     for row in found.get("exact", ()):
         verdict = "pass" if row["passed"] else "**FAIL**"
         lines.append(
-            f"- The exact executor differs by {row['difference']:.1e} after three steps ({verdict}); a step takes "
-            f"{1e3 * row['exact_s']:.0f} ms, compiled {1e3 * row['compiled_s']:.1f} ms."
+            f"- The per-replica executor differs by {row['difference']:.1e} after three steps ({verdict}); a step "
+            f"takes {1e3 * row['exact_s']:.0f} ms, compiled {1e3 * row['compiled_s']:.1f} ms."
         )
     for row in found.get("checkpoint", ()):
         bits, later = (

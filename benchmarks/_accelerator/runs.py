@@ -1,4 +1,4 @@
-"""The exact executor beside the compiled step; and a run that is saved and goes on in another process."""
+"""The per-replica executor beside the compiled step; and a run that is saved and goes on in another process."""
 
 from __future__ import annotations
 

@@ -303,9 +303,9 @@ def _load_placed_steps() -> Any:
 
 
 def _load_ragged_steps() -> Any:
-    from replicax.ragged.sizes import capture_uneven, check_arms
+    from replicax.ragged.sizes import capture_ragged, check_arms
 
-    return capture_uneven, check_arms
+    return capture_ragged, check_arms
 
 
 def _load_per_replica_executor() -> Any:

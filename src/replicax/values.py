@@ -31,7 +31,7 @@ class Stacked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Uneven:
+class Ragged:
     """Components that differ in size only, in one global array ``[num_replicas, *largest]``.
 
     Each component is at the start of its slice; the rest of the slice has no meaning.
@@ -128,7 +128,7 @@ class PerReplica:
 
     def __init__(
         self,
-        form: Stacked | Uneven | Components | Local,
+        form: Stacked | Ragged | Components | Local,
         mask: ExampleMask | None = None,
         dim: int | None = 0,
         scale: Scale | None = None,
@@ -147,7 +147,7 @@ class PerReplica:
             match self.form:
                 case Stacked(array):
                     self._values = tuple(x[0] for x in components_in(array).values())
-                case Uneven(array, shapes):
+                case Ragged(array, shapes):
                     self._values = tuple(_start_of(x, shapes[i]) for i, x in components_in(array).items())
                 case Components(values):
                     self._values = values
@@ -164,7 +164,7 @@ class PerReplica:
     def replicas(self) -> tuple[int, ...]:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
-            case Stacked(array) | Uneven(array):
+            case Stacked(array) | Ragged(array):
                 return tuple(i for s in slices_of(array) for i in _rows(s))
             case Components(_, replicas) if replicas is not None:
                 return replicas
@@ -174,7 +174,7 @@ class PerReplica:
     def count(self) -> int:
         """The number of replicas with a component, on all workers."""
         match self.form:
-            case Stacked(array) | Uneven(array):
+            case Stacked(array) | Ragged(array):
                 return int(array.shape[0])
             case Components(_, _, count) if count is not None:
                 return count
@@ -214,7 +214,7 @@ class PerReplica:
                 if self.mask is not None:
                     padded = f", {int(self.mask.host.sum())} of {self.mask.host.size} rows are examples"
                 return f"PerReplica({array.dtype.name}[{shape}], {array.shape[0]} replicas{padded}{values})"
-            case Uneven(array, shapes):
+            case Ragged(array, shapes):
                 return f"PerReplica({_few([f'{array.dtype.name}[{_listed(shape)}]' for shape in shapes])}{values})"
             case Components(components):
                 shown = [_shown(v) for v in components]
@@ -230,7 +230,7 @@ class PerReplica:
         match self.form:
             case Stacked(array):
                 shapes, dtypes = (array.shape[1:],), [array.dtype]
-            case Uneven(array, shapes):
+            case Ragged(array, shapes):
                 dtypes = [array.dtype]
             case Components(values) if values and all(map(_is_array, values)):
                 shapes, dtypes = tuple(v.shape for v in values), [v.dtype for v in values]

@@ -13,7 +13,7 @@ import pytest
 
 from replicax import _jax
 from tests import processes
-from tests.exact.test_exact_programs import compilations
+from tests.per_replica.test_programs import compilations
 
 
 def on(device: jax.Device) -> contextlib.ExitStack:

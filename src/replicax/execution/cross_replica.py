@@ -29,7 +29,7 @@ from replicax.execution.replica_values import ARRAYS
 from replicax.execution.run import prepared
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
-from replicax.values import Local, PerReplica, Stacked, Uneven
+from replicax.values import Local, PerReplica, Ragged, Stacked
 from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging
 from replicax.variables.store import current_store
@@ -84,7 +84,7 @@ def reduce(
             for value in values:
                 _check_dim_is_known(value, axis, what)
         for value in values:
-            if axis is None and isinstance(value.form, Uneven):
+            if axis is None and isinstance(value.form, Ragged):
                 raise _of_different_shapes(value.form.shapes, what)
         reduced = _by_form(
             programs,
@@ -133,7 +133,7 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
         return value
     for leaf in leaves:
         _check_dim_is_known(leaf, axis, "strategy.gather")
-        if isinstance(leaf.form, Uneven):
+        if isinstance(leaf.form, Ragged):
             _check_can_be_gathered(leaf.form.shapes, axis)
     gathered = _by_form(
         programs,
@@ -265,7 +265,7 @@ def _by_form(
     if forms == {Local}:
         locals_ = [v.form for v in values if isinstance(v.form, Local)]
         return of_local([form.value for form in locals_], locals_[0].communicator)
-    if forms <= {Stacked, Uneven} and not context.in_step():
+    if forms <= {Stacked, Ragged} and not context.in_step():
 
         def step(values: list[Any]) -> Any:
             replica = context.get_replica_context()

@@ -15,7 +15,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import Where, as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.pytrees import registered
-from replicax.values import Components, ExampleMask, PerReplica, Stacked, Uneven
+from replicax.values import Components, ExampleMask, PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -57,7 +57,7 @@ def place_components(components: Sequence[Any], replicas: Replicas, kinds: Seque
         shapes = tuple(kind[1] for kind in kinds if kind)
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
-        return PerReplica(Uneven(stack(filled, replicas), shapes))
+        return PerReplica(Ragged(stack(filled, replicas), shapes))
     return PerReplica(Components(tuple(arrays), replicas.local, replicas.count))
 
 

@@ -25,7 +25,7 @@ from replicax.execution.tracing.function_key import function_key, key_after_trac
 from replicax.locality import T
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
-from replicax.values import ExampleMask, PerReplica, Stacked, Uneven
+from replicax.values import ExampleMask, PerReplica, Ragged, Stacked
 from replicax.variables.store import Creations
 from replicax.workers.replicas import Replicas
 
@@ -84,7 +84,7 @@ class Dispatch:
             if padded is not None and padded[index]:
                 leaves.append(PerReplica(Stacked(array), self._mask, executable.example_dims[index]))
             elif result.shapes is not None:
-                leaves.append(PerReplica(Uneven(array, result.shapes)))
+                leaves.append(PerReplica(Ragged(array, result.shapes)))
             elif replicas.count > 1 and executable.localities[index] is T:
                 leaves.append(PerReplica(Stacked(array), scale=scales[index] if scales else None))
             else:
@@ -215,7 +215,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
     replicas = programs.replicas
     executable = programs.find(key)
     if executable is None:
-        if arguments.is_uneven:
+        if arguments.is_ragged:
             why_not = programs.why_refused(key)
             if why_not is not None:
                 raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
@@ -228,7 +228,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
                 executable = registry.placed_steps()(program, replicas.mesh)
             else:
                 executable = replicate(program, replicas.mesh)
-                if arguments.is_uneven and replicas.num_logical_devices > 1:
+                if arguments.is_ragged and replicas.num_logical_devices > 1:
                     registry.ragged_steps()[1](executable.compiled_text())
         except CantJoinError as why:
             put_back()
@@ -250,7 +250,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 
 
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
-    if arguments.is_uneven:
+    if arguments.is_ragged:
         ragged: Program = registry.ragged_steps()[0](replicas, fn, arguments, creations)
         return ragged
     traced = arguments.traced(replicas.count)

@@ -12,7 +12,7 @@ from replicax.data.dataset import source_of
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.loop.wall_time import WallTime
 from replicax.pytrees import is_leaf, registered
-from replicax.values import PerReplica, Stacked, Uneven
+from replicax.values import PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
 
 
@@ -121,6 +121,6 @@ def examples_in(group: ElementGroup | Single) -> int:
             return int(array.shape[0] * array.shape[1]) if array.ndim > 1 else int(array.shape[0])
         case Stacked() if first.mask is not None:
             return int(first.mask.host.sum())
-        case Uneven(_, shapes):
+        case Ragged(_, shapes):
             return sum(shape[0] for shape in shapes)
     return sum(int(v.shape[0]) for v in first.values)

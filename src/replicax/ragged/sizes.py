@@ -1,4 +1,4 @@
-"""Uneven steps: those whose arguments differ in size between replicas, such as a last partial batch.
+"""Ragged steps: those whose arguments differ in size between replicas, such as a last partial batch.
 
 The step is captured once for each size, as if all that replicas may do differently were known: how large the others'
 arrays are. That comes out while they are captured; what the first one asks for before is guessed, and if the guess
@@ -52,7 +52,7 @@ def check_arms(text: str) -> None:
         )
 
 
-def capture_uneven(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
+def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     """Trace ``fn`` for each size of its arguments, as one program for all replicas.
 
     Args:
@@ -101,7 +101,7 @@ def _captured(
     questions: _Questions,
     number: int,
 ) -> Program | Exception:
-    communicator = UnevenCommunicator(questions, number, replicas.options)
+    communicator = RaggedCommunicator(questions, number, replicas.options)
     put_back = state_of_this_thread()
     try:
         return capture(
@@ -193,7 +193,7 @@ def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, .
     return dict(reversed(pairs))
 
 
-class UnevenCommunicator(SpmdCommunicator):
+class RaggedCommunicator(SpmdCommunicator):
     """The communicator of a replica of one of the sizes; see :class:`replicax.collectives.Communicator`."""
 
     is_ragged = True

@@ -17,7 +17,7 @@ from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
 from replicax.execution.replica_values import example_mask, largest_of, padded
-from replicax.values import PerReplica, Stacked, Uneven
+from replicax.values import PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def placed(element: GlobalBatch, replicas: Replicas) -> Any:
         shapes = element.shapes
         stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
         for array, each in zip(_place_stacks(stacks, replicas), shapes, strict=True):
-            leaves.append(PerReplica(Uneven(array, each) if len(set(each)) > 1 else Stacked(array)))
+            leaves.append(PerReplica(Ragged(array, each) if len(set(each)) > 1 else Stacked(array)))
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 

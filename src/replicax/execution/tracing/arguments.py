@@ -20,7 +20,7 @@ from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey, is_mutable
 from replicax.locality import Locality, M, T
 from replicax.pytrees import is_leaf, register
-from replicax.values import ExampleMask, Local, PerReplica, Stacked, Uneven
+from replicax.values import ExampleMask, Local, PerReplica, Ragged, Stacked
 from replicax.variables import Variable
 
 _STATIC = object()
@@ -63,12 +63,12 @@ class Arguments:
     Attributes:
       arrays: the traced values, in the order of the flattened arguments.
       mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
-      is_uneven: whether some arguments differ in size between replicas.
+      is_ragged: whether some arguments differ in size between replicas.
       key: arguments with an equal key use the same program.
       objects: the static ones that have attributes, by their position; their key needs :meth:`look_into_objects`.
     """
 
-    __slots__ = ("_statics", "_tree", "arrays", "is_uneven", "key", "mask", "objects")
+    __slots__ = ("_statics", "_tree", "arrays", "is_ragged", "key", "mask", "objects")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         leaves, self._tree = _flatten((args, kwargs), is_leaf)
@@ -76,16 +76,16 @@ class Arguments:
         self._statics: list[Any] = []
         self.objects: list[tuple[int, Any]] = []
         self.mask: ExampleMask | None = None
-        self.is_uneven = False
+        self.is_ragged = False
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
             kind: Any = type(leaf)
             if kind is PerReplica:
                 form = leaf.form
                 if type(form) is not Stacked:
-                    if type(form) is not Uneven:
+                    if type(form) is not Ragged:
                         self._not_stacked(form, position)
-                    self.is_uneven = True
+                    self.is_ragged = True
                     self.arrays.append(form.array)
                     keys.append((T, form.array.shape, form.array.dtype, False, (), form.shapes))
                     continue
@@ -141,7 +141,7 @@ class Arguments:
                     self.objects.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
         if self.mask is not None:
-            if self.is_uneven:
+            if self.is_ragged:
                 raise NotOneProgramError(
                     "some arguments are padded and others differ in size between replicas, which can't be one compiled "
                     f"program. {_AS_IT_IS}"

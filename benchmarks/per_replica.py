@@ -1,8 +1,8 @@
-"""What the exact executor costs, against the compiled step.
+"""What the per-replica executor costs, against the compiled step.
 
-    python benchmarks/exact.py [--quick]
+    python benchmarks/per_replica.py [--quick]
 
-Prints a table, writes ``results/exact.json``, and exits with 1 if a bar is missed. See README.md.
+Prints a table, writes ``results/per_replica.json``, and exits with 1 if a bar is missed. See README.md.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
     cases = []
     for number, (name, title) in enumerate(CASES.items()):
         parts = [
-            _measure.in_subprocess("exact.py", "--devices", str(number), "--turn", str(turn), "--share", str(share))
+            _measure.in_subprocess(
+                "per_replica.py", "--devices", str(number), "--turn", str(turn), "--share", str(share)
+            )
             for turn in range(rounds)
         ]
         paired = Paired([t for p in parts for t in p["exact"]], [t for p in parts for t in p["compiled"]])
@@ -177,7 +179,7 @@ def show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"The exact executor on {results['replicas']} replicas, against the compiled step")
+    table = Table(title=f"The per-replica executor on {results['replicas']} replicas, against the compiled step")
     table.add_column("")
     for case in results["cases"]:
         table.add_column(case["title"], justify="right", no_wrap=True)
@@ -212,10 +214,10 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    description = "What the exact executor costs, against the compiled step."
+    description = "What the per-replica executor costs, against the compiled step."
     results = _measure.measured(description, "a quarter", measure_here, measure, ROUNDS, quick_share=0.25)
     show(results)
-    _measure.write("exact.json", results)
+    _measure.write("per_replica.json", results)
     sys.exit(not all(all(case["passed"].values()) for case in results["cases"]))
 
 

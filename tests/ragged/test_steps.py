@@ -403,13 +403,11 @@ def test_errors_of_the_step_are_raised_as_they_are() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         strategy.run(fails_for_one, args=(x,))
-    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)'w'.*test_uneven_steps.py"):
+    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)'w'.*test_steps.py"):
         strategy.run(lambda x: w.assign(x.sum(0)), args=(x,))
     with pytest.raises(replicax.errors.LocalityError, match="'w'"):  # the first of two
         strategy.run(lambda x: (w.assign(x.sum(0)), jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0)), args=(x,))
-    with pytest.raises(
-        replicax.errors.LocalityError, match=r"(?s)the loss is the same on every .*test_uneven_steps.py"
-    ):
+    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)the loss is the same on every .*test_steps.py"):
         strategy.run(lambda x: jax.lax.map(lambda _: agreed_loss(), jnp.zeros(2)), args=(x,))
     with pytest.raises(replicax.errors.DeadlockError, match=r"stands inside a branch"):
         strategy.run(lambda x: jax.lax.cond(x.sum() > 0, all_meet, lambda: 0.0), args=(x,))
@@ -544,13 +542,13 @@ def _returns_other_structures(x: Any, w: Any) -> Any:
     [
         (
             _gathers_in_a_loop,
-            r"the scan at .*test_uneven_steps.py:\d+ .* has one inside, and works on arrays that differ in size",
+            r"the scan at .*test_steps.py:\d+ .* has one inside, and works on arrays that differ in size",
         ),
-        (_meets_in_loops_of_its_own, r"the scan at .*test_uneven_steps.py:\d+ .* does something else for each size"),
+        (_meets_in_loops_of_its_own, r"the scan at .*test_steps.py:\d+ .* does something else for each size"),
         (_writes_only_if_many, "replicas of different sizes write different variables"),
         (
             _assigns_what_sizes_decide,
-            r"whether replicas agree on the value at .*test_uneven_steps.py:\d+ .* depends on their sizes",
+            r"whether replicas agree on the value at .*test_steps.py:\d+ .* depends on their sizes",
         ),
         (_returns_other_structures, "replicas of different sizes return different structures"),
     ],

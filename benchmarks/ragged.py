@@ -1,11 +1,11 @@
 """A step on a batch that does not divide, against the same step on an even batch of the largest slice.
 
-    python benchmarks/uneven.py            # exits with 1 if the bar is missed
-    python benchmarks/uneven.py --quick    # a third of the time, and noisier
+    python benchmarks/ragged.py            # exits with 1 if the bar is missed
+    python benchmarks/ragged.py --quick    # a third of the time, and noisier
 
 Both are called in turn on two emulated devices, also with four replicas on each, and on four devices; the first and
 the second call are timed before. Writes
-``results/uneven.json``. See README.md.
+``results/ragged.json``. See README.md.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def measure_here(devices: int, turn: int, share: float) -> Any:
 
 
 def measure(rounds: int, share: float) -> dict[str, Any]:
-    cases = [c for n in SIZES for c in _measure.in_subprocess("uneven.py", f"--devices={n}", f"--share={share}")]
+    cases = [c for n in SIZES for c in _measure.in_subprocess("ragged.py", f"--devices={n}", f"--share={share}")]
     table = Table(title="A step on slices of different sizes (A), and on even ones of the largest size (B)")
     columns = "step", "slices", "first call A", "B", "second A", "hundredth A", "median A", "B", "ratio", "95%", ""
     for column in columns:
@@ -154,5 +154,5 @@ def measure(rounds: int, share: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     results = _measure.measured(__doc__ or "", "a third", measure_here, measure, 1, 0.3)
-    _measure.write("uneven.json", results)
+    _measure.write("ragged.json", results)
     sys.exit(0 if all(case["met"] for case in results["cases"]) else 1)

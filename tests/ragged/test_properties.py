@@ -15,7 +15,7 @@ from tests.programs.random_programs import KINDS, SHAPES, RandomProgram, random_
 from tests.programs.test_properties import _HUNT, Trial, assert_close, check_results, is_leaf, the_usual
 
 
-class UnevenTrial(Trial):
+class RaggedTrial(Trial):
     """The same program, where what is the replica's own comes out of arrays of different sizes."""
 
     def __init__(self, program: RandomProgram, replicas: int, split: bool) -> None:
@@ -57,7 +57,7 @@ def _longer(value: np.ndarray[Any, Any], replica: int) -> np.ndarray[Any, Any]:
 
 
 def check(program: RandomProgram, replicas: int, split: bool) -> str:
-    trial = UnevenTrial(program, replicas, split)
+    trial = RaggedTrial(program, replicas, split)
     expected, variables, error = trial.run(None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", replicax.errors.ExecutorWarning)
