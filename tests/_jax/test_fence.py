@@ -161,6 +161,7 @@ def known_in(text: str) -> set[str]:
 OF_XLA = {
     "hlo/executed.py": {"while"},
     "planning/cost.py": {"reduce"},
+    "planning/timeline/peak.py": {"while"},
     "planning/timeline/walk.py": {"while"},
 }
 

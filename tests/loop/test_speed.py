@@ -55,6 +55,17 @@ def test_matrix_products_of_a_step_are_counted(fn: Any, shapes: Any, flops: int)
     assert speed.flops_of(program.jaxpr) == flops
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_gradients_of_a_convolution_cost_as_much_as_itself_each(groups: int) -> None:
+    x, kernel = jnp.ones((4, 6, 6, 8)), jnp.ones((3, 3, 8 // groups, 16))
+
+    def fn(x: Any, kernel: Any) -> Any:
+        return jnp.sin(jax.lax.conv_general_dilated(x, kernel, **CONVOLVED, feature_group_count=groups)).sum()
+
+    once = speed.flops_of(jax.make_jaxpr(fn)(x, kernel).jaxpr)
+    assert speed.flops_of(jax.make_jaxpr(jax.grad(fn, (0, 1)))(x, kernel).jaxpr) == 3 * once > 0
+
+
 @pytest.mark.parametrize("name", ["two", "logical"])
 def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = strategy_of(2) if name == "two" else logical_strategy(2, 2)

@@ -21,6 +21,7 @@ from replicax._jax.compile_requests import (
     compile_request as compile_request,
 )
 from replicax._jax.contractions import (
+    product_flops as product_flops,
     summed_up as summed_up,
     sums_up as sums_up,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax import lax
 
 from replicax._jax.jaxprs.programs import bind
 from replicax._jax.jaxprs.types import Equation
+from replicax._jax.operation_params import dot_dimensions
 from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
 
 
@@ -42,6 +44,24 @@ def convolution_dimensions(params: Mapping[str, Any]) -> ConvolutionDimensions:
     lhs, rhs, out = params["dimension_numbers"]
     groups = params["batch_group_count"], params["feature_group_count"]
     return ConvolutionDimensions(lhs[0], lhs[1], rhs[1], rhs[0], out[0], *groups)
+
+
+def product_flops(equation: Equation) -> int:
+    """The multiplications and additions of a matrix product or convolution; 0 for any other operation."""
+    name, params = equation.primitive.name, equation.params
+    elements = math.prod(_shape(equation.outvars[0])) if equation.outvars else 0
+    if name in MATRIX_PRODUCTS:
+        contracted, _ = dot_dimensions(params).contracted
+        return 2 * elements * math.prod(_shape(equation.invars[0])[d] for d in contracted)
+    if name in CONVOLUTIONS:
+        kernel = list(_shape(equation.invars[1]))
+        del kernel[convolution_dimensions(params).filter_outputs]
+        return 2 * elements * math.prod(kernel)
+    return 0
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return getattr(value.aval, "shape", ())
 
 
 def sums_up(equation: Equation) -> bool:

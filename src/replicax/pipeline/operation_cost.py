@@ -6,9 +6,7 @@ import math
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.contractions import convolution_dimensions
-from replicax._jax.operation_params import dot_dimensions
-from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS, SCANS
+from replicax._jax.primitive_families import SCANS
 
 
 def cost_of(equation: Any) -> float:
@@ -20,10 +18,4 @@ def cost_of(equation: Any) -> float:
         return float(_jax.scan_of(params).length) * inner
     if inner:
         return inner
-    if name in MATRIX_PRODUCTS:
-        contracted, _ = dot_dimensions(params).contracted
-        return 2 * elements * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
-    if name in CONVOLUTIONS:
-        kernel = equation.invars[1].aval.shape
-        return 2 * elements * math.prod(kernel) / kernel[convolution_dimensions(params).filter_outputs]
-    return elements
+    return float(_jax.product_flops(equation)) or elements

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 from typing import Any
 
 from replicax import _jax
@@ -68,24 +67,14 @@ def flops_of(jaxpr: Any) -> int:
     """
     total = 0
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in contracted)
-        elif equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            numbers = equation.params["dimension_numbers"]
-            taps = math.prod(kernel[d] for d in numbers.rhs_spec[1:])  # the input's features, and the window
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * taps // equation.params["batch_group_count"]
-        else:
-            inside = [flops_of(inner) for inner in _jax.sub_jaxprs(equation)]
-            match _jax.control_flow_of(equation):
-                case _jax.Scan() as loop:
-                    total += loop.length * sum(inside)
-                case _jax.Branches():
-                    total += max(inside, default=0)
-                case _:
-                    total += sum(inside)
+        inside = [flops_of(inner) for inner in _jax.sub_jaxprs(equation)]
+        match _jax.control_flow_of(equation):
+            case _jax.Scan() as loop:
+                total += loop.length * sum(inside)
+            case _jax.Branches():
+                total += max(inside, default=0)
+            case _:
+                total += sum(inside) + _jax.product_flops(equation)
     return total
 
 
