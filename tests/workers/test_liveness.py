@@ -48,7 +48,7 @@ FULL = (
     r"worker {} of \d \(numbered from 0\) has failed: OSError: the disk is full \(raised at .*workers_liveness.py:\d+\)"
 )
 # Where the connection breaks, too, a worker may be told by its step before it is ended.
-TOLD = f"WorkerError: the step 'train' was broken off, as {FULL.format(0)}"
+TOLD = f"WorkerError: (the step 'train' was broken off, as )?{FULL.format(0)}"
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
 OTHERS = r"the workers do not run the same programs: number 9 is 'train' on worker 0, and 'evaluate' on worker 1"
 UNLIKE = (
