@@ -4,7 +4,4 @@ from __future__ import annotations
 
 import replicax
 
-PUBLIC = [
-    *(f"replicax.{name}" for name in replicax.__all__),
-    *(f"{module}.{name}" for module, names in replicax._MOVED.items() for name in names),
-]
+PUBLIC = [f"{module}.{name}" for name, module in replicax._PLACES.items()]

@@ -14,13 +14,9 @@ import replicax
 
 _NAME = re.compile(
     r"(?:replicax\.)?(?:(?:"
-    + "|".join(room.partition(".")[2] for room in replicax._MOVED)
+    + "|".join(sorted({room.partition(".")[2] for room in replicax._MOVED.values()}))
     + r")\.)?(\w+)(?:\.\w+)*(?:\(.*\))?"
 )
-_PLACES = {name: f"replicax.{name}" for name in replicax.__all__} | {
-    name: f"{room}.{name}" for room, names in replicax._MOVED.items() for name in names
-}
-"""Where each public name is."""
 _PAGE = re.compile(r"docs/([\w/]+)\.md")
 
 
@@ -47,10 +43,10 @@ class CrossLinks(SphinxTransform):
 
 def _public_name(text: str) -> str | None:
     match = _NAME.fullmatch(text)
-    if not match or match[1] not in _PLACES:
+    if not match or match[1] not in replicax._PLACES:
         return None
     is_word = match[1].islower() and not text.startswith("replicax.")  # such as "plan", "train", "assign"
-    return None if is_word else _PLACES[match[1]]
+    return None if is_word else f"{replicax._PLACES[match[1]]}.{match[1]}"
 
 
 def _is_in_link(node: nodes.Node) -> bool:

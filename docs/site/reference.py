@@ -48,9 +48,7 @@ def _members(module: ModuleType) -> str:
     """All public names of a module that has such a list, but for those that the reference has under another name."""
     if not hasattr(module, "__all__"):
         return ""
-    elsewhere = [
-        name for name in module.__all__ if name in replicax.__all__ or name in replicax._MOVED.get(module.__name__, ())
-    ]
+    elsewhere = [n for n in module.__all__ if replicax._PLACES.get(n) in (replicax.__name__, module.__name__)]
     return f"   :members:\n   :exclude-members: {', '.join(elsewhere)}\n"
 
 

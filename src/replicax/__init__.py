@@ -218,56 +218,62 @@ _LATER = {
     "value_and_grad": "replicax.training",
 }
 
-# Names that were here before, by the module that has them now.
+# Names that were here before, with the module that has them now.
 _MOVED = {
-    "replicax.cluster": (
-        "ClusterResolver",
-        "ClusterSpec",
-        "KubernetesClusterResolver",
-        "KubernetesExecutableLocation",
-        "SimpleClusterResolver",
-        "SlurmClusterResolver",
-        "TFConfigClusterResolver",
-        "UnionClusterResolver",
-    ),
-    "replicax.data": (
-        "AutoShardPolicy",
-        "InputPlan",
-        "PartialBatch",
-        "array_records",
-        "csv_rows",
-        "parquet_rows",
-        "text_lines",
-        "tfrecords",
-    ),
-    "replicax.errors": (
-        "AbsentDeviceError",
-        "CheckpointError",
-        "CompilationError",
-        "ContextError",
-        "DeadlockError",
-        "ExecutorWarning",
-        "IntegerRangeError",
-        "LocalityError",
-        "LocalityWarning",
-        "PlacementError",
-        "ReproducibilityWarning",
-        "RetraceWarning",
-        "ShareWarning",
-        "TraceError",
-        "VariableLostError",
-        "WorkerError",
-    ),
-    "replicax.parameter_server": ("RemoteValue", "WorkReport"),
-    "replicax.planning": ("Chip", "Plan"),
-    "replicax.variables": (
-        "FixedShardsPartitioner",
-        "GroupPartitioner",
-        "MaxSizePartitioner",
-        "MinSizePartitioner",
-        "ShardedVariable",
-    ),
+    name: module
+    for module, names in {
+        "replicax.cluster": (
+            "ClusterResolver",
+            "ClusterSpec",
+            "KubernetesClusterResolver",
+            "KubernetesExecutableLocation",
+            "SimpleClusterResolver",
+            "SlurmClusterResolver",
+            "TFConfigClusterResolver",
+            "UnionClusterResolver",
+        ),
+        "replicax.data": (
+            "AutoShardPolicy",
+            "InputPlan",
+            "PartialBatch",
+            "array_records",
+            "csv_rows",
+            "parquet_rows",
+            "text_lines",
+            "tfrecords",
+        ),
+        "replicax.errors": (
+            "AbsentDeviceError",
+            "CheckpointError",
+            "CompilationError",
+            "ContextError",
+            "DeadlockError",
+            "ExecutorWarning",
+            "IntegerRangeError",
+            "LocalityError",
+            "LocalityWarning",
+            "PlacementError",
+            "ReproducibilityWarning",
+            "RetraceWarning",
+            "ShareWarning",
+            "TraceError",
+            "VariableLostError",
+            "WorkerError",
+        ),
+        "replicax.parameter_server": ("RemoteValue", "WorkReport"),
+        "replicax.planning": ("Chip", "Plan"),
+        "replicax.variables": (
+            "FixedShardsPartitioner",
+            "GroupPartitioner",
+            "MaxSizePartitioner",
+            "MinSizePartitioner",
+            "ShardedVariable",
+        ),
+    }.items()
+    for name in names
 }
+_PLACES = dict.fromkeys(__all__, __name__) | _MOVED
+"""The module of each public name."""
 
 
 def _load_default_strategy() -> tuple[Callable[[], Any], type]:
@@ -325,10 +331,9 @@ registry.scoped_libraries["keras"] = _adapt_keras
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MOVED.items():
-        if name in names:
-            warnings.warn(f"replicax.{name} is now {module}.{name}", DeprecationWarning, stacklevel=2)
-            return getattr(importlib.import_module(module), name)
+    if name in _MOVED:
+        warnings.warn(f"replicax.{name} is now {_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(_MOVED[name]), name)
     if name not in _LATER:
         if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}") is not None:
             return importlib.import_module(f"{__name__}.{name}")

@@ -99,20 +99,13 @@ def paths(table: dict[str, str]) -> dict[str, str]:
 _MODERN, _TOWER, _AROUND_TOWERS, _RUNS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS), paths(RUNS)
 
 
-_PLACES = {
-    **dict.fromkeys(replicax.__all__, "replicax"),
-    **{name: room for room, names in replicax._MOVED.items() for name in names},
-}
-"""The module of each public name."""
-
-
 def _dotted(name: str) -> str:
-    return f"{_PLACES.get(name, 'replicax')}.{name}"
+    return f"{replicax._PLACES.get(name, 'replicax')}.{name}"
 
 
 def public(name: str) -> Any:
     """What a public name stands for; ``None`` if it is none."""
-    return pkgutil.resolve_name(_dotted(name)) if name in _PLACES else None
+    return pkgutil.resolve_name(_dotted(name)) if name in replicax._PLACES else None
 
 
 def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
@@ -201,7 +194,7 @@ def _today(kind: str, name: str) -> Counterpart:
         bare = re.fullmatch(rf"(?:{re.escape(_RECEIVERS.get(kind, ''))})([\w.]+)", today)
         return Counterpart(bare[1] if bare else today, bare is not None, differs)
     givers = [giver for giver, given in KINDS.items() if given == kind]
-    owner = next((public(each) for each in (kind, *givers) if each in _PLACES), None)
+    owner = next((public(each) for each in (kind, *givers) if each in replicax._PLACES), None)
     if f"{kind}.{name}" in TODAY_OF_TOWERS and not has(owner, name):
         return Counterpart(TODAY_OF_TOWERS[f"{kind}.{name}"])
     plain = name.removeprefix("experimental_")
@@ -223,5 +216,5 @@ def keywords(kind: str | None, name: str) -> dict[str, str]:
     """The old keyword arguments of what a name is today, with what they have become."""
     owner = replicax if kind is None else public(kind)
     names = (name.removeprefix("experimental_"), name)
-    plain = next((n for n in names if (n in _PLACES if kind is None else hasattr(owner, n))), None)
+    plain = next((n for n in names if (n in replicax._PLACES if kind is None else hasattr(owner, n))), None)
     return ARGUMENTS.get(f"{plain}.__init__" if kind is None else f"{kind}.{plain}", {})

@@ -233,10 +233,10 @@ class _Run:
             )
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
-            if any(not hasattr(v, "val") and v in depends for v in equation.invars):
+            if any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
                 depends.update(equation.outvars)
         outputs = program.jaxpr.outvars[: self.tree.num_leaves]
-        return [not hasattr(v, "val") and v in depends for v in outputs]
+        return [not isinstance(v, _jax.Literal) and v in depends for v in outputs]
 
     def body(self, carry: Any, piece: Any) -> Any:
         """One micro-batch: values of variables and sums of gradients, to new ones, and the numbers."""
