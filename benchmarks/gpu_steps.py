@@ -111,7 +111,7 @@ def by_replicax(given: Problem) -> Callable[[], jax.stages.Lowered]:
 
 
 def by_hand(given: Problem) -> Callable[[], jax.stages.Lowered]:
-    """What lowers the step that somebody who knows JAX writes."""
+    """The function that lowers the hand-written step."""
     mesh = Mesh(replicax.GPUClusterResolver(topology=TOPOLOGY).devices.ravel(), ("replica",))
     specs = PartitionSpec(), PartitionSpec("replica")
     everywhere, along = (NamedSharding(mesh, spec) for spec in specs)

@@ -87,7 +87,7 @@ def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
         returned = {} if returned is None else {"loss": returned}
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:
-        name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        name = number_name(path)
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
@@ -264,3 +264,8 @@ class FiniteWatch:
                 "saved of these. To find the operation, restore the last checkpoint, and run the step under "
                 "jax.debug_nans(True), or in replicax.debug()."
             )
+
+
+def number_name(path: Sequence[Any]) -> str:
+    """The name of a number that a step returns, by where it stands in the dict: the keys, separated by slashes."""
+    return "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)

@@ -17,6 +17,7 @@ from replicax.errors import TraceError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
 from replicax.indexed_slices import is_slices
+from replicax.loop.step_metrics import number_name
 from replicax.loop.step_objects import is_whole
 from replicax.pytrees import registered
 from replicax.training.step_hooks import update_hook, using
@@ -116,10 +117,9 @@ class AccumulatedStep(Wrapper):
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(run.tree.unflatten(range(len(numbers))))[0]]
         result = []
         for path, is_share, each in zip(paths, depends, numbers, strict=True):
-            name = "/".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
             if not is_share:
                 result.append(each[-1])
-            elif self._mean is True or (self._mean is not False and name in self._mean):
+            elif self._mean is True or (self._mean is not False and number_name(path) in self._mean):
                 weights = jnp.sum(batch.masks, axis=1).astype(each.dtype)
                 result.append(jnp.sum(each * weights) / jnp.maximum(jnp.sum(weights), jnp.ones((), each.dtype)))
             else:
