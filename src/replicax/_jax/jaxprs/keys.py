@@ -178,8 +178,8 @@ class Keys:
         return aval
 
     def of_array(self, array: Any) -> Any:
-        """The key of an array that a program has closed over."""
-        raise NotImplementedError
+        """The key of an array that a program has closed over: that of any other value, if nothing else is said."""
+        return self.of_other(array)
 
 
 def is_record(value: Any) -> bool:
