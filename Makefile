@@ -61,8 +61,9 @@ help:  ## list the targets
 demo: $(READY)  ## train on real digits with 8 emulated replicas; pictures go to out/
 	$(BIN)/replicax demo $(ARGS)
 
-test: lint primitives  ## run every check: lint, then the tests and the examples in docstrings
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) --ignore=$(PRIMITIVES) $(ARGS)
+test: lint primitives $(GPU_READY)  ## run every check: lint, then the tests and the examples in docstrings
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) --ignore=$(PRIMITIVES) --ignore=tests/gpu $(ARGS)
+	$(if $(ARGS),,JAX_PLATFORMS=cpu $(GPU)/python -m pytest $(SHARED) tests/gpu)
 
 soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
