@@ -205,10 +205,10 @@ def train_replicax(problem: Problem, devices: Sequence[jax.Device] | None = None
 
 
 def train_by_hand(problem: Problem, devices: Sequence[jax.Device] | None = None) -> Side:
-    """On ``devices``, or all local ones."""
+    """On ``devices``, or all local ones. The first call makes the optimizer's state, as that of Replicax does."""
     mesh, everywhere, along = _mesh(devices)
     params = jax.device_put(list(problem.initial), everywhere, may_alias=False)
-    state = jax.device_put((params, problem.tx.init(params)), everywhere)
+    state: Any = None
     losses, tx, global_batch = problem.losses, problem.tx, len(problem.batch[0])
     traces: list[None] = []
 
@@ -231,6 +231,8 @@ def train_by_hand(problem: Problem, devices: Sequence[jax.Device] | None = None)
 
     def call() -> None:
         nonlocal state
+        if state is None:
+            state = jax.device_put((params, tx.init(params)), everywhere)
         state, loss = jitted(state, distributed)
         _wait(loss)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
 from typing import Any, TypeVar
@@ -17,11 +18,11 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
     """
     if isinstance(value, kind):
         return value
-    names = [member.value for member in kind]
-    name = value.lower().replace("-", "_") if isinstance(value, str) else None
-    if name in names:
-        return kind(name)
-    raise ValueError(f"{what} must be one of {', '.join(map(repr, names))} or a {kind.__name__}, got {value!r}")
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return kind(value.lower().replace("-", "_"))
+    names = ", ".join(repr(member.value) for member in kind)
+    raise ValueError(f"{what} must be one of {names} or a {kind.__name__}, got {value!r}")
 
 
 def as_integer(value: Any) -> int | None:

@@ -32,6 +32,7 @@ DAMAGES = [
     "no-files",
     "is-a-file",
     "other-format",
+    "another-json",
     "nested",
     "pipe",
     "device",
@@ -57,6 +58,7 @@ REASONS = {
     "no-files": "has no manifest.json",
     "is-a-file": "it is a file, and no folder",
     "other-format": "it has format 99, and this version of Replicax reads up to 1",
+    "another-json": "manifest.json is no manifest: it should have an object, and has a list",
     "nested": "manifest.json can't be read: ValueError: it is nested too deeply",
     "pipe": "manifest.json can't be read: ValueError: it is no regular file",
     "device": "manifest.json can't be read: ValueError: it is no regular file",
@@ -113,6 +115,8 @@ def damage(folder: pathlib.Path, how: str) -> None:
     elif how == "is-a-file":
         shutil.rmtree(folder)
         folder.write_text("a checkpoint")
+    elif how == "another-json":
+        manifest.write_text("[1, 2]")
     elif how == "nested":
         manifest.write_text("[" * 100_000)
     elif how == "pipe":

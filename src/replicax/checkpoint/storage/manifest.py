@@ -55,6 +55,8 @@ def read_manifest(folder: str) -> Manifest:
     """
     try:
         data = read_json(os.path.join(folder, NAME))
+        if not isinstance(data, dict):
+            raise DamagedError(f"{NAME} is no manifest: it should have an object, and has a {type(data).__name__}")
         claimed = data.pop("sha256")
         if claimed != _own_hash(data):
             raise DamagedError(f"{NAME} is damaged: it does not fit its own hash")

@@ -103,7 +103,7 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
     if name in _OF_NUMBERS and None not in numbers:
         with contextlib.suppress(ArithmeticError):
             number = _OF_NUMBERS[name](*numbers)
-    if name in families.PRODUCTS | families.QUOTIENTS:
+    if name in _PRODUCTS_AND_QUOTIENTS:
         scales = [scale_of(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.facts)]
         factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.facts, scales, strict=True)))
         pairs = zip(o.facts, scales[::-1], strict=True)
@@ -271,7 +271,7 @@ def _first(o: ScaledOperation) -> ScaleFact:
 def _other_function(o: ScaledOperation) -> ScaleFact:
     """The result of an operation without a rule of its own."""
     own = _merged(o, o.own)
-    linear = o.shapes.name in families.PRODUCTS | families.QUOTIENTS
+    linear = o.shapes.name in _PRODUCTS_AND_QUOTIENTS
     unclear = ScaleFact(T, has_unknown=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
     if own.has_examples or not own.terms:
         return unclear
@@ -330,4 +330,5 @@ _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
 }
 """The rules, by the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""
 
+_PRODUCTS_AND_QUOTIENTS = families.PRODUCTS | families.QUOTIENTS
 _LINEAR = _RULES.keys() - {"selected"}

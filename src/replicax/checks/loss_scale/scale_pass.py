@@ -266,10 +266,10 @@ class LossScalePass(Dataflow[ScaleFact]):
         # If replicas can't differ in size, the mean and the sum of one example are the same.
         if (divisor != 1.0 or self.is_ragged) and _jax.comes_from(equation, *_OVER_ELEMENTS):
             return Origin.MEAN
+        if not is_close(divisor, self.program.replicas):
+            return Origin.UNKNOWN
         by_function = any(_jax.comes_from(equation, [name], file) for name, file in _OVER_REPLICAS)
-        if is_close(divisor, self.program.replicas) and (by_function or (self.asked and self._is_no_size)):
-            return Origin.REPLICAS
-        return Origin.UNKNOWN
+        return Origin.REPLICAS if by_function or (self.asked and self._is_no_size) else Origin.UNKNOWN
 
     @functools.cached_property
     def _is_no_size(self) -> bool:
