@@ -227,6 +227,13 @@ RUNNING = [
         TypeError,
         r"iter\(",
     ),
+    (
+        "a step of run among several",
+        lambda w: many(w, lambda x: x),
+        TypeError,
+        r"strategy.run_steps calls the step as (\S+)\(ctx, \*inputs\), with a MultiStepContext and the element, but it "
+        r"is \1\(x\): too many positional arguments. Write def \1\(ctx, batch\)",
+    ),
     ("a list for an iterator", lambda w: w.s.run_steps(right_step, [1, 2], 1), TypeError, r"iter\(strategy.distribute"),
     (
         "an output without a way to combine",

@@ -7,6 +7,8 @@ runs once for all lengths of groups, and an element whose replicas differ in siz
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.pytrees import registered
-from replicax.user_functions import checked_result
+from replicax.user_functions import checked_result, function_name
 
 
 class StepSource(Protocol):
@@ -63,11 +65,28 @@ class Step(Wrapper):
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
-        result = self.fn(ctx, *(element if isinstance(element, tuple) else (element,)))
+        inputs = element if isinstance(element, tuple) else (element,)
+        _check_takes(self.fn, ctx, inputs)
+        result = self.fn(ctx, *inputs)
         checked_result(result, self.fn, "strategy.run_steps")
         if self._expected is not None and (found := _kinds(ctx.last_step_outputs)) != self._expected:
             raise ValueError(_difference(self.__name__, self._expected, "initial_loop_values", found, "the step"))
         return ctx._closed()
+
+
+def _check_takes(fn: Callable[..., Any], ctx: MultiStepContext, inputs: Sequence[Any]) -> None:
+    """Raise a TypeError unless ``fn`` takes a context and these parts of an element."""
+    with contextlib.suppress(ValueError):  # it does not tell its parameters
+        signature = inspect.signature(fn)
+        try:
+            signature.bind(ctx, *inputs)
+        except TypeError as why:
+            name = function_name(fn)
+            given = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
+            raise TypeError(
+                f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {given}, but "
+                f"it is {name}{signature}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
+            ) from None
 
 
 def run_steps(
