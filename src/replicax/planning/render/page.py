@@ -24,10 +24,21 @@ table { border-collapse: collapse; font-size: .9rem; }
 th { color: #565d68; font-weight: 600; text-align: left; vertical-align: bottom; }
 th, td { padding: .22rem 1.1rem .22rem 0; border-bottom: 1px solid #e9ecf1; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.long { overflow-wrap: anywhere; }
 .note, footer { color: #565d68; font-size: .85rem; max-width: 50rem; }
 pre { white-space: pre-wrap; background: #f5f6f8; padding: .7rem 1rem; border-radius: .4rem; }
 svg { max-width: 100%; height: auto; display: block; }
+@media (max-width: 46rem) {
+  th, td { padding-right: .6rem; }
+  .wide thead { display: none; }
+  .wide tr { display: block; padding: .35rem 0; border-bottom: 1px solid #e9ecf1; }
+  .wide td { display: block; padding: 0; border: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  .wide td:empty { display: none; }
+  .wide td[data-column]::before { content: attr(data-column) ": "; color: #565d68; }
+}
 """
+_LONG = ("name", "type")  # columns whose texts may be broken anywhere
+_WIDE = 4  # a table of more columns has a block for each row on a phone
 
 
 def page(plan: Plan) -> str:
@@ -79,15 +90,22 @@ def fragment(plan: Plan) -> str:
 
 
 def _table(section: Section) -> str:
-    def row(tag: str, cells: tuple[str, ...]) -> str:
-        classes = [' class="number"' if c.startswith(">") else "" for c in section.columns]
-        joined = "".join(f"<{tag}{c}>{escape(text)}</{tag}>" for c, text in zip(classes, cells, strict=True))
+    names = [column.lstrip(">") for column in section.columns]
+
+    def row(cells: tuple[str, ...], *, heading: bool = False) -> str:
+        tag, joined = "th" if heading else "td", ""
+        for column, name, text in zip(section.columns, names, cells, strict=True):
+            kind = "number" if column.startswith(">") else "long" if name in _LONG else ""
+            classes = f' class="{kind}"' if kind else ""
+            label = f' data-column="{escape(name)}"' if name and not heading else ""
+            joined += f"<{tag}{classes}{label}>{escape(text)}</{tag}>"
         return f"<tr>{joined}</tr>"
 
-    head = row("th", tuple(column.lstrip(">") for column in section.columns))
-    body = "".join(row("td", cells) for cells in section.rows)
+    head = row(tuple(names), heading=True)
+    body = "".join(row(cells) for cells in section.rows)
     note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
-    return f'<div class="table"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{note}'
+    kind = "table wide" if len(names) > _WIDE else "table"
+    return f'<div class="{kind}"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{note}'
 
 
 def escape(text: str) -> str:
