@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import html.parser
 import io
 
@@ -89,6 +90,18 @@ def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
     assert plan.verdict in found.text
     assert "prediction" in found.text
     assert "card<1>" in found.text
+
+
+def test_on_a_phone_a_row_of_a_wide_table_has_the_names_of_its_columns(plan) -> None:
+    text = page(plan)
+    for section in sections(plan):
+        start = text.index(f"<h2>{section.title}</h2>")
+        wide = '<div class="table wide">' in text[start : text.index("</section>", start)]
+        assert wide == (len(section.columns) > 4)
+        for column, cell in zip(section.columns, section.rows[0], strict=True):
+            if name := column.lstrip(">"):
+                assert f' data-column="{name}">{html.escape(cell)}</td>' in text
+    assert "@media (max-width" in text
 
 
 def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:

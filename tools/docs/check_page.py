@@ -31,7 +31,7 @@ def main() -> None:
             *QUIET.split(),
             f"--user-data-dir={profile}",
             "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing from outside can come
-            "--window-size=1100,3300",
+            "--window-size=1280,5200",
             f"--screenshot={picture}",
             page.as_uri(),
         ]

@@ -14,7 +14,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PROGRAM = "gallery/nnx/gpt.py"
-TITLE, TIME, RIGHT = (25, 402), (1950, 2165), 1000  # in pixels of the page of the plan
+TITLE, TIME, LEFT, RIGHT = (25, 402), (1920, 2145), 76, 1046  # in pixels of the page of the plan
 
 sys.path.insert(0, str(DOCS / "site"))
 
@@ -24,7 +24,7 @@ from gallery import drawn, known_curves  # noqa: E402  (docs/site is no package)
 def plan() -> Image.Image:
     """The title, the memory of one device and the predicted time of a step, one below the other."""
     page = Image.open(DOCS / "plan-page.png").convert("RGB")
-    parts = [page.crop((30, top, RIGHT, bottom)) for top, bottom in (TITLE, TIME)]
+    parts = [page.crop((LEFT, top, RIGHT, bottom)) for top, bottom in (TITLE, TIME)]
     picture = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)), "white")
     top = 0
     for part in parts:

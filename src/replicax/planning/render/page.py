@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #22262b; background: #fff; margin: 2rem auto; max-width: 62rem;
+body { font: 15px/1.5 system-ui, sans-serif; color: #22262b; background: #fff; margin: 2rem auto; max-width: 70rem;
   padding: 0 1.25rem; }
 h1 { font-size: 1.5rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
@@ -22,22 +22,23 @@ h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
 th { color: #565d68; font-weight: 600; text-align: left; vertical-align: bottom; }
-th, td { padding: .22rem 1.1rem .22rem 0; border-bottom: 1px solid #e9ecf1; }
+th, td { padding: .22rem 1rem .22rem 0; border-bottom: 1px solid #e9ecf1; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.long { overflow-wrap: anywhere; }
+.long { word-break: break-all; min-width: 8rem; }
 .note, footer { color: #565d68; font-size: .85rem; max-width: 50rem; }
 pre { white-space: pre-wrap; background: #f5f6f8; padding: .7rem 1rem; border-radius: .4rem; }
 svg { max-width: 100%; height: auto; display: block; }
-@media (max-width: 46rem) {
+@media (max-width: 50rem) {
   th, td { padding-right: .6rem; }
+  td + td { overflow-wrap: anywhere; }
   .wide thead { display: none; }
   .wide tr { display: block; padding: .35rem 0; border-bottom: 1px solid #e9ecf1; }
-  .wide td { display: block; padding: 0; border: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  .wide td { display: block; padding: 0; border: 0; text-align: left; white-space: normal; }
   .wide td:empty { display: none; }
   .wide td[data-column]::before { content: attr(data-column) ": "; color: #565d68; }
 }
 """
-_LONG = ("name", "type")  # columns whose texts may be broken anywhere
+_LONG = ("name", "type", "where")  # columns whose texts may be broken anywhere
 _WIDE = 4  # a table of more columns has a block for each row on a phone
 
 
