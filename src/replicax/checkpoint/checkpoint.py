@@ -77,7 +77,7 @@ class Checkpoint:
         self._groups: dict[str, Groups] = {}
         self._saved_leaves: Leaves | None = None
         self._plan: tuple[Leaves, Groups, SavePlan] | None = None
-        self._lockstep = _lockstep_of(Leaves(objects))
+        self._lockstep = lockstep_of(Leaves(objects))
 
     def __getattr__(self, name: str) -> Any:
         objects = self.__dict__.get("_objects", {})
@@ -250,7 +250,7 @@ class Checkpoint:
         return self._groups[folder]
 
 
-def _lockstep_of(leaves: Leaves) -> Lockstep:
+def lockstep_of(leaves: Leaves) -> Lockstep:
     """The lockstep of the workers of the objects."""
     for _, variable in leaves.variables():
         return variable.replicas.lockstep

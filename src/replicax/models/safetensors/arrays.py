@@ -1,0 +1,85 @@
+"""The variables and arrays of a pytree, by path."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import context
+from replicax.checkpoint.array_leaves import kind_of_array
+from replicax.checkpoint.device_blocks import assembled
+from replicax.checkpoint.leaves import Leaves
+from replicax.checkpoint.storage.blocks import Block, whole_block
+from replicax.devices.host_values import is_key
+from replicax.errors import ContextError
+from replicax.models.safetensors.names import Names, TensorSource, source_of
+from replicax.pytrees import is_leaf, registered
+from replicax.variables import Variable
+
+
+class _Described:
+    """A ``jax.ShapeDtypeStruct`` that an array is made for; like an array in a checkpoint."""
+
+    def __init__(self, described: jax.ShapeDtypeStruct) -> None:
+        self._sharding, self.kind = described.sharding, kind_of_array(described)
+
+    def restored(self, read: Callable[[Block], np.ndarray[Any, Any]]) -> jax.Array:
+        if self._sharding is None:
+            return jnp.array(read(whole_block(self.kind.shape)))
+        return assembled(self._sharding, self.kind.shape, self.kind.numpy_dtype, read)
+
+
+def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
+    """The variables and arrays in a pytree, by path, and a function from new ones to the pytree with them."""
+    structure: Any
+    flat, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
+    values = [value for _, value in flat]
+    paths = ["/".join(_words(path)) for path, _ in flat]
+    arrays = (Variable, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    mine = {p: v for p, v in zip(paths, values, strict=True) if isinstance(v, arrays) and not is_key(v.dtype)}
+    for value in mine.values():
+        if isinstance(value, Variable):
+            context.check_present(value.replicas, "replicax.models.safetensors")
+    leaves = Leaves({path: value for path, value in mine.items() if not isinstance(value, jax.ShapeDtypeStruct)})
+    described = {path: _Described(v) for path, v in mine.items() if isinstance(v, jax.ShapeDtypeStruct)}
+    found = {**leaves.arrays(), **described}
+
+    def rebuilt(new: Mapping[str, Any]) -> Any:
+        return structure.unflatten([new.get(path, value) for path, value in zip(paths, values, strict=True)])
+
+    return leaves, {path: found[path] for path in mine}, rebuilt
+
+
+def _words(path: Sequence[Any]) -> list[str]:
+    """The parts of a path. A variable of NNX is a container of its value, whose name is left out."""
+    keys = [next(getattr(k, a) for a in ("key", "name", "idx") if hasattr(k, a)) for k in path]
+    if len(keys) > 1 and keys[-1] == "value" and isinstance(path[-1], jax.tree_util.GetAttrKey):
+        del keys[-1]
+    return [str(key) for key in keys]
+
+
+def sources_of(found: Mapping[str, Any], names: Names) -> dict[str, TensorSource]:
+    """Of each array that ``names`` does not leave out."""
+    sources = {path: source_of(path, leaf.kind.shape, names) for path, leaf in found.items()}
+    return {path: source for path, source in sources.items() if source is not None}
+
+
+def check_call(method: str) -> None:
+    """Raise unless ``method`` can be called here and now.
+
+    Raises:
+      ContextError: it is called inside a step.
+      ImportError: the package safetensors is not installed.
+    """
+    if context.in_step():
+        raise ContextError(f"safetensors.{method} was called inside a step: call it outside")
+    if importlib.util.find_spec("safetensors") is None:
+        raise ImportError(
+            f"replicax.models.safetensors.{method} needs the package safetensors, which is not installed: "
+            "pip install 'replicax[safetensors]'"
+        )

@@ -1,0 +1,111 @@
+"""The files of a checkpoint: which tensors they have, and blocks of these."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, shape_of
+from replicax.errors import CheckpointError
+from replicax.models.safetensors.names import INDEX, SINGLE, TensorSource
+
+MAPPED = 16 << 20
+"""Tensors are read in pieces of at most so many bytes: pages of the file count as memory while they are mapped."""
+_DTYPES = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    **{
+        f"{letter}{bits}": f"{word}{bits}" for letter, word in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file; ``dtype`` is NumPy's name, or that of the format if NumPy has none."""
+
+    file: pathlib.Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, by name, from the headers of its files.
+
+    Raises:
+      FileNotFoundError: no files, or not all.
+      CheckpointError: a file, or the index, is damaged.
+    """
+    index = path / INDEX if path.is_dir() else path
+    if path.is_dir() and (path / SINGLE).exists():
+        return _tensors_in(path / SINGLE)
+    if not index.exists():
+        there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) if path.is_dir() else ""
+        raise FileNotFoundError(
+            f"there is no {path}" if not there else f"{path} has neither {SINGLE} nor {INDEX}; it has {there}"
+        )
+    if index.suffix != ".json":
+        return _tensors_in(index)
+    try:
+        places = dict(json.loads(index.read_bytes())["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the index {index} is damaged: {error!r}") from error
+    files = {name: index.parent / pathlib.Path(name).name for name in sorted(set(places.values()))}
+    for name, file in files.items():
+        if not file.exists():
+            first = next(tensor for tensor, place in places.items() if place == name)
+            raise FileNotFoundError(f"the index {index} names the file {name}, with {first}, which is not there")
+    tensors = {name: tensor for file in files.values() for name, tensor in _tensors_in(file).items()}
+    for name, place in places.items():
+        if name not in tensors or tensors[name].file != files[place]:
+            raise CheckpointError(f"the index {index} says that {name} is in {place}, where it is not")
+    return tensors
+
+
+def _tensors_in(file: pathlib.Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="np") as opened:
+            views = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+            return {
+                name: Tensor(file, name, tuple(view.get_shape()), _DTYPES.get(view.get_dtype(), view.get_dtype()))
+                for name, view in views.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{file} is no safetensors file, or damaged: {error} ({file.stat().st_size:,} bytes). Was the download "
+            "broken off?"
+        ) from error
+
+
+def read_block(tensors: Mapping[str, Tensor], source: TensorSource, block: Block) -> np.ndarray[Any, Any]:
+    """A block of the array that some tensors make up."""
+    if not source.is_stacked:
+        return _read_one(tensors[source.names[0]], source, block)
+    first, last = block[0]
+    mine = [tensors[name] for name in source.names[first:last]]
+    stacked = np.empty(shape_of(block), jnp.dtype(mine[0].dtype if mine else "float32"))
+    for number, tensor in enumerate(mine):
+        stacked[number] = _read_one(tensor, source, block[1:])
+    return stacked
+
+
+def _read_one(tensor: Tensor, source: TensorSource, block: Block) -> np.ndarray[Any, Any]:
+    """A block of a tensor, with its dims as they are here."""
+    wanted, dtype = source.in_file(block), jnp.dtype(tensor.dtype)
+    value = np.empty(shape_of(wanted), dtype)
+    for piece in pieces_of(wanted, dtype.itemsize, MAPPED):
+        with safe_open(tensor.file, framework="np") as opened:
+            if not piece:
+                value[()] = opened.get_tensor(tensor.name)
+            else:
+                view = opened.get_slice(tensor.name)
+                value[inside(piece, wanted)] = view[tuple(slice(start, stop) for start, stop in piece)]
+    return value.transpose(source.axes)

@@ -1,0 +1,156 @@
+"""Loading: tensors go straight onto the devices.
+
+Each worker reads only the blocks of a tensor that its own devices hold, one array after the other. So its host never
+has more than about one tensor beside what it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import numpy as np
+
+from replicax.checkpoint.checkpoint import lockstep_of
+from replicax.checkpoint.storage.blocks import Block
+from replicax.errors import CheckpointError
+from replicax.execution.tracing.stateful_arguments import updated
+from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
+from replicax.models.safetensors.names import Names, TensorSource, matches
+from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    from replicax.models.safetensors.files import Tensor
+
+Tree = TypeVar("Tree")
+_MOST_LINES = 10
+
+
+def load(
+    path: str | os.PathLike[str], into: Tree, names: Names = None, *, ignore: Sequence[str] = (), cast: bool = False
+) -> Tree:
+    """Read weights into variables and arrays, as they lie on the devices.
+
+    Everything is compared before anything changes: names, shapes, dtypes, and whether the files are whole.
+
+    Args:
+      path: a folder with ``model.safetensors``, or with several files and ``model.safetensors.index.json``; or a file.
+      into: a pytree of variables and arrays, such as a state of Flax NNX. Variables, and objects of NNX, get their
+        values in place. For an array, or a ``jax.ShapeDtypeStruct``, the result has a new one with its sharding.
+      names: the tensor of each path in ``into``: a dict, or a function of the path, which returns ``None`` for what is
+        to stay as it is. A path is like ``layers/0/query/kernel``. In a dict ``{}`` stands for a part of a path, in
+        the paths and in the names: ``{"layers/{}/up/kernel": Transposed("model.layers.{}.mlp.up_proj.weight")}``.
+        If a name has one ``{}`` more than its path, the tensors of all numbers are stacked along dim 0. Without
+        ``names`` a tensor is called like its path, with dots.
+      ignore: names in the files, possibly with ``{}``, that are to be left out.
+      cast: whether to convert numbers of another float dtype.
+
+    Returns:
+      ``into``, with new arrays in it.
+
+    Raises:
+      FileNotFoundError: no such file, or the index names one that is not there.
+      CheckpointError: a file is truncated or damaged.
+      ValueError: what is in the files does not fit; lists missing and unexpected names, and other shapes and dtypes.
+      ContextError: called inside a step.
+      ImportError: the package safetensors is not installed.
+
+    >>> import tempfile, numpy as np, replicax
+    >>> from replicax.models import safetensors
+    >>> folder = tempfile.mkdtemp()
+    >>> safetensors.save(folder, {"model.fc.weight": np.arange(6.0, dtype=np.float32).reshape(2, 3)}, lambda path: path)
+    >>> with replicax.ShardedStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     params = replicax.as_variables({"fc": {"kernel": np.zeros((3, 2), np.float32)}})
+    >>> _ = safetensors.load(folder, params, {"fc/kernel": safetensors.Transposed("model.fc.weight")})
+    >>> params["fc"]["kernel"].numpy().tolist()
+    [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    """
+    check_call("load")
+    from safetensors import SafetensorError
+
+    from replicax.models.safetensors import files
+
+    leaves, found, rebuilt = leaves_of(into)
+    lockstep = lockstep_of(leaves)
+    try:
+        tensors = files.tensors_at(pathlib.Path(path))
+        sources = sources_of(found, names)
+        _check_fits(path, found, sources, tensors, ignore, cast)
+    except Exception as error:
+        lockstep.fail(error, "the check of weights")
+        raise
+    lockstep.exchange("loads weights", None, os.fspath(path))
+    values: dict[str, Any] = {}
+    for at, source in sources.items():
+        dtype = found[at].kind.numpy_dtype
+
+        def read(block: Block, source: TensorSource = source, dtype: Any = dtype) -> np.ndarray[Any, Any]:
+            return files.read_block(tensors, source, block).astype(dtype, copy=False)
+
+        try:
+            value = values[at] = found[at].restored(read)
+        except (OSError, SafetensorError) as error:
+            failure = CheckpointError(f"reading {path} was broken off at {at}: {error}; what comes before it is loaded")
+            lockstep.fail(failure, "loading weights")
+            raise failure from error
+        jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # and the host's copy is free
+    lockstep.exchange("has loaded weights", None, os.fspath(path))
+    return updated(into, rebuilt(values))
+
+
+def _check_fits(
+    path: Any,
+    found: Mapping[str, Any],
+    sources: Mapping[str, TensorSource],
+    tensors: Mapping[str, Tensor],
+    ignore: Sequence[str],
+    cast: bool,
+) -> None:
+    """Raise unless each array has its tensors, of its shape and dtype, and each tensor its array.
+
+    Raises:
+      ValueError: lists all differences.
+    """
+    missing, different, used = [], [], set[str]()
+    for at, source in sources.items():
+        kind = found[at].kind
+        shape = kind.shape[1:] if source.is_stacked else kind.shape
+        for name in source.names:
+            used.add(name)
+            if name not in tensors:
+                missing.append(f"{name}, for {at}")
+            elif problem := _difference(tensors[name], source, shape, kind.dtype, cast):
+                different.append(f"{at}, {kind}: {name} in {tensors[name].file.name} is {problem}")
+    left = [name for name in tensors if name not in used and not any(matches(text, name) for text in ignore)]
+    extra = [f"{name} in {tensors[name].file.name}" for name in left if name not in ignore]
+    if missing or extra or different:
+        lines = [
+            *_listed("in the files there is no", missing),
+            *_listed("the files also have", extra),
+            *_listed("they differ in", different),
+        ]
+        hint = (
+            "\nTo leave tensors out: ignore=[…], to leave arrays as they are: None in names."
+            if extra or missing
+            else ""
+        )
+        raise ValueError(f"the weights in {path} do not fit; nothing was loaded:\n" + "\n".join(lines) + hint)
+
+
+def _difference(tensor: Tensor, source: TensorSource, shape: tuple[int, ...], dtype: str, cast: bool) -> str | None:
+    in_file = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+    if len(tensor.shape) != len(shape) or source.here(tensor.shape) != shape:
+        turned = tensor.shape[::-1] == shape or tensor.shape == shape
+        return in_file + (" (Transposed(name) or a plain name: the other one fits)" if turned else "")
+    both_float = all(name in ("bfloat16", "float16", "float32", "float64") for name in (dtype, tensor.dtype))
+    if tensor.dtype == dtype or (cast and both_float):
+        return None
+    return in_file + (" (cast=True converts it)" if both_float else "")
+
+
+def _listed(what: str, items: Sequence[str]) -> list[str]:
+    lines = [f"  {what} {item}" for item in items[:_MOST_LINES]]
+    return lines if len(items) <= _MOST_LINES else [*lines, f"  … and {len(items) - _MOST_LINES} more"]

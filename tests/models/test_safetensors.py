@@ -1,0 +1,349 @@
+"""Weights in Hugging Face's layout, on every placement; wrong files; memory; several workers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file, save_file
+
+import replicax
+from replicax.errors import CheckpointError, ContextError
+from replicax.models import safetensors
+from replicax.models.safetensors import Transposed
+from tests import processes
+from tests.conftest import strategy_of
+from tests.models import workers_safetensors
+from tests.models.workers_safetensors import NAMES, SHAPES, variables, weights, written
+
+
+def halves(shape: tuple[int, ...], dtype: Any) -> list[int]:
+    return [2 if dim == 0 else 1 for dim in range(len(shape))]
+
+
+PLACEMENTS: dict[str, Callable[[], replicax.Strategy]] = {
+    "one device": lambda: replicax.OneDeviceStrategy("cpu:0"),
+    "mirrored": lambda: strategy_of(4),
+    "sharded": replicax.ShardedStrategy,
+    "tensor parallel": lambda: replicax.MirroredStrategy(num_logical_devices=2),
+    "sharded, tensor parallel": lambda: replicax.ShardedStrategy(
+        variable_partitioner=replicax.variables.GroupPartitioner(2, halves),
+        num_logical_devices=2,
+    ),
+    "in pieces that are filled up": lambda: replicax.MirroredStrategy(
+        ["cpu:0", "cpu:1", "cpu:2"], variable_partitioner=replicax.variables.FixedShardsPartitioner(3)
+    ),
+}
+
+
+def parts_of(strategy: replicax.Strategy) -> int:
+    return strategy.extended.num_logical_devices
+
+
+def same(found: Any, wanted: Any) -> None:
+    for path, value in wanted.items():
+        np.testing.assert_array_equal(np.asarray(found[path]), value, err_msg=path)
+
+
+def here(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of ``SHAPES``, from the tensors."""
+    return {
+        "embed": tensors["model.embed.weight"],
+        "layers/0/up/kernel": tensors["model.layers.0.up.weight"].T,
+        "layers/1/up/kernel": tensors["model.layers.1.up.weight"].T,
+        "stacked": np.stack([tensors[f"model.layers.{i}.down.weight"].T for i in range(2)]),
+        "conv": tensors["model.conv.weight"].transpose(2, 3, 1, 0),
+        "scale": tensors["model.scale"],
+    }
+
+
+@pytest.mark.parametrize("size", [1 << 30, 3000], ids=["one-file", "several-files"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_reads_and_writes_the_same(placement: str, size: int, tmp_path: pathlib.Path) -> None:
+    tensors = weights()
+    written(tensors, tmp_path / "in", size)
+    strategy = PLACEMENTS[placement]()
+    params = variables(strategy, parts_of(strategy))
+    layouts = {path: v.stored().sharding for path, v in params.items()}
+    assert safetensors.load(tmp_path / "in", params, NAMES)["embed"] is params["embed"]
+    same({path: v.numpy() for path, v in params.items()}, here(tensors))
+    assert {path: v.stored().sharding for path, v in params.items()} == layouts
+
+    safetensors.save(tmp_path / "out", params, NAMES, max_file_bytes=size)
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert (files == ["model.safetensors"]) == (size > 3000)
+    found = {k: v for file in files if file.endswith("tensors") for k, v in load_file(tmp_path / "out" / file).items()}
+    assert found.keys() == tensors.keys()
+    same(found, tensors)
+    other = variables(replicax.OneDeviceStrategy("cpu:1"), 1)
+    safetensors.load(tmp_path / "out", other, NAMES)
+    same({path: v.numpy() for path, v in other.items()}, here(tensors))
+
+
+def test_arrays_keep_their_sharding_and_are_new(tmp_path: pathlib.Path) -> None:
+    tensors = weights()
+    written(tensors, tmp_path)
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    where = NamedSharding(mesh, PartitionSpec("a", "b"))
+    tree = {path: np.zeros(shape, np.float32) for path, shape in SHAPES.items()}
+    tree |= {"embed": jax.device_put(tree["embed"], where)}
+    tree |= {"layers/0/up/kernel": jax.ShapeDtypeStruct(SHAPES["layers/0/up/kernel"], np.float32, sharding=where)}
+    tree |= {"scale": jax.ShapeDtypeStruct((), np.float32), "name": "a model", "key": jax.random.key(0)}
+    loaded = safetensors.load(tmp_path, tree, NAMES)
+    same(loaded, here(tensors))
+    assert loaded["embed"].sharding == loaded["layers/0/up/kernel"].sharding == where
+    assert isinstance(loaded["conv"], np.ndarray)
+    assert loaded["name"] == "a model"
+    assert not np.asarray(tree["embed"]).any()
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+
+def test_models_of_nnx_in_place_before_and_after_a_step(tmp_path: pathlib.Path) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"net.{i}.{name}": rng.normal(size=shape).astype(np.float32)
+        for i, sizes in enumerate([(8, 4), (4, 8)])
+        for name, shape in (("weight", sizes), ("bias", sizes[:1]))
+    }
+    save_file(tensors, tmp_path / "net.safetensors")
+    names = {
+        "layers/{}/kernel": Transposed("net.{}.weight"),
+        "layers/{}/bias": "net.{}.bias",
+        "dropout/rngs/count": None,
+    }
+    net = Net(nnx.Rngs(0))
+    assert safetensors.load(tmp_path / "net.safetensors", net, names) is net
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    x = np.ones((4, 4), np.float32)
+
+    def forward(net: Net, x: jax.Array) -> jax.Array:
+        return net.layers[1](net.layers[0](x))
+
+    def output() -> Any:
+        return strategy.gather(
+            strategy.run(forward, args=(net, strategy.distribute_dataset([x]).__iter__().__next__())), 0
+        )
+
+    wanted = (x @ tensors["net.0.weight"].T + tensors["net.0.bias"]) @ tensors["net.1.weight"].T + tensors["net.1.bias"]
+    np.testing.assert_allclose(output(), wanted, rtol=1e-5)
+    nnx.update(net, jax.tree.map(jnp.zeros_like, nnx.state(net, nnx.Param)))
+    assert not np.asarray(output()).any()
+    safetensors.load(tmp_path / "net.safetensors", net, names)
+    np.testing.assert_allclose(output(), wanted, rtol=1e-5)
+
+    safetensors.save(tmp_path / "state", nnx.state(net, nnx.Param), names)
+    same(load_file(tmp_path / "state" / "model.safetensors"), tensors)
+
+
+def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:
+    tensors = weights()
+    params = variables(strategy_of(2), 1)
+    safetensors.save(tmp_path, here(tensors), NAMES, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"embed, float32\[12,8\]: model.embed.weight .* bfloat16\[12,8\] \(cast=True"):
+        safetensors.load(tmp_path, params, NAMES)
+    safetensors.load(tmp_path, params, NAMES, cast=True)
+    half = {path: value.astype(jnp.bfloat16).astype(np.float32) for path, value in here(tensors).items()}
+    same({path: v.numpy() for path, v in params.items()}, half)
+
+
+# --- what is wrong --------------------------------------------------------------------------------------
+
+
+def cut(folder: pathlib.Path, file: str, size: int) -> None:
+    (folder / file).write_bytes((folder / file).read_bytes()[:size])
+
+
+def index_changed(folder: pathlib.Path, change: Callable[[dict[str, str]], Any]) -> None:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    change(index["weight_map"])
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def rewritten(folder: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    tensors = weights()
+    change(tensors)
+    written(tensors, folder)
+
+
+FIRST = "model-00001.safetensors"
+WRONG: dict[str, tuple[Callable[[pathlib.Path], Any], type[Exception], str]] = {
+    "truncated": (
+        lambda f: cut(f, FIRST, 1000),
+        CheckpointError,
+        rf"{FIRST} is no safetensors file, or damaged: .*\(1,000 bytes\)",
+    ),
+    "truncated in the header": (lambda f: cut(f, FIRST, 20), CheckpointError, rf"{FIRST} is no safetensors file"),
+    "empty": (lambda f: cut(f, FIRST, 0), CheckpointError, rf"{FIRST} is no safetensors file"),
+    "no shard": (
+        lambda f: (f / FIRST).unlink(),
+        FileNotFoundError,
+        rf"index.json names the file {FIRST}, with model.conv.weight, which is not there",
+    ),
+    "a tensor that is not in its shard": (
+        lambda f: index_changed(f, lambda places: places.update({"model.scale": FIRST})),
+        CheckpointError,
+        f"says that model.scale is in {FIRST}, where it is not",
+    ),
+    "an index that is cut": (
+        lambda f: cut(f, "model.safetensors.index.json", 30),
+        CheckpointError,
+        "the index .* damaged",
+    ),
+    "an index of something else": (
+        lambda f: (f / "model.safetensors.index.json").write_text("[1]"),
+        CheckpointError,
+        "the index .* damaged",
+    ),
+    "no weights": (
+        lambda f: [file.unlink() for file in f.glob("model*")] and (f / "config.json").write_text("{}"),
+        FileNotFoundError,
+        r"has neither model.safetensors nor model.safetensors.index.json; it has config.json",
+    ),
+    "another shape": (
+        lambda f: rewritten(f, lambda t: t.update({"model.embed.weight": np.zeros((12, 6), np.float32)})),
+        ValueError,
+        r"embed, float32\[12,8\]: model.embed.weight in model.safetensors is float32\[12,6\]",
+    ),
+    "a shape that is transposed": (
+        lambda f: rewritten(
+            f, lambda t: t.update({"model.layers.1.up.weight": t["model.layers.1.up.weight"].T.copy()})
+        ),
+        ValueError,
+        r"layers/1/up/kernel, .*Transposed\(name\) or a plain name: the other one fits",
+    ),
+    "another dtype": (
+        lambda f: rewritten(f, lambda t: t.update({"model.scale": np.array(3, np.int32)})),
+        ValueError,
+        r"scale, float32\[\]: model.scale in model.safetensors is int32\[\]$",
+    ),
+    "another architecture": (
+        lambda f: rewritten(f, lambda t: t.update({f"h.{i}.attn": t.pop(name) for i, name in enumerate(list(t))})),
+        ValueError,
+        r"no model.embed.weight, for embed\n(.*\n)*  the files also have h.0.attn in (.*\n)*To leave tensors out",
+    ),
+    "a layer more": (
+        lambda f: rewritten(f, lambda t: t.update({"model.layers.2.up.weight": t["model.layers.1.up.weight"]})),
+        ValueError,
+        r"do not fit; nothing was loaded:\n  the files also have model.layers.2.up.weight in ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_named_and_nothing_changes(case: str, tmp_path: pathlib.Path) -> None:
+    written(weights(), tmp_path, 3000)
+    params = variables(strategy_of(2), 1)
+    before = {path: v.numpy() for path, v in params.items()}
+    change, error, message = WRONG[case]
+    change(tmp_path)
+    with pytest.raises(error, match=re.compile(message, re.MULTILINE)):
+        safetensors.load(tmp_path, params, NAMES)
+    same({path: v.numpy() for path, v in params.items()}, before)
+
+
+def test_ignored_and_left_out(tmp_path: pathlib.Path) -> None:
+    tensors = weights() | {f"h.{i}.attn.bias": np.zeros(2, np.float32) for i in range(3)}
+    written(tensors, tmp_path)
+    params = variables(strategy_of(2), 1)
+    names = {**NAMES, "embed": None}
+    safetensors.load(tmp_path, params, names, ignore=["h.{}.attn.bias", "model.embed.weight"])
+    same({path: v.numpy() for path, v in params.items()}, {**here(tensors), "embed": np.ones((12, 8))})
+
+
+def test_mistakes_in_names(tmp_path: pathlib.Path) -> None:
+    written(weights(), tmp_path)
+    params = variables(strategy_of(2), 1)
+    names: dict[str, Any] = {**NAMES, "embedding": NAMES["embed"]}
+    del names["embed"]
+    with pytest.raises(ValueError, match=r"names has no entry for embed \(did you mean 'embedding'\?\); None leaves"):
+        safetensors.load(tmp_path, params, names)
+    with pytest.raises(TypeError, match="for embed it gives 3; expected a name"):
+        safetensors.load(tmp_path, params, {**NAMES, "embed": 3})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"does not fit embed, whose shape is \(12, 8\)"):
+        safetensors.load(tmp_path, params, {**NAMES, "embed": Transposed("model.embed.weight", (0, 2))})
+    with pytest.raises(ValueError, match=r"names: embed and scale are both called x"):
+        safetensors.save(tmp_path / "new", params, {**NAMES, "embed": "x", "scale": "x"})
+    assert not (tmp_path / "new").exists()
+
+
+def test_places_where_nothing_is_loaded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(weights(), tmp_path)
+    strategy = strategy_of(2)
+    params = variables(strategy, 1)
+    with pytest.raises(ContextError, match=r"safetensors.load was called inside a step"):
+        strategy.run(lambda: safetensors.load(tmp_path, params, NAMES))
+    with pytest.raises(FileNotFoundError, match="there is no .*nowhere"):
+        safetensors.load(tmp_path / "nowhere", params, NAMES)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'replicax\[safetensors\]'"):
+        safetensors.load(tmp_path, params, NAMES)
+
+
+def test_a_save_over_weights_and_one_that_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = here(weights())
+    (tmp_path / "config.json").write_text("{}")
+    safetensors.save(tmp_path, tree, NAMES)
+    with pytest.raises(FileExistsError, match=r"model.safetensors is there already: save to another folder"):
+        safetensors.save(tmp_path, tree, NAMES)
+
+    calls = []
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        save_file(*args, **kwargs)
+        if len(calls) == 2:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(CheckpointError, match="could not be saved to .*: No space left on device"):
+        safetensors.save(tmp_path / "full", tree, NAMES, max_file_bytes=500)
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+# --- memory, and several workers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["sharded", "tensor parallel"])
+def test_the_host_has_one_tensor_more_at_most(placement: str, tmp_path: pathlib.Path) -> None:
+    tensors = {f"layers.{i}.weight": np.full((2048, 2048), i, np.float32) for i in range(12)}  # 16 MiB each
+    written(tensors, tmp_path, 64 << 20)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.workers_safetensors", str(tmp_path), placement],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    above, kept = map(int, done.stdout.split())
+    assert kept == 12 << 24
+    assert above < (16 << 20) * 2  # a tensor, and pages of the file
+
+
+def test_each_worker_reads_its_part_and_the_chief_writes(tmp_path: pathlib.Path) -> None:
+    tensors = weights()
+    written(tensors, tmp_path / "in", 3000)
+    results = processes.run(workers_safetensors.read_and_write, str(tmp_path), workers=2, devices=2)
+    for result in results:
+        same(result["values"], here(tensors))
+        assert "model-00001.safetensors" in result["error"]
+    found = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
+    assert found.keys() == tensors.keys()
+    same(found, tensors)
