@@ -146,7 +146,7 @@ class ReplicaContext(NameHints):
     def example_mask(self) -> Any:
         """The rows of a padded batch that are examples, and not padding: bool ``[rows]``, T.
 
-        ``None`` if no argument of the step is padded (see "Padded batches" in ``docs/semantics.md``).
+        ``None`` if no argument of the step is padded (see ``docs/uneven_batches.md``).
 
         >>> import replicax
         >>> replicax.get_replica_context().example_mask is None

@@ -15,7 +15,7 @@ import pytest
 import replicax
 from tests.conftest import strategy_of
 
-# The table of docs/semantics.md: two replicas, initial value 10; in a step, replica i assigns i + 1.
+# The table of docs/variables.md: two replicas, initial value 10; in a step, replica i assigns i + 1.
 # synchronization, aggregation, after a cross assign of 6, after the step's assign, cross read afterwards
 TABLE = [
     ("on_write", "none", [6, 6], replicax.errors.LocalityError, None),
