@@ -5,7 +5,7 @@
 
 Llama 2 7B (``examples/language_model.py``), fully sharded on 8 × 8 H100s that are not there, 2 texts of 4,096 words for
 each. Nothing is measured: times are predictions. Needs ``replicax[gpu-plan]``. Prints a table, and writes
-``results/gpu_options.json``. See docs/plan.md.
+``results/gpu_options.json``. See benchmarks/README.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The three models of ``make peers`` and a transformer of 16 layers. Prints, and w
 kernels and the temporaries of each step's program, and how long XLA's compiler takes for both, in turn, in fresh
 processes. Ratios are medians of those of the rounds. The bar is on the time of processors, which other work on the
 machine hardly changes. Nothing runs on a GPU. Needs ``replicax[gpu-plan]``. Exits with 1 if a bar is missed. ``make
-gpu`` checks kernels and temporaries. See docs/plan.md.
+gpu`` checks kernels and temporaries. See benchmarks/README.md.
 """
 
 from __future__ import annotations

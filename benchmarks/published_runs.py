@@ -9,7 +9,7 @@ its schedule is walked (``replicax.plan``). Needs ``replicax[gpu-plan]``. No eff
 ``SHARES`` of kernels, and ``Chip.sustained`` of A100s and H100s, are what such kernels are known to reach, and were
 left as they were when the first rows came out. Of two rows the settings were looked up once more after their first
 prediction, so these (``SEEN``) are not blind. Prints a table, and writes ``results/published_runs.json``. See
-docs/plan.md.
+docs/plan_accuracy.md.
 
 The model is that of ``examples/language_model.py`` with another attention. The published programs use kernels of cuDNN
 or FlashAttention, which can't be compiled without a GPU; what stands for them are Pallas' Triton kernels that JAX

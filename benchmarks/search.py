@@ -8,7 +8,7 @@ microbatches × recomputing layers. Then each of these cases trains, all in one 
 the noise of a busy machine falls on all alike. The quickest is chosen by every second round, and compared with the
 search's first by the others, as the quickest of many has been lucky, too. The exit status is 1 if the step of the case
 that the search has put first takes more than 1.1 times as long as that of the quickest, or if fewer than 12 cases were
-measured. Prints a table, and writes ``results/search.json``. See docs/plan.md.
+measured. Prints a table, and writes ``results/search.json``. See docs/plan_search.md.
 """
 
 from __future__ import annotations

@@ -358,8 +358,8 @@ GATHERS_AHEAD_ON_GPU: dict[str, Any] = {
 
 A loop over layers then starts the gathers of the next layer at the end of a layer, as one, which products of this
 layer hide. Without them the backward pass gathers at its beginning, where nothing hides it; and on GPUs before H100s
-every collective is waited for, as the scheduler that hides them is off there. See docs/plan.md for what each changes.
-Those that ``XLA_FLAGS`` names are left to it.
+every collective is waited for, as the scheduler that hides them is off there. benchmarks/README.md has what each
+changes. Those that ``XLA_FLAGS`` names are left to it.
 
 As an option, a mode has taken the place of a boolean in JAX 0.11; as a flag the boolean is still there.
 """

@@ -33,7 +33,7 @@ SOURCES = {
     "https://github.com/stas00/ml-engineering",
     "network": "the usual network between hosts: one adapter for each GPU in NVIDIA's DGX A100 (200 Gb/s), DGX H100, "
     "DGX H200, DGX B200 and DGX GB200 (400 Gb/s) user guides; for the others the instances that clouds sell "
-    "(docs/plan.md)",
+    "(docs/plan_devices.md)",
 }
 
 
