@@ -1,0 +1,31 @@
+"""Programs whose logical devices talk to each other compile for 64 H100s, a replica on each host."""
+
+from __future__ import annotations
+
+import pytest
+
+import replicax
+from examples import ring_attention
+from tests.gpu.described import devices, needs_compiler
+from tests.gpu.golden import check
+from tests.programs.programs import third_party
+
+pytestmark = [needs_compiler, pytest.mark.soak]
+
+
+def planned(parts: int, length: int) -> replicax.planning.Plan:
+    strategy = replicax.MirroredStrategy(devices("h100:8x8"), num_logical_devices=parts)
+    step, args = ring_attention.plan(strategy, length=length, width=128, heads=2, layers=1, letters=256)
+    return replicax.plan(strategy, step, args)
+
+
+@third_party
+def test_long_sequences() -> None:
+    plans = {parts: planned(parts, 4096) for parts in (2, 4, 8)}
+    check("example ring_attention", plans[8].collectives)
+    around = [c for c in plans[8].collectives if c.kind == "collective-permute"]
+    assert {(c.participants, c.way) for c in around} == {(8, "NVLink")}
+    assert sum(c.count for c in around) == 7 + 7 + 1  # keys and values; these and their gradients; gradients, home
+    used = [plans[parts].memory.temporaries for parts in (2, 4, 8)]
+    assert used[1] < 0.55 * used[0]
+    assert used[2] < 0.55 * used[1]
