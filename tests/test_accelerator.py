@@ -55,6 +55,7 @@ def written(out: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.soak
 def test_a_run_that_is_saved_and_goes_on_in_another_process(tmp_path) -> None:
     process = run(tmp_path, "--only", "save|resume|exact")
     output, errors = process.communicate(timeout=300)
@@ -130,7 +131,7 @@ def test_a_part_that_fails_or_hangs(modules, monkeypatch, tmp_path, capsys) -> N
     assert [row["name"] for row in session.found["checks"]] == ["fails", "hangs", "ends"]  # what they have found stays
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_checks_pass_here(parts, monkeypatch, count) -> None:
     devices = jax.local_devices()[:count]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
@@ -168,6 +169,7 @@ def test_the_large_transformer_is_gpt2(parts) -> None:
     assert problems.sizes_for("full", 60 * 10**9).examples["transformer"] == 8
 
 
+@pytest.mark.soak
 def test_times_and_plans_of_a_model(parts, monkeypatch) -> None:
     training, sizes = parts["training"], parts["problems"].SMALL
     rows = list(training.training("mlp", sizes, 2, 0.05))

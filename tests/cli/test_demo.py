@@ -73,6 +73,7 @@ def test_pictures(short_run):
         assert pixels[..., :3].std() > 0.05  # something is drawn
 
 
+@pytest.mark.soak
 def test_in_pieces(tmp_path, capsys, monkeypatch, as_jax_comes):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert main(["demo", "--strategy", "sharded", "--replicas", "8", "--epochs", "1", "--out", str(tmp_path)]) == 0

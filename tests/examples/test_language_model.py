@@ -148,7 +148,9 @@ def batches() -> np.ndarray:
     return np.random.default_rng(0).integers(SMALL.words, size=(STEPS, TEXTS, SMALL.length + 1)).astype(np.int32)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement", [p if p == "all three" else pytest.param(p, marks=pytest.mark.soak) for p in PLACEMENTS]
+)
 def test_every_placement_trains_as_plain_jax_does(by_hand, placement: str) -> None:
     strategy = PLACEMENTS[placement]()
     with strategy.scope():
@@ -175,6 +177,7 @@ language_model.main()
 """
 
 
+@pytest.mark.soak
 def test_the_command_lines_have_the_losses_of_one_device(monkeypatch, tmp_path: pathlib.Path) -> None:
     """Those of the docstring, for any number of devices and workers, data and fully sharded and tensor parallel."""
     monkeypatch.setitem(language_model.SIZES, "tiny", SMALL)
@@ -210,6 +213,7 @@ def test_a_group_of_what_is_not_split(capsys) -> None:
     assert "--group: with --strategy mirrored nothing is split" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_it_learns_from_real_text(tmp_path: pathlib.Path) -> None:
     size = Size(layers=2, width=32, heads=4, groups=2, hidden=64, words=256, length=48)
     texts = language_model.texts_in(str(ROOT / "docs" / "*.md"), 4, size.length)

@@ -103,6 +103,7 @@ def by_plain_jax(data: Any, dtype: Any, scale: float | None) -> tuple[Any, list[
     return params, found, scales
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 @pytest.mark.parametrize("executor", ["compiled", "per replica"])
 @pytest.mark.parametrize("name", STRATEGIES)

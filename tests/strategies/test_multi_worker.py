@@ -57,7 +57,9 @@ def on_one_worker(name: str) -> Any:
     ("devices", "names", "num_replicas"),
     [
         ([2, 2], list(workers_checks.PROGRAMS), None),
-        ([1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"], None),
+        pytest.param(
+            [1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"], None, marks=pytest.mark.soak
+        ),
         ([1, 1], ["train", "train, exactly", "across", "in a step", "objects"], 4),
     ],
     ids=["two-workers", "three-workers", "replicas-that-share-devices"],
