@@ -52,14 +52,15 @@ def on_one_worker(name: str) -> Any:
         return workers_checks.PROGRAMS[name](strategy_of(4))
 
 
-# Where a worker has a single replica, there is nobody at home to compare with.
+SOME_PROGRAMS = ["variables", "across", "in a step", "in a step, exactly", "objects"]
+
+
+# Where a worker has a single replica, a worker has nothing to compare with.
 @pytest.mark.parametrize(
     ("devices", "names", "num_replicas"),
     [
         ([2, 2], list(workers_checks.PROGRAMS), None),
-        pytest.param(
-            [1, 2, 1], ["variables", "across", "in a step", "in a step, exactly", "objects"], None, marks=pytest.mark.soak
-        ),
+        pytest.param([1, 2, 1], SOME_PROGRAMS, None, marks=pytest.mark.soak),
         ([1, 1], ["train", "train, exactly", "across", "in a step", "objects"], 4),
     ],
     ids=["two-workers", "three-workers", "replicas-that-share-devices"],
