@@ -34,7 +34,8 @@ def main(folder: Path) -> None:
         if picture:
             names["strategy"].extended.plot(folder / picture, names["program"], names["model"][0])
         else:
-            source = "".join(example.source for example in parser.get_examples(block))
+            examples = parser.get_examples(block)  # none in a block without prompts
+            source = "".join(example.source for example in examples) if examples else block
             exec(compile(source, str(PAGE), "exec"), names)
             names["look"] = look
 
