@@ -6,7 +6,7 @@
 The model is ``examples/language_model.py``, compiled for slices that are not there. Nothing is measured here: the times
 measured on TPUs are published ones, by other programs, each with its source. An estimate is the least that a step can
 take, so it has to be below what somebody has measured; if one is above, the exit status is 1. Prints two tables, and
-writes ``results/language_model.json``. Needs libtpu. See docs/plan_accuracy.md.
+writes ``results/language_model.json``. Needs libtpu. See benchmarks/README.md.
 """
 
 from __future__ import annotations
