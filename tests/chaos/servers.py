@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ray  # noqa: F401 - it brings psutil, and makes it importable
 from rich.console import Console
 from rich.table import Table
 
-from replicax.parameter_server.engine import local_processes
+if TYPE_CHECKING:
+    import psutil
 
 INSIDE, BETWEEN, TWO, RECOVERY = "in a function", "between functions", "two at once", "in recovery"
 SERVER, BOTH, AGAIN = "server", "two servers at once", "two servers, the second in recovery"
@@ -124,12 +126,18 @@ def _kill(found: dict[int, str], count: int, rng: random.Random) -> list[str]:
     return killed
 
 
-def left_of(noted: set[local_processes.Process]) -> int:
+def descendants() -> set[psutil.Process]:
+    """The processes that this one has started, and theirs."""
+    import psutil
+
+    return set(psutil.Process().children(recursive=True))
+
+
+def left_of(noted: set[psutil.Process]) -> int:
     """How many of these processes are still there when they have had time to end."""
-    deadline = time.monotonic() + _LEAVING
-    while (left := local_processes.left_of(noted)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return len(left)
+    import psutil
+
+    return len(psutil.wait_procs(noted, timeout=_LEAVING)[1])
 
 
 def counting(strategy: Any, elements: int) -> tuple[Any, Any, Callable[[], None]]:
@@ -168,8 +176,8 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
     rng = random.Random(seed)
     killed: dict[str, list[str]] = collections.defaultdict(list)
     results: list[replicax.parameter_server.RemoteValue] = []
-    noted: set[local_processes.Process] = set()
-    before = local_processes.of({os.getpid()})
+    noted: set[psutil.Process] = set()
+    before = descendants()
     with replicax.ClusterCoordinator(strategy) as coordinator:
 
         def go_on() -> None:
@@ -198,7 +206,7 @@ def run(seed: int, workers: int, servers: int, mode: Any, console: Console) -> b
             schedule_until_one_ends()
             struck = strike(one, rng, go_on)
             killed[one.kind] += struck
-            noted |= local_processes.of({os.getpid()}) - before
+            noted |= descendants() - before
             single = SERVER if one.kind in _SERVERS else INSIDE
             planned += [Strike(single, 1.0)] * (one.count - len(struck))  # for those that had ended, or had to start
             if number % 10 == 9:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import replicax
-from replicax.parameter_server.engine.actors import NoRoomError
+from replicax.parameter_server.actors import NoRoomError
 from tests.chaos.servers import counting
 from tests.parameter_server.thread_actors import coordinator_of
 
@@ -75,7 +75,7 @@ def test_a_push_that_reached_one_server_only_is_completed() -> None:
 
 
 def raise_lost(server: Any) -> None:
-    from replicax.parameter_server.engine.actors import ActorDiedError
+    from replicax.parameter_server.actors import ActorDiedError
 
     raise ActorDiedError("the connection is gone")
 

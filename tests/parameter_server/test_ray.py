@@ -20,7 +20,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server.engine import ray_actors
+from replicax.parameter_server import actors
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 
 pytest.importorskip("ray")
@@ -144,11 +144,11 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
 def test_only_a_cluster_that_is_named_is_joined(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an address Ray would join what ``ray start`` has left on this machine, and refuse the arguments."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(ray_actors, "_use_loopback", lambda: None)
+    monkeypatch.setattr(actors, "_use_loopback", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
-    ray_actors._start(types.SimpleNamespace(init=lambda **settings: asked.append(settings)))
+    actors._start(types.SimpleNamespace(init=lambda **settings: asked.append(settings)))
     [settings] = asked
     assert settings.get("address") == ("local" if address is None else None)  # Ray itself reads RAY_ADDRESS
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from replicax.parameter_server.engine import local_processes
 from tests import processes
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+psutil = pytest.importorskip("psutil")  # Ray brings it
 pytestmark = pytest.mark.soak
 
 WAIT = 300.0
 PROGRAM = """
     import os, signal, time
     import replicax
-    from replicax.parameter_server.engine import local_processes
+    import ray, psutil
 
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     coordinator = replicax.ClusterCoordinator(strategy)
@@ -41,19 +41,16 @@ def running(path: pathlib.Path, text: str, **environment: str) -> Any:
 def test_a_program_whose_ray_has_ended_is_told_so(process: str, tmp_path: pathlib.Path) -> None:
     text = f"""
     coordinator.schedule(time.sleep, args=(1000,))
-    here = local_processes.of({{os.getpid()}})
-    names = {{pid: open(f"/proc/{{pid}}/cmdline").read().split(chr(0))[0] for pid, _ in here}}
-    [needed] = [pid for pid, name in names.items() if name.endswith("/{process}")]
-    os.kill(needed, signal.SIGKILL)
+    here = psutil.Process().children(recursive=True)
+    [needed] = [process for process in here if process.name() == "{process}"]
+    needed.kill()
     try:
         coordinator.join()
     except replicax.errors.WorkerError as error:
         print("told:", error)
     coordinator.close()
-    deadline = time.monotonic() + 10  # those that have been killed are gone in a moment
-    while len(local_processes.still_running(here)) > 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print("left:", len(local_processes.still_running(here)) - 1)
+    _, left = psutil.wait_procs(here, timeout=10)  # those that have been killed are gone in a moment
+    print("left:", len(left))
     """
     program = running(tmp_path / "program.py", text)
     output, _ = program.communicate(timeout=WAIT)
@@ -69,9 +66,7 @@ def test_a_program_that_was_told_ends_quietly(end: str, tmp_path: pathlib.Path) 
     with strategy.scope():
         w = replicax.Variable(1.0, name="w")
     coordinator.schedule(lambda: w.assign_add(1.0)).fetch()
-    here = local_processes.of({{os.getpid()}})
-    names = {{pid: open(f"/proc/{{pid}}/cmdline").read().split(chr(0))[0] for pid, _ in here}}
-    [needed] = [pid for pid, name in names.items() if name.endswith("/raylet")]
+    [needed] = [one.pid for one in psutil.Process().children(recursive=True) if one.name() == "raylet"]
     coordinator.schedule(time.sleep, args=(1000,))
     {end}
     try:
@@ -98,7 +93,7 @@ def test_what_has_no_room_is_an_error_of_its_function(what: str, tmp_path: pathl
     coordinator.close()
     """
     small = {"RAY_local_fs_capacity_threshold": "0.0001"}  # there is no disk for what memory has no room for
-    replaced = "from replicax.parameter_server.engine import ray_actors\nray_actors._OBJECT_STORE = 80 << 20\n"
+    replaced = "from replicax.parameter_server import actors\nactors._OBJECT_STORE = 80 << 20\n"
     path = tmp_path / "program.py"
     path.write_text(replaced + textwrap.dedent(PROGRAM) + textwrap.dedent(text))
     ended = subprocess.run(
@@ -114,11 +109,11 @@ def test_a_program_that_is_killed_leaves_no_server_and_no_worker(tmp_path: pathl
     with running(tmp_path / "program.py", text) as program:
         while "ready" not in program.stdout.readline():
             assert program.poll() is None
-        noted = local_processes.of({program.pid})
+        noted = [psutil.Process(program.pid), *psutil.Process(program.pid).children(recursive=True)]
         program.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + WAIT
-    while len(left := local_processes.still_running(noted)) > 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    while len(left := psutil.wait_procs(noted, timeout=0.1)[1]) > 2 and time.monotonic() < deadline:
+        pass
     assert len(left) <= 2
 
 

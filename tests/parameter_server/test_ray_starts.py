@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replicax.parameter_server.engine import ray_actors
+from replicax.parameter_server import actors
 
 pytest.importorskip("ray")
 
@@ -25,11 +25,11 @@ def test_a_start_in_vain_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> N
         begin("another")
         raise ValueError("it took too long")
 
-    monkeypatch.setattr(ray_actors, "_use_loopback", lambda: None)
+    monkeypatch.setattr(actors, "_use_loopback", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     try:
         with pytest.raises(RuntimeError, match="in 3 attempts: it took too long"):
-            ray_actors._start(types.SimpleNamespace(init=init, shutdown=lambda: None))
+            actors._start(types.SimpleNamespace(init=init, shutdown=lambda: None))
         assert [process.wait(100) for process in started[::2]] == [-9] * 3
         assert [process.poll() for process in started[1::2]] == [None] * 3
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 import replicax
 from replicax.parameter_server import recovery
-from replicax.parameter_server.engine.actors import NoRoomError
+from replicax.parameter_server.actors import NoRoomError
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 

@@ -114,7 +114,7 @@ def test_a_worker_that_dies_between_two_servers_has_the_same_values_again(server
 
 def _lose_pushes(actors: Any, server: int) -> None:
     """Now and then a push reaches one server, and not the other: the worker has died in between."""
-    from replicax.parameter_server.engine.actors import ActorDiedError
+    from replicax.parameter_server.actors import ActorDiedError
 
     pushes = 0
 

@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax.parameter_server import coordinator as coordinator_module
-from replicax.parameter_server.engine.actors import ActorDiedError
+from replicax.parameter_server.actors import ActorDiedError
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
 WAIT = 100.0

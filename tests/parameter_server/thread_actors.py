@@ -13,11 +13,11 @@ from ray import cloudpickle
 
 import replicax
 from replicax.parameter_server import coordinator as coordinator_module
-from replicax.parameter_server.engine.actors import ActorDiedError, ReplyLostError
+from replicax.parameter_server.actors import ActorDiedError, ReplyLostError
 
 
 class ThreadActors:
-    """See :class:`replicax.parameter_server.engine.actors.Actors`."""
+    """See :class:`replicax.parameter_server.actors.Actors`."""
 
     def __init__(self) -> None:
         self.actors: list[ThreadActor] = []

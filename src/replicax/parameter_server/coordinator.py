@@ -15,10 +15,9 @@ import jax
 
 from replicax.errors import ContextError, WorkerError
 from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.parameter_server.actors import Actor, Actors
 from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
-from replicax.parameter_server.engine.actors import Actor, Actors
-from replicax.parameter_server.engine.ray_actors import RayActors
 from replicax.parameter_server.pickling import Reference, References, loads
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
@@ -220,7 +219,7 @@ def _is_remote(value: Any) -> bool:
     return isinstance(value, RemoteValue)
 
 
-_make_actors: Callable[[], Actors] = RayActors
+_make_actors: Callable[[], Actors] = Actors
 """Starts processes; tests replace it."""
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicax.parameter_server.engine.actors import Actor
+from replicax.parameter_server.actors import Actor
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.server.shards import Shards
 from replicax.training.optimizer import Optimizer

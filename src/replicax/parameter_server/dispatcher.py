@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
+from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
-from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import BusyWorker, ScheduledFunction, error_of, not_run, progress

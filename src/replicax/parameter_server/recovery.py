@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
 from replicax.parameter_server.definitions import Definitions
-from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
 from replicax.parameter_server.served_variables import VariableHome
 from replicax.parameter_server.server.servers import Servers
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
+from replicax.parameter_server.actors import Actor
 from replicax.parameter_server.definitions import CallOutcome
-from replicax.parameter_server.engine.actors import Actor
 from replicax.parameter_server.remote_values import RemoteValue
 
 _KEPT_FUNCTIONS = 64

@@ -13,7 +13,7 @@ import numpy as np
 from replicax import context
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, WorkerError
-from replicax.parameter_server.engine.actors import ActorDiedError, NoRoomError
+from replicax.parameter_server.actors import ActorDiedError, NoRoomError
 from replicax.parameter_server.server.messages import OptimizerPart
 from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.server.servers import Servers

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from replicax.errors import WorkerError
-from replicax.parameter_server.engine.actors import TIMEOUT, Actor, ActorDiedError, Reply
+from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply
 from replicax.parameter_server.scheduled_functions import BusyWorker
 
 _MOST = 5

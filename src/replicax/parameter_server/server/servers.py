@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.parameter_server.engine.actors import Actor, Reply, all_results
+from replicax.parameter_server.actors import Actor, Reply, all_results
 from replicax.parameter_server.server.messages import Ended, OptimizerPart, Push, Rows
 from replicax.parameter_server.server.shards import Shards
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.parameter_server.engine.actors import ActorDiedError, all_results
+from replicax.parameter_server.actors import ActorDiedError, all_results
 from replicax.parameter_server.server.messages import Ended, Push
 from replicax.parameter_server.server.servers import Sent, Servers, split_changes
 from replicax.parameter_server.server.shards import Shards

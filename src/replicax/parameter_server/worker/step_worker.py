@@ -18,6 +18,7 @@ from replicax.data.workers import InputContext
 from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, line_of
 from replicax.extended import StrategyExtended
+from replicax.parameter_server.actors import Actor, ActorDiedError
 from replicax.parameter_server.definitions import (
     CallOutcome,
     DatasetDefinition,
@@ -28,7 +29,6 @@ from replicax.parameter_server.definitions import (
     ServersDefinition,
     VariableDefinition,
 )
-from replicax.parameter_server.engine.actors import Actor, ActorDiedError
 from replicax.parameter_server.pickling import Reference, References, loads
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.worker.server_variables import ServerVariables
