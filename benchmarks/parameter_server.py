@@ -64,7 +64,7 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         import ray
 
         from replicax.parameter_server.server.messages import Ended
-        from replicax.parameter_server.worker.function_traffic import FunctionTraffic
+        from replicax.parameter_server.worker.server_variables import FunctionTraffic
 
         v: Any = served[megabytes]
         optimizer: Any = optimizers[megabytes]
@@ -77,12 +77,8 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         def pushed(kind: str) -> FunctionTraffic:
             """What follows a step: a change is on its way."""
             traffic = FunctionTraffic(server_variables.servers, server_variables.shards, next(numbers), Ended())
-            change = {v.number_on_servers: ones}
-            traffic.change(
-                {optimizer._number: change} if kind == "update" else {},
-                change if kind == "add" else {},
-                change if kind == "push" else {},
-            )
+            kinds = {"update": optimizer._number, "add": "added", "push": "assigned"}
+            traffic.change({(kinds[kind], v.number_on_servers): ones})
             traffic.send()
             return traffic
 

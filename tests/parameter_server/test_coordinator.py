@@ -258,7 +258,7 @@ def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:
             coordinator.schedule(lambda: strategy.run(step))
         coordinator.join(WAIT)
         assert (float(v), float(w)) == (10.0, 6.0)
-        assert [(len(push.added), len(push.assigned)) for push in pushes] == [(1, 1)] * 3
+        assert [sorted(kind for kind, _ in push.changes) for push in pushes] == [["added", "assigned"]] * 3
         coordinator.schedule(lambda: strategy.run(add_then_assign))
         with pytest.raises(replicax.errors.WorkerError, match="assign the final value only"):
             coordinator.join(WAIT)

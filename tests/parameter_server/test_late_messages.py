@@ -24,7 +24,7 @@ def server_with_one(groups: int) -> ShardServer:
 
 
 def push(function: int, ended: Ended) -> Push:
-    return Push(function, 0, None, {}, {0: np.ones(2, np.float32)}, {}, ended)
+    return Push(function, 0, None, {("added", 0): np.ones(2, np.float32)}, ended)
 
 
 def value(server: ShardServer) -> float:

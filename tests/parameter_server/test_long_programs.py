@@ -47,12 +47,12 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         worker = actors.of("StepWorker")[0].object
         assert len(worker._functions) <= 3
         kept = worker._iterators, worker._datasets, worker._dataset_fns, worker._variables, worker._definitions
-        assert [len(known) for known in (*kept, worker._optimizers, worker.server_variables._built)] == [0] * 7
+        assert [len(known) for known in (*kept, worker._optimizers, worker.server_variables.built)] == [0] * 7
         assert [len(known) for known in (cluster.home._optimizers, cluster.home._defined)] == [0, 0]
         assert not worker.server_variables.roles
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
-            assert [len(known) for known in (server.object._values, server.object._optimizers)] == [0, 0]
+            assert [len(known) for known in (server.object._state.values, server.object._state.optimizers)] == [0, 0]
         coordinator.schedule(lambda: 2).fetch(WAIT)
         assert len(cluster._definitions._all) <= 4  # what was new to the worker just now
 

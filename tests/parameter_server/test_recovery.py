@@ -200,7 +200,7 @@ def test_a_snapshot_is_kept_until_the_next_one_is_whole() -> None:
         kept: list[list[int]] = []
 
         def note() -> list[int]:
-            return [state.below for state in actors.of("ShardServer")[0].object._kept]
+            return [state.ended.below for state in actors.of("ShardServer")[0].object._kept]
 
         def die(method: str, args: Any) -> None:
             if method == "keep" and len(kept) == 1:

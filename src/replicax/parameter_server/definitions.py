@@ -14,49 +14,20 @@ from replicax.parameter_server.server.shards import Shards
 from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
 
+Definition = tuple[str, int, Any]
+"""The kind and number of an object, and its content: ``None`` if the program has dropped it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class VariableDefinition:
     """A variable, and the places of its parts."""
 
-    number: int
     name: str
     shape: tuple[int, ...]
     dtype: Any
     trainable: bool
     aggregation: str
     shards: Shards
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerDefinition:
-    """An optimizer that has been built: the pytree of its variables, pickled."""
-
-    number: int
-    variables: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetDefinition:
-    """A function that makes a worker's dataset, pickled."""
-
-    number: int
-    dataset_fn: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class ServersDefinition:
-    """The present server processes; values that were read before are out of date."""
-
-    actors: tuple[Actor, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Forgotten:
-    """A variable, optimizer, dataset or iterator that the program has dropped."""
-
-    kind: str
-    number: int
 
 
 class Definitions:
@@ -79,22 +50,21 @@ class Definitions:
         self._gone: collections.deque[tuple[str, int]] = collections.deque()
         self.shards: dict[int, Shards] = {}
 
-    def since(self, known: int) -> tuple[int, Sequence[Any]]:
+    def since(self, known: int) -> tuple[int, Sequence[Definition]]:
         """The definitions after the first ``known``, and their present number."""
         with self._lock:
-            return self._count, tuple(one for count, one in self._all.values() if count >= known)
+            return self._count, tuple((*key, content) for key, (count, content) in self._all.items() if count >= known)
 
     def known_to_all(self, known: int) -> None:
         """Note that all workers know the first ``known``."""
         with self._lock:
-            old = [k for k, (count, one) in self._all.items() if isinstance(one, Forgotten) and count < known]
-            for key in old:
+            for key in [key for key, (count, content) in self._all.items() if content is None and count < known]:
                 del self._all[key]
 
-    def _add(self, kind: str, number: int, one: Any) -> None:
+    def _add(self, kind: str, number: int, content: Any) -> None:
         with self._lock:
             self._all.pop((kind, number), None)  # keeps the newest last
-            self._all[kind, number] = self._count, one
+            self._all[kind, number] = self._count, content
             self._count += 1
 
     def drop(self, kind: str, number: int) -> None:
@@ -110,14 +80,13 @@ class Definitions:
                 variables.append(number)
             elif kind == "optimizer":
                 optimizers.append(number)
-            self._add(kind, number, Forgotten(kind, number))
+            self._add(kind, number, None)
         return variables, optimizers
 
     def add_variable(self, variable: Variable, shards: Shards) -> None:
         """Define a variable, or move it to other servers."""
         self.shards[variable.number] = shards
         definition = VariableDefinition(
-            variable.number,
             variable.name,
             tuple(variable.shape),
             variable.dtype,
@@ -128,16 +97,16 @@ class Definitions:
         self._add("variable", variable.number, definition)
 
     def add_optimizer(self, number: int, optimizer: Optimizer) -> None:
-        """Define an optimizer that has been built."""
-        self._add("optimizer", number, OptimizerDefinition(number, self._dumps(optimizer.parameters)))
+        """Define an optimizer that has been built, by the pytree of its variables."""
+        self._add("optimizer", number, self._dumps(optimizer.parameters))
 
     def add_servers(self, actors: Sequence[Actor]) -> None:
-        """Define the present server processes."""
-        self._add("servers", 0, ServersDefinition(tuple(actors)))
+        """Define the present server processes; values that were read before are out of date."""
+        self._add("servers", 0, tuple(actors))
 
     def add_dataset(self, number: int, dataset_fn: bytes) -> None:
-        """Define a dataset for each worker."""
-        self._add("dataset", number, DatasetDefinition(number, dataset_fn))
+        """Define a dataset for each worker, by the pickled function that makes it."""
+        self._add("dataset", number, dataset_fn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +115,6 @@ class FunctionCall:
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
-      name: of the function.
       digest: identifies its function.
       fn: the function, pickled; ``None`` if the worker has it.
       arguments: ``(args, kwargs)``, pickled.
@@ -161,7 +129,7 @@ class FunctionCall:
     digest: str
     fn: bytes | None
     arguments: bytes
-    definitions: Sequence[Any]
+    definitions: Sequence[Definition]
     ended: Ended
     old_functions: Sequence[str]
     inputs: Mapping[int, Any]
@@ -169,13 +137,13 @@ class FunctionCall:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An error of a function on a worker: its type, text, the user's line, and the traceback."""
+    """An error of a function on a worker; ``line`` is the user's."""
 
     kind: str
     text: str
-    line: str
-    traceback: str
-    error: bytes | None
+    line: str = ""
+    traceback: str = ""
+    error: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)

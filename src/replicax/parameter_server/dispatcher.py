@@ -368,10 +368,10 @@ class Dispatcher:
                 return None
             return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
         except NoRoomError as error:
-            return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
+            return CallOutcome(failure=Failure(type(error).__name__, str(error)))
         except Exception as error:  # sending the result failed, after the function had run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
-            return CallOutcome(failure=Failure(type(error).__name__, text, "", "", None))
+            return CallOutcome(failure=Failure(type(error).__name__, text))
         if outcome.to_build is None:
             return outcome
         try:
@@ -379,7 +379,7 @@ class Dispatcher:
         except (ActorDiedError, TimeoutError) as error:
             return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:
-            return CallOutcome(failure=Failure(type(error).__name__, str(error), "", "", None))
+            return CallOutcome(failure=Failure(type(error).__name__, str(error)))
         return None
 
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Rows = tuple[np.ndarray, np.ndarray]
 """The indices of rows, and the rows: the content of :class:`replicax.IndexedSlices`."""
+Changes = Mapping[tuple[int | str, int], Any]
+"""Arrays or rows by kind and variable. The kind is ``"added"``, ``"assigned"``, or, for gradients, an optimizer."""
 
 
 class Ended(NamedTuple):
@@ -25,9 +27,6 @@ class Ended(NamedTuple):
     below: int = 0
 
 
-_NONE = Ended()
-
-
 @dataclasses.dataclass(frozen=True)
 class Push:
     """The changes that one run of a step makes to the parts of one server.
@@ -37,30 +36,17 @@ class Push:
       number: of the push, among those of this function.
       based_on: how many updates the server had made when the function last read some of its variables; ``None`` if it
         has read none.
-      gradients: for each optimizer, the gradient of each of its variables: an array, or rows.
-      added: the change to add to each variable: an array, or rows.
-      assigned: the new value of each variable.
-      ended: steps of several functions below it are complete, and the servers apply them.
     """
 
     function: int
     number: int
     based_on: int | None
-    gradients: Mapping[int, Mapping[int, np.ndarray | Rows]]
-    added: Mapping[int, np.ndarray | Rows]
-    assigned: Mapping[int, np.ndarray]
-    ended: Ended = _NONE
+    changes: Changes
+    ended: Ended
 
 
-@dataclasses.dataclass(frozen=True)
-class Pulled:
-    """The parts of variables of a server.
-
-    Attributes:
-      updates: how many updates it has made.
-      values: for each requested variable that has changed since the caller's version: its present version, and the
-        part.
-    """
+class Pulled(NamedTuple):
+    """The number of a server's updates; and the versions and parts of variables that the caller does not have."""
 
     updates: int
     values: Mapping[int, tuple[int, Any]]
@@ -71,12 +57,10 @@ class OptimizerPart:
     """A server's part of an optimizer.
 
     Attributes:
-      number: of the optimizer.
-      transformation: the Optax transformation.
-      variables: the numbers of the variables, in the order of the tree's leaves.
-      tree: their pytree, as a pytree with these numbers as leaves.
+      variables: their numbers, in the order of the tree's leaves.
+      tree: their pytree, with these numbers as leaves.
       slots: the numbers of the variables of its state, in the order of their leaves.
-      empty: for both of these, the shape of this server's part where it has none.
+      empty: the shapes and dtypes of parts that this server does not have.
     """
 
     number: int
@@ -87,15 +71,21 @@ class OptimizerPart:
     empty: Mapping[int, tuple[tuple[int, ...], Any]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ServerState:
-    """The state of a server: parts of variables, optimizers, and the pushes and ended functions that it knows of."""
+    """All that a server has: what a snapshot covers.
 
-    values: Mapping[int, Any]
-    versions: Mapping[int, int]
-    aggregations: Mapping[int, Any]
-    optimizers: Sequence[OptimizerPart]
-    seen: Set[tuple[int, int]]
-    waiting: Mapping[tuple[int, int], Mapping[int, Push]]
-    updates: int
-    below: int
+    Attributes:
+      seen: the functions and numbers of pushes that have arrived, of functions that have not ended.
+      waiting: pushes of incomplete steps, by step and number, and by function.
+      updates: how many it has made.
+    """
+
+    values: dict[int, Any] = dataclasses.field(default_factory=dict)
+    versions: dict[int, int] = dataclasses.field(default_factory=dict)
+    aggregations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    optimizers: dict[int, OptimizerPart] = dataclasses.field(default_factory=dict)
+    seen: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    waiting: dict[tuple[int, int], dict[int, Push]] = dataclasses.field(default_factory=dict)
+    updates: int = 0
+    ended: Ended = dataclasses.field(default_factory=Ended)

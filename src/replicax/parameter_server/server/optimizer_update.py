@@ -18,12 +18,7 @@ Update = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]
 
 
 def update_of(tx: Any, tree: Any) -> Update:
-    """The update of an Optax transformation.
-
-    Args:
-      tx: the transformation.
-      tree: the structure of the parameters' pytree.
-    """
+    """The update of an Optax transformation of parameters with this structure of pytree."""
     import optax
 
     def update(gradients: list[Any], parameters: list[Any], state: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -82,9 +77,9 @@ def check_by_parts(
     Args:
       update: the update.
       parameters: shapes and dtypes.
-      state: shapes and dtypes of the state's leaves.
-      owners: for each of these, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
-      split: the places of the parameters that are in several parts.
+      state: shapes and dtypes of its leaves.
+      owners: for each leaf, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
+      split: whether each parameter is in several parts.
       names: of the parameters.
       servers: their number; a single one can apply any update.
 

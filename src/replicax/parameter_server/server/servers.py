@@ -8,23 +8,14 @@ from typing import Any
 import numpy as np
 
 from replicax.parameter_server.actors import Actor, Reply, all_results
-from replicax.parameter_server.server.messages import Ended, OptimizerPart, Push, Rows
+from replicax.parameter_server.server.messages import Changes, Ended, OptimizerPart, Push, Rows
 from replicax.parameter_server.server.shards import Shards
-
-Sent = Mapping[int, Reply]
-"""The replies of the called servers, by their numbers."""
 
 
 class Servers:
     """The servers, and the versions of variables that this process has got from them.
 
-    All messages to a server at one time form a single call.
-
-    Args:
-      actors: one for each server, in their order.
-
-    Attributes:
-      ended: returns the functions that have ended.
+    All messages to a server at one time form a single call, with the functions that have ended (``ended``).
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
@@ -54,14 +45,9 @@ class Servers:
     def pull(
         self, wanted: Mapping[int, Shards], present: Callable[[int], Any]
     ) -> tuple[dict[int, Any], dict[int, int]]:
-        """The values of those variables that have changed since the last call.
+        """The values of those variables that have changed since the last call, and each server's number of updates.
 
-        Args:
-          wanted: the variables.
-          present: returns this process' value of a variable.
-
-        Returns:
-          The values, and how many updates each server had made.
+        ``present`` returns this process' value of a variable, for parts that have not changed.
         """
         versions = self._versions  # replaced by a new dict when servers go back
         known = {number: {} if number in self._overwritten else versions.get(number, {}) for number in wanted}
@@ -92,10 +78,7 @@ class Servers:
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each called server had made.
 
-        Args:
-          number: of the variable.
-          shards: of it.
-          indices: ``[k]``, in range and unique.
+        The indices, ``[k]``, are in range and unique.
         """
         if shards.is_split and shards.dim == 0:
             masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
@@ -115,12 +98,12 @@ class Servers:
             whole[masks[server]] = rows
         return whole, updates
 
-    def push(self, pushes: Mapping[int, Push]) -> Sent:
+    def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:
         """Send each server its changes; the results will be their staleness."""
-        return self._call("push", {server: (push,) for server, push in pushes.items()})
+        return {server: self.actors[server].call("push", push) for server, push in pushes.items()}
 
     def break_off(self, ended: Ended) -> None:
-        """See :meth:`replicax.parameter_server.server.shard_server.ShardServer.break_off`."""
+        """After a step has failed: drop waiting pushes, except those of complete steps."""
         self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
     def replace(self, actors: Sequence[Actor]) -> None:
@@ -156,43 +139,26 @@ class Servers:
         """Wait until all of their processes have started."""
         self._all("ready", dict.fromkeys(range(len(self.actors)), ()))
 
-    # --- calls ------------------------------------------------------------------------------------------
-
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        sent = self._call(method, calls)
-        whom = list(sent)
-        results = all_results(list(sent.values()), lambda i: f"parameter server {whom[i]}")
-        return dict(zip(sent, results, strict=True))
-
-    def _call(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> Sent:
-        return {server: self.actors[server].call(method, *args) for server, args in calls.items()}
+        sent = [self.actors[server].call(method, *args) for server, args in calls.items()]
+        whom = list(calls)
+        return dict(zip(calls, all_results(sent, lambda i: f"parameter server {whom[i]}"), strict=True))
 
 
-def split_changes(
-    shards: Mapping[int, Shards],
-    gradients: Mapping[int, Mapping[int, Any]],
-    added: Mapping[int, Any],
-    assigned: Mapping[int, Any],
-) -> dict[int, tuple[dict[int, dict[int, Any]], dict[int, Any], dict[int, Any]]]:
+def split_changes(shards: Mapping[int, Shards], changes: Changes) -> dict[int, dict[tuple[int | str, int], Any]]:
     """The changes of a step, for each server that has a part of them."""
-    found: dict[int, tuple[dict[int, dict[int, Any]], dict[int, Any], dict[int, Any]]] = {}
-    for optimizer, by_variable in gradients.items():
-        for number, gradient in by_variable.items():
-            for server, part in _parts(shards[number], gradient).items():
-                found.setdefault(server, ({}, {}, {}))[0].setdefault(optimizer, {})[number] = part
-    for place, changes in ((1, added), (2, assigned)):
-        for number, change in changes.items():
-            for server, part in _parts(shards[number], change).items():
-                found.setdefault(server, ({}, {}, {}))[place][number] = part
+    found: dict[int, dict[tuple[int | str, int], Any]] = {}
+    for (kind, number), change in changes.items():
+        of = shards[number]
+        parts = of.rows(*_merged(*change)) if isinstance(change, tuple) else of.parts(np.asarray(change))
+        for server, part in parts.items():
+            found.setdefault(server, {})[kind, number] = part
     return found
 
 
-def _parts(shards: Shards, change: np.ndarray | Rows) -> Mapping[int, Any]:
-    return shards.rows(*_merged(*change)) if isinstance(change, tuple) else shards.parts(change)
-
-
-def _merged(indices: np.ndarray, rows: np.ndarray) -> Rows:
+def _merged(indices: Any, rows: Any) -> Rows:
     """The same change, with rows of equal index summed, if that leaves at most half of the rows."""
+    indices, rows = np.asarray(indices), np.asarray(rows)
     unique, places = np.unique(indices, return_inverse=True)
     if 2 * len(unique) > len(indices):
         return indices, rows

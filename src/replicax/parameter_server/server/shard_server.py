@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +20,8 @@ Part = np.ndarray | jax.Array
 class ShardServer:
     """Stores parts of variables, and applies the pushes of workers: each push once, however often it arrives.
 
-    The engine pickles the result of a method before it calls the next one: so results may be the server's own arrays,
-    which later updates write to.
+    Ray pickles the result of a method before it calls the next one: so results may be the server's own arrays, which
+    later updates write to.
 
     Args:
       index: its number.
@@ -36,14 +37,8 @@ class ShardServer:
             jax.config.update(name, value)
         self.index = index
         self._groups = groups
-        self._values: dict[int, Part] = {}
-        self._versions: dict[int, int] = {}
-        self._aggregations: dict[int, Aggregation] = {}
-        self._optimizers: dict[int, tuple[OptimizerPart, Callable[..., Any]]] = {}
-        self._seen: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], dict[int, Push]] = {}
-        self._updates = 0
-        self._ended = Ended()
+        self._state = ServerState()
+        self._compiled: dict[int, Callable[..., Any]] = {}
         self._kept: list[ServerState] = []
 
     def ready(self) -> int:
@@ -57,54 +52,35 @@ class ShardServer:
         self._finish(ended)
         for number, (value, aggregation) in values.items():
             self._set(number, np.array(value))
-            self._aggregations[number] = Aggregation(aggregation)
+            self._state.aggregations[number] = Aggregation(aggregation)
 
     def drop(self, variables: Sequence[int], optimizers: Sequence[int]) -> None:
         """Forget these objects."""
         for number in variables:
-            for known in (self._values, self._versions, self._aggregations):
+            for known in (self._state.values, self._state.versions, self._state.aggregations):
                 known.pop(number, None)
         for number in optimizers:
-            self._optimizers.pop(number, None)
+            self._state.optimizers.pop(number, None)
+            self._compiled.pop(number, None)
 
     def define(self, optimizer: OptimizerPart) -> None:
         """Define an optimizer."""
-        self._define(optimizer)
-
-    def _define(self, optimizer: OptimizerPart) -> None:
-        tree = jax.tree_util.tree_structure(optimizer.tree)
-        self._optimizers[optimizer.number] = optimizer, jax.jit(update_of(optimizer.transformation, tree))
+        self._state.optimizers[optimizer.number] = optimizer
+        self._compiled.pop(optimizer.number, None)
 
     # --- the state as a whole ---------------------------------------------------------------------------
 
     def snapshot(self, ended: Ended) -> ServerState:
         """The complete state."""
         self._finish(ended)
-        values = {number: np.asarray(value) for number, value in self._values.items()}
-        parts = [part for part, _ in self._optimizers.values()]
-        waiting = {step: dict(together) for step, together in self._waiting.items()}
-        return ServerState(
-            values,
-            dict(self._versions),
-            dict(self._aggregations),
-            parts,
-            set(self._seen),
-            waiting,
-            self._updates,
-            self._ended.below,
-        )
+        values = {number: np.asarray(value) for number, value in self._state.values.items()}
+        return dataclasses.replace(self._state, values=values)
 
     def restore(self, state: ServerState | None, era: int) -> None:
         """Replace the state by an earlier one; ``None``: an empty one. Ignores messages of other eras from now on."""
-        state = state or ServerState({}, {}, {}, [], set(), {}, 0, 0)
-        self._ended = Ended(era, state.below)
-        self._values = dict(state.values)
-        self._versions, self._aggregations = dict(state.versions), dict(state.aggregations)
-        self._seen, self._updates = set(state.seen), state.updates
-        self._waiting = {step: dict(together) for step, together in state.waiting.items()}
-        self._optimizers = {}
-        for part in state.optimizers:
-            self._define(part)
+        state = state or ServerState()
+        self._state = dataclasses.replace(state, ended=Ended(era, state.ended.below))
+        self._compiled.clear()
 
     def keep(self, state: ServerState) -> None:
         """Store the state of a neighbour, in addition to the previous one, as the others may not get theirs."""
@@ -117,24 +93,16 @@ class ShardServer:
     # --- reading and pushing ----------------------------------------------------------------------------
 
     def pull(self, known: Mapping[int, int], ended: Ended) -> Pulled:
-        """The parts of these variables that are newer than the caller's versions (-1: none).
-
-        Args:
-          known: the caller's versions.
-          ended: the functions that have ended.
-        """
+        """The parts of these variables that are newer than the caller's versions (-1: none)."""
         self._finish(ended)
-        newer = {
-            number: np.asarray(self._values[number])
-            for number, version in known.items()
-            if number in self._values and self._versions[number] != version
-        }
-        return Pulled(self._updates, {number: (self._versions[number], part) for number, part in newer.items()})
+        values, versions = self._state.values, self._state.versions
+        newer = [number for number, version in known.items() if number in values and versions[number] != version]
+        return Pulled(self._state.updates, {number: (versions[number], np.asarray(values[number])) for number in newer})
 
     def rows(self, number: int, indices: np.ndarray, ended: Ended) -> tuple[int, np.ndarray]:
         """The number of updates so far, and some rows of its part of a variable."""
         self._finish(ended)
-        return self._updates, np.asarray(self._values[number])[indices]
+        return self._state.updates, np.asarray(self._state.values[number])[indices]
 
     def push(self, push: Push) -> int:
         """Change the parts, now or when the step is complete; returns the number of updates since the function's read.
@@ -143,82 +111,80 @@ class ShardServer:
         after the servers have gone back.
         """
         self._finish(push.ended)
-        key = push.function, push.number
-        if push.ended.era != self._ended.era or push.function < self._ended.below or key in self._seen:
+        key, state = (push.function, push.number), self._state
+        if push.ended.era != state.ended.era or push.function < state.ended.below or key in state.seen:
             return 0
-        self._seen.add(key)
-        staleness = 0 if push.based_on is None else self._updates - push.based_on
+        state.seen.add(key)
+        staleness = 0 if push.based_on is None else state.updates - push.based_on
         if self._groups == 1:
             self._update([push])
-            return staleness
-        self._waiting.setdefault((push.function // self._groups, push.number), {})[push.function] = push
+        else:
+            state.waiting.setdefault((push.function // self._groups, push.number), {})[push.function] = push
         return staleness
 
     def break_off(self, ended: Ended) -> None:
         """After a step has failed: drop waiting pushes, except those of complete steps."""
         self._finish(ended)
-        self._waiting.clear()
+        self._state.waiting.clear()
 
     # --- updates ----------------------------------------------------------------------------------------
 
     def _finish(self, ended: Ended) -> None:
         """These functions have ended: apply complete steps."""
-        if ended.era != self._ended.era or ended.below <= self._ended.below:
+        state = self._state
+        if ended.era != state.ended.era or ended.below <= state.ended.below:
             return
-        self._ended = ended
-        self._seen = {seen for seen in self._seen if seen[0] >= ended.below}
-        whole = sorted(step for step in self._waiting if (step[0] + 1) * self._groups <= ended.below)
-        for step in whole:
-            together = self._waiting.pop(step)
+        state.ended = ended
+        state.seen = {seen for seen in state.seen if seen[0] >= ended.below}
+        for step in sorted(step for step in state.waiting if (step[0] + 1) * self._groups <= ended.below):
+            together = state.waiting.pop(step)
             self._update([together[function] for function in sorted(together)])
 
     def _update(self, pushes: Sequence[Push]) -> None:
         """Apply one update: the pushes of one step, in the order of their replicas."""
-        self._updates += 1
-        optimizers = [n for push in pushes for n in push.gradients if n in self._optimizers]
-        for number in dict.fromkeys(optimizers):  # without those that the program has dropped meanwhile
-            self._optimize(number, [push.gradients[number] for push in pushes if number in push.gradients])
-        known = self._values  # and without dropped variables
-        for number in dict.fromkeys(n for push in pushes for n in push.added if n in known):
-            delta = self._combined(number, [p.added[number] for p in pushes if number in p.added])
-            self._set(number, self._with_added(number, delta))
-        for number in dict.fromkeys(n for push in pushes for n in push.assigned if n in known):
-            [value] = self._combined(number, [p.assigned[number] for p in pushes if number in p.assigned])
+        self._state.updates += 1
+        found: dict[int | str, dict[int, list[Any]]] = {"added": {}, "assigned": {}}
+        for push in pushes:
+            for (kind, number), change in push.changes.items():
+                found.setdefault(kind, {}).setdefault(number, []).append(change)
+        added, assigned, values = found.pop("added"), found.pop("assigned"), self._state.values
+        for optimizer, gradients in found.items():
+            if optimizer in self._state.optimizers:  # the program may have dropped it meanwhile, and variables, too
+                self._optimize(self._state.optimizers[int(optimizer)], gradients)
+        for number in added.keys() & values.keys():
+            self._set(number, self._with_added(number, self._combined(number, added[number])))
+        for number in assigned.keys() & values.keys():
+            [value] = self._combined(number, assigned[number])
             self._set(number, np.array(value) if value.flags.writeable else value)  # others may share it
 
-    def _combined(self, number: int, values: Sequence[Any]) -> list[Any]:
+    def _combined(self, number: int, values: list[Any]) -> list[Any]:
         """The values that the groups of replicas of one step add or assign, combined by the variable's aggregation."""
-        how = self._aggregations[number]
+        how = self._state.aggregations[number]
         if len(values) == 1 or how in (Aggregation.NONE, Aggregation.ONLY_FIRST_REPLICA):
-            return list(values[:1])
+            return values[:1]
         if any(isinstance(value, tuple) for value in values):
             scale = len(values) if how is Aggregation.MEAN else 1
             return [(indices, rows / scale if scale > 1 else rows) for indices, rows in values]
         total = _sum(values)
         return [(total / len(values)).astype(total.dtype) if how is Aggregation.MEAN else total]
 
-    def _optimize(self, number: int, gradients: Sequence[Mapping[int, np.ndarray | Rows]]) -> None:
-        optimizer, update = self._optimizers[number]
-        values = [self._part(optimizer, v) for v in optimizer.variables]
-        state = [self._part(optimizer, s) for s in optimizer.slots]
-        dense = [
-            _dense([g[v] for g in gradients if v in g], value)
-            for v, value in zip(optimizer.variables, values, strict=True)
-        ]
-        new_values, new_state = update(dense, values, state)
-        for v, value in zip((*optimizer.variables, *optimizer.slots), (*new_values, *new_state), strict=True):
-            if v in self._values:
-                self._set(v, value)
+    def _optimize(self, optimizer: OptimizerPart, gradients: Mapping[int, Sequence[np.ndarray | Rows]]) -> None:
+        values, state = (
+            [self._state.values[n] if n in self._state.values else np.zeros(*optimizer.empty[n]) for n in numbers]
+            for numbers in (optimizer.variables, optimizer.slots)
+        )
+        dense = [_dense(gradients.get(n, ()), value) for n, value in zip(optimizer.variables, values, strict=True)]
+        if optimizer.number not in self._compiled:
+            tree = jax.tree_util.tree_structure(optimizer.tree)
+            self._compiled[optimizer.number] = jax.jit(update_of(optimizer.transformation, tree))
+        new_values, new_state = self._compiled[optimizer.number](dense, values, state)
+        for n, value in zip((*optimizer.variables, *optimizer.slots), (*new_values, *new_state), strict=True):
+            if n in self._state.values:
+                self._set(n, value)
 
-    def _part(self, optimizer: OptimizerPart, number: int) -> Part:
-        if number in self._values:
-            return self._values[number]
-        shape, dtype = optimizer.empty[number]
-        return np.zeros(shape, dtype)
-
-    def _with_added(self, number: int, deltas: Sequence[np.ndarray | Rows]) -> np.ndarray:
+    def _with_added(self, number: int, deltas: Iterable[np.ndarray | Rows]) -> np.ndarray:
         """The sum; in the value's own memory, if no other object refers to it."""
-        value: Any = self._values[number]
+        value: Any = self._state.values[number]
         is_own = isinstance(value, np.ndarray) and value.flags.writeable and value.flags.owndata
         changed = value if is_own else np.empty(value.shape, value.dtype)
         for delta in deltas:
@@ -232,8 +198,8 @@ class ShardServer:
         return changed
 
     def _set(self, number: int, value: Part) -> None:
-        self._values[number] = value
-        self._versions[number] = self._versions.get(number, 0) + 1
+        self._state.values[number] = value
+        self._state.versions[number] = self._state.versions.get(number, 0) + 1
 
 
 def _sum(values: Sequence[Any]) -> np.ndarray:
@@ -243,12 +209,12 @@ def _sum(values: Sequence[Any]) -> np.ndarray:
     return total
 
 
-def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> Any:
+def _dense(gradients: Iterable[np.ndarray | Rows], like: Part) -> Any:
     """The sum of gradients, as an array like ``like``."""
     rows = [g for g in gradients if isinstance(g, tuple)]
     arrays = [g for g in gradients if not isinstance(g, tuple)]
-    if not rows:
-        return arrays[0] if len(arrays) == 1 else _sum(arrays) if arrays else np.zeros(like.shape, like.dtype)
+    if len(arrays) == 1 and not rows:
+        return arrays[0]
     total = _sum(arrays) if arrays else np.zeros(like.shape, like.dtype)
     for indices, values in rows:
         np.add.at(total, indices, values)

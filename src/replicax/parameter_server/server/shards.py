@@ -70,12 +70,9 @@ class Shards:
 
 
 class ShardChoice:
-    """Chooses servers for variables: each goes to the server with the fewest bytes so far.
+    """Chooses servers for variables: each part goes to the server with the fewest bytes so far.
 
-    Args:
-      servers: the number of servers.
-      partitioner: how many parts a variable is split into along each dim; ``None`` for whole variables. At most one
-        part for each server.
+    A variable has at most one part for each server; without a partitioner it is whole.
     """
 
     def __init__(self, servers: int, partitioner: PieceCounts | None) -> None:

@@ -19,14 +19,7 @@ class GroupCommunicator(SpmdCommunicator):
 
     The workers combine values only on the servers, after the step. So a collective inside a step is impossible, and
     would be wrong among the replicas of one worker alone: it raises. The two collectives that the servers complete, the
-    sum of gradients and assigned values, set ``is_part``.
-
-    Args:
-      examples: of a padded batch.
-      options: for collectives without their own.
-      groups: the number of workers.
-      group: returns the number of this one, as a traced value.
-      is_part: whether a collective is the first half of one that the servers complete.
+    sum of gradients and assigned values, set ``is_part``. ``group`` returns the number of this worker, traced.
     """
 
     def __init__(
@@ -42,6 +35,10 @@ class GroupCommunicator(SpmdCommunicator):
         self._group = group
         self._is_part = is_part
 
+    def _check_part(self, what: str) -> None:
+        if not self._is_part():
+            _refuse(what)
+
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS) + self._group() * lax.axis_size(REPLICA_AXIS)
 
@@ -49,21 +46,18 @@ class GroupCommunicator(SpmdCommunicator):
         return super().add_up(count) * self._groups
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
-        if not self._is_part():
-            _refuse("all_reduce")
+        self._check_part("all_reduce")
         return super().all_reduce(op, arrays, options)
 
     def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         return self.all_reduce(ReduceOp.SUM, arrays, options)
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
-        if not self._is_part():
-            _refuse("all_gather")
+        self._check_part("all_gather")
         return super().all_gather(array, axis, options)
 
     def from_first(self, array: Any) -> Any:
-        if not self._is_part():
-            _refuse("a value of the first replica")
+        self._check_part("a value of the first replica")
         return super().from_first(array)
 
     def components(self, value: Any) -> Sequence[Any]:

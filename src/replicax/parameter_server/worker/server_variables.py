@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from replicax import context
 from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.parameter_server.server.messages import Ended
-from replicax.parameter_server.server.servers import Servers
+from replicax.parameter_server.actors import ActorDiedError, Reply, all_results
+from replicax.parameter_server.server.messages import Changes, Ended, Push
+from replicax.parameter_server.server.servers import Servers, split_changes
 from replicax.parameter_server.server.shards import Shards
-from replicax.parameter_server.worker.function_traffic import FunctionTraffic
 from replicax.parameter_server.worker.group_communicator import GroupCommunicator
 from replicax.parameter_server.worker.variables import WorkerVariable
 from replicax.variables.slots import Slot
@@ -23,15 +23,78 @@ from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
 
+class FunctionTraffic:
+    """Sends the changes of a function to the servers.
+
+    A change is sent before the function reads anything else, so that it sees its own changes, and at its end.
+
+    Attributes:
+      ended: the functions that had ended when this one was sent.
+      changed: the numbers of the variables that it has changed.
+      updates: how many updates each server had made when the function last read from it.
+    """
+
+    def __init__(self, servers: Servers, shards: Mapping[int, Shards], function: int, ended: Ended) -> None:
+        self._servers = servers
+        self._shards = shards
+        self._function = function
+        self.ended = ended
+        self._pushes = 0
+        self._unsent: list[tuple[Changes, dict[int, int]]] = []
+        self._sent: list[dict[int, Reply]] = []
+        self.changed: set[int] = set()
+        self.updates: dict[int, int] = {}
+
+    def change(self, changes: Changes) -> None:
+        """Add changes, to be sent later. The memory of their arrays must not be written to."""
+        self.changed.update(number for _, number in changes)
+        self._unsent.append((changes, dict(self.updates)))
+
+    def send(self) -> None:
+        """Send the changes, one call for each server and change; does not wait."""
+        unsent, self._unsent = self._unsent, []
+        for changes, updates in unsent:
+            pushes = {
+                server: Push(self._function, self._pushes, updates.get(server), mine, self.ended)
+                for server, mine in split_changes(self._shards, changes).items()
+            }
+            self._pushes += 1
+            self._sent.append(self._servers.push(pushes))
+
+    def settle(self) -> tuple[int, ...]:
+        """Send the remaining changes, and wait until all are applied, even if one fails.
+
+        Returns:
+          The largest staleness of each.
+
+        Raises:
+          ActorDiedError, TimeoutError: a server has died, or does not answer.
+          Exception: raised by a server.
+        """
+        self.send()
+        problems: list[Exception] = []
+        staleness = []
+        for sent in self._sent:
+            largest = 0
+            for server, reply in sent.items():
+                name = f"parameter server {server}"
+                try:
+                    largest = max(largest, *all_results([reply], lambda _, name=name: name))  # type: ignore[misc]
+                except Exception as error:  # the other servers must still apply theirs
+                    problems.append(error)
+            staleness.append(largest)
+        for problem in sorted(problems, key=lambda error: not isinstance(error, ActorDiedError | TimeoutError)):
+            raise problem
+        return tuple(staleness)
+
+
 class ServerVariables:
     """See :class:`replicax.workers.replicas.RemoteVariables`.
 
-    Args:
-      servers: with the variables.
-      groups: the number of workers that train synchronously; 1 in asynchronous mode.
-
     Attributes:
+      groups: the number of workers that train synchronously; 1 in asynchronous mode.
       shards: of each variable, by number.
+      built: the pytree of the variables of each optimizer that has been built, by number.
       roles: the purpose of each slot of the worker's variables.
       group: for synchronous workers: a variable with the worker's place in the present step.
       traffic: of the running function.
@@ -43,23 +106,19 @@ class ServerVariables:
     def __init__(self, servers: Servers, groups: int) -> None:
         self.servers = servers
         servers.ended = lambda: self.traffic.ended
-        self._groups = groups
+        self.groups = groups
         self.shards: dict[int, Shards] = {}
+        self.built: dict[int, Any] = {}
         self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
-        self._built: dict[int, Any] = {}
         self._parts = threading.local()
-
-    @property
-    def groups(self) -> int:
-        return self._groups
 
     # --- functions --------------------------------------------------------------------------------------
 
     def begin(self, function: int, ended: Ended) -> FunctionTraffic:
         """Begin a scheduled function."""
         self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, ended)
-        if self._groups > 1:
-            self.group.slot.array = self.group.to_storage(np.int32(function % self._groups))
+        if self.groups > 1:
+            self.group.slot.array = self.group.to_storage(np.int32(function % self.groups))
         return self.traffic
 
     def end(self) -> None:
@@ -74,18 +133,6 @@ class ServerVariables:
             for slot in [slot for slot, (_, of, _) in self.roles.items() if of is variable]:
                 del self.roles[slot]
 
-    def note_built(self, optimizer: int, variables: Any) -> None:
-        """Note that an optimizer has been built for the variables of this pytree."""
-        self._built[optimizer] = variables
-
-    def forget_built(self, optimizer: int) -> None:
-        """Forget a dropped optimizer."""
-        self._built.pop(optimizer, None)
-
-    def built(self, optimizer: int) -> Any:
-        """The pytree of an optimizer's variables; ``None`` if it has not been built."""
-        return self._built.get(optimizer)
-
     # --- around a program -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -97,11 +144,8 @@ class ServerVariables:
 
     def bring(self, slots: Iterable[Slot]) -> None:
         """Fetch the servers' present values into these slots."""
-        wanted = {}
-        for slot in slots:
-            kind, variable, _ = self.roles.get(slot, (None, None, None))
-            if kind == "value" and variable is not None:
-                wanted[variable.number_on_servers] = variable
+        roles = [self.roles[slot] for slot in slots if slot in self.roles]
+        wanted = {variable.number_on_servers: variable for kind, variable, _ in roles if kind == "value"}
         if not wanted:
             return
         for variable in wanted.values():
@@ -120,7 +164,7 @@ class ServerVariables:
         Raises:
           ContextError: it does.
         """
-        if self._groups > 1 and variable.number_on_servers in self.traffic.changed:
+        if self.groups > 1 and variable.number_on_servers in self.traffic.changed:
             raise ContextError(
                 f"a scheduled function has changed {variable.describe()}, and now reads it. With mode='sync' a "
                 "function is one part of one step, and what it changes is changed when all functions of the step have "
@@ -129,7 +173,7 @@ class ServerVariables:
             )
 
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
-        """Rows of a variable, with unique indices: ``[*indices.shape, *shape[1:]]``."""
+        """Rows of a variable: ``[*indices.shape, *shape[1:]]``; each is fetched once."""
         self.traffic.send()
         unique, places = np.unique(indices, return_inverse=True)
         rows, updates = self.servers.rows(number, self.shards[number], unique)
@@ -138,9 +182,7 @@ class ServerVariables:
 
     def _send(self, slots: Iterable[Slot]) -> None:
         """Send what a program has written into these slots."""
-        gradients: dict[int, dict[int, Any]] = {}
-        added: dict[int, Any] = {}
-        assigned: dict[int, Any] = {}
+        changes: dict[tuple[int | str, int], Any] = {}
         rows: dict[tuple[int, int], dict[int, Any]] = {}
         for slot in slots:
             if slot not in self.roles:
@@ -148,21 +190,25 @@ class ServerVariables:
             kind, variable, detail = self.roles[slot]
             number, array = variable.number_on_servers, slot.array
             if kind == "value":
-                assigned[number] = array
+                changes["assigned", number] = array
                 self.servers.overwrite(number)
             elif kind == "added":
-                added[number] = array
+                changes["added", number] = array
             elif kind == "gradient":
-                gradients.setdefault(detail[0], {})[number] = array
+                changes[detail[0], number] = array
             else:
                 rows.setdefault((detail[0], number), {})[detail[1]] = array
-        for (optimizer, number), found in rows.items():
-            gradients.setdefault(optimizer, {})[number] = found[0], found[1]
-        for number in added:
-            assigned.pop(number, None)  # its new value is the old one plus the added change
-        if gradients or added or assigned:
-            # The next program may take over the memory of values; no other code holds the notes.
-            self.traffic.change(gradients, added, {number: np.array(array) for number, array in assigned.items()})
+        for key, found in rows.items():
+            changes[key] = found[0], found[1]
+        for kind, number in list(changes):
+            if kind == "added":  # the new value is the old one plus the added change
+                changes.pop(("assigned", number), None)
+            elif (
+                (kind, number) in changes and kind == "assigned"
+            ):  # the next program may take over its memory; no other code holds the notes
+                changes[kind, number] = np.array(changes[kind, number])
+        if changes:
+            self.traffic.change(changes)
 
     # --- collectives ------------------------------------------------------------------------------------
 
@@ -178,12 +224,13 @@ class ServerVariables:
 
     def communicator(self, examples: Any, options: context.Options) -> SpmdCommunicator:
         """See :class:`replicax.workers.replicas.RemoteVariables`."""
-        if self._groups == 1:
+        if self.groups == 1:
             return SpmdCommunicator(examples, options)
-        return GroupCommunicator(examples, options, self._groups, self._group, self._is_part)
-
-    def _group(self) -> Any:
-        return current_store().read(self.group)
-
-    def _is_part(self) -> bool:
-        return getattr(self._parts, "depth", 0) > 0
+        group = self.group
+        return GroupCommunicator(
+            examples,
+            options,
+            self.groups,
+            lambda: current_store().read(group),
+            lambda: getattr(self._parts, "depth", 0) > 0,
+        )

@@ -19,16 +19,7 @@ from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, line_of
 from replicax.extended import StrategyExtended
 from replicax.parameter_server.actors import Actor, ActorDiedError
-from replicax.parameter_server.definitions import (
-    CallOutcome,
-    DatasetDefinition,
-    Failure,
-    Forgotten,
-    FunctionCall,
-    OptimizerDefinition,
-    ServersDefinition,
-    VariableDefinition,
-)
+from replicax.parameter_server.definitions import CallOutcome, Definition, Failure, FunctionCall, VariableDefinition
 from replicax.parameter_server.pickling import Reference, References, loads
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.worker.server_variables import ServerVariables
@@ -48,20 +39,13 @@ from replicax.variables.variable import Variable
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """The settings of a worker.
-
-    Attributes:
-      index: its number.
-      count: the number of workers.
-      devices: the number of its devices.
-      groups: the number of workers that train synchronously; 1 in asynchronous mode.
-      jax: JAX's settings, the same as the coordinator's.
-    """
+    """The settings of a worker, the ``index``-th of ``count``, with JAX's settings, the same as the coordinator's."""
 
     index: int
     count: int
     devices: int
     groups: int
+    """How many workers train synchronously; 1 in asynchronous mode."""
     jax: Mapping[str, Any]
 
 
@@ -72,12 +56,7 @@ class WorkerExtended(StrategyExtended):
 
 
 class WorkerStrategy(Strategy):
-    """The ``strategy`` inside a scheduled function, on the worker's own devices.
-
-    Args:
-      settings: of the worker.
-      server_variables: its access to the servers.
-    """
+    """The ``strategy`` inside a scheduled function, on the worker's own devices."""
 
     def __init__(self, settings: WorkerSettings, server_variables: ServerVariables) -> None:
         extended = WorkerExtended(resolve_devices(None)[: settings.devices])
@@ -102,11 +81,7 @@ class WorkerStrategy(Strategy):
 
 
 class WorkerIterator:
-    """A worker's own iterator: it returns elements again to a function that has to run again.
-
-    Args:
-      elements: the underlying iterator.
-    """
+    """A worker's own iterator: it returns elements again to a function that has to run again."""
 
     def __init__(self, elements: Any) -> None:
         self._elements = elements
@@ -133,12 +108,7 @@ class WorkerIterator:
 
 
 class StepWorker:
-    """Runs scheduled functions, one after the other.
-
-    Args:
-      settings: of the worker.
-      servers: the parameter servers, in their order.
-    """
+    """Runs scheduled functions, one after the other, with the variables of these servers."""
 
     def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
         for name, value in settings.jax.items():
@@ -214,36 +184,31 @@ class StepWorker:
         except (Exception, SystemExit) as error:
             return CallOutcome(failure=_failure(error))
 
-    def _define_all(self, definitions: Sequence[Any]) -> None:
-        for one in sorted(definitions, key=lambda one: not isinstance(one, VariableDefinition)):  # variables come first
-            if isinstance(one, VariableDefinition):
-                self._definitions[one.number] = one
-                self.server_variables.shards[one.number] = one.shards
-            elif isinstance(one, OptimizerDefinition):
-                self.server_variables.note_built(
-                    one.number, loads(one.variables, self._find, "an optimizer's variables")
-                )
-            elif isinstance(one, ServersDefinition):
-                self.server_variables.servers.replace(one.actors)
-            elif isinstance(one, Forgotten):
-                self._forget(one)
+    def _define_all(self, definitions: Sequence[Definition]) -> None:
+        for kind, number, content in sorted(definitions, key=lambda one: one[0] != "variable"):  # these come first
+            if content is None:
+                self._forget(kind, number)
+            elif kind == "variable":
+                self._definitions[number] = content
+                self.server_variables.shards[number] = content.shards
+            elif kind == "optimizer":
+                self.server_variables.built[number] = loads(content, self._find, "an optimizer's variables")
+            elif kind == "servers":
+                self.server_variables.servers.replace(content)
             else:
-                assert isinstance(one, DatasetDefinition)
-                self._dataset_fns[one.number] = one.dataset_fn
+                self._dataset_fns[number] = content
 
-    def _forget(self, gone: Forgotten) -> None:
-        if gone.kind == "variable":
-            variable = self._variables.pop(gone.number, None)
-            self._definitions.pop(gone.number, None)
-            self.server_variables.forget(gone.number, variable)
-        elif gone.kind == "optimizer":
-            self._optimizers.pop(gone.number, None)
-            self.server_variables.forget_built(gone.number)
-        elif gone.kind == "dataset":
-            self._dataset_fns.pop(gone.number, None)
-            self._datasets.pop(gone.number, None)
-        else:
-            self._iterators.pop(gone.number, None)
+    def _forget(self, kind: str, number: int) -> None:
+        known: dict[str, list[dict[int, Any]]] = {
+            "variable": [self._definitions],
+            "optimizer": [self._optimizers, self.server_variables.built],
+            "dataset": [self._dataset_fns, self._datasets],
+            "iterator": [self._iterators],
+        }
+        if kind == "variable":
+            self.server_variables.forget(number, self._variables.pop(number, None))
+        for objects in known[kind]:
+            objects.pop(number, None)
 
     # --- references of functions ------------------------------------------------------------------------
 
@@ -254,10 +219,9 @@ class StepWorker:
         if kind == "variable":
             return self._variable(*rest)
         if kind == "optimizer":
-            number, name = rest
-            if number not in self._optimizers:
-                self._optimizers[number] = WorkerOptimizer(self.server_variables, number, name)
-            return self._optimizers[number]
+            if rest[0] not in self._optimizers:
+                self._optimizers[rest[0]] = WorkerOptimizer(self.server_variables, *rest)
+            return self._optimizers[rest[0]]
         if kind == "dataset":
             return self._dataset(*rest)
         if kind == "value":

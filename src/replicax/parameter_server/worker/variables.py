@@ -103,7 +103,7 @@ class WorkerVariable(Variable):
             super().assign(value)
         if self._is_outside():
             self.server_variables.servers.overwrite(self.number_on_servers)
-            self.server_variables.traffic.change({}, {}, {self.number_on_servers: np.array(self.slot.array)})
+            self.server_variables.traffic.change({("assigned", self.number_on_servers): np.array(self.slot.array)})
             self.server_variables.traffic.send()
         else:
             self._assigned_in = _step()
@@ -113,7 +113,7 @@ class WorkerVariable(Variable):
         delta = self.checked(delta)
         signed = delta if method == "assign_add" else -delta
         if self._is_outside():
-            self.server_variables.traffic.change({}, {self.number_on_servers: np.array(signed)}, {})
+            self.server_variables.traffic.change({("added", self.number_on_servers): np.array(signed)})
             self.server_variables.traffic.send()
             return self
         with self.server_variables.part():
@@ -193,13 +193,7 @@ def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 class WorkerOptimizer(Optimizer):
-    """An optimizer in a worker's process: sends its gradients to the servers, which have its state.
-
-    Args:
-      server_variables: of the worker.
-      number: of the optimizer on the servers.
-      name: of the optimizer.
-    """
+    """An optimizer in a worker's process: sends its gradients to the servers, which have its state."""
 
     def __init__(self, server_variables: ServerVariables, number: int, name: str) -> None:
         import optax
@@ -214,7 +208,7 @@ class WorkerOptimizer(Optimizer):
         if self._variables:
             self._check_same(found)
             return
-        built = self._server_variables.built(self._number)
+        built = self._server_variables.built.get(self._number)
         if built is None:
             raise NotBuiltError(self._number, variables)
         self._variables, self._tree = _optimised(built)
@@ -250,12 +244,7 @@ class WorkerOptimizer(Optimizer):
 
 
 class NotBuiltError(BaseException):
-    """A function needs an optimizer that has not been built. Functions must not catch it.
-
-    Attributes:
-      number: of the optimizer.
-      variables: the pytree to build it for.
-    """
+    """A function needs an optimizer built for a pytree of variables. Functions must not catch it."""
 
     def __init__(self, number: int, variables: Any) -> None:
         self.number = number
