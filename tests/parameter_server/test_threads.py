@@ -44,7 +44,7 @@ def test_what_is_assigned_during_a_snapshot_is_not_lost() -> None:
 
 
 def under_way(home: Any, *variables: replicax.Variable) -> list[replicax.Variable]:
-    sent = home._log.sent("value")
+    sent = home.log.sent("value")
     return [variable for variable in variables if variable.number in sent]
 
 

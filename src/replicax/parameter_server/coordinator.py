@@ -253,16 +253,12 @@ class _Cluster:
                 self._start_worker,
                 definitions,
                 self._build,
-                self.servers.break_off,
-                actors.check,
                 Recovery(self.servers, self.home, definitions, start_server, actors.check),
                 strategy.groups,
                 strategy.max_staleness,
             )
-            self.home.save, self.home.recover = self.dispatcher.save, self.dispatcher.recover
-            self.home.settled = self.dispatcher.settled
+            self.home.dispatcher = self._references.dispatcher = self.dispatcher
             self.servers.ended = self.dispatcher.ended
-            self._references.dispatcher = self.dispatcher
             self.servers.wait_until_ready()
         except BaseException:
             if (dispatcher := getattr(self, "dispatcher", None)) is not None:

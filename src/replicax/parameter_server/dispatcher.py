@@ -34,9 +34,6 @@ class Dispatcher:
       start: starts the process of a worker.
       definitions: for the workers.
       build: builds an optimizer: its number, and the pickled pytree of its variables.
-      break_off: makes the servers forget a step in which a function has failed; steps of functions that have ended,
-        by its argument, count.
-      check: raises if the engine itself has ended.
       recovery: of servers that die.
       groups: the number of functions of a step; 1 without groups.
       max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
@@ -48,19 +45,13 @@ class Dispatcher:
         start: Callable[[int], Actor],
         definitions: Definitions,
         build: Callable[[int, bytes], None],
-        break_off: Callable[[Ended], None],
-        check: Callable[[], None],
         recovery: Recovery,
         groups: int,
         max_staleness: int | None,
     ) -> None:
-        self._starts = WorkerStartup(
-            start, lambda *started: self._inbox.put((started[0], started[1], None, started[2]))
-        )
+        self._starts = WorkerStartup(start, lambda worker, actor, reply: self._inbox.put((worker, actor, None, reply)))
         self._definitions = definitions
         self._build = build
-        self._break_off_below = break_off
-        self._check = check
         self._recovery = recovery
         self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
@@ -87,14 +78,9 @@ class Dispatcher:
     # --- called by the user -----------------------------------------------------------------------------
 
     def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
-        """Schedule a function; blocks while very many are waiting.
+        """Schedule a pickled function; blocks while very many are waiting.
 
-        Args:
-          name: of the function.
-          digest: identifies it.
-          fn: the function, pickled.
-          arguments: pickled, too.
-          uses: references in both. The dispatcher waits for results of other functions.
+        ``uses`` are the objects that it and its arguments refer to: it waits for results of other functions.
 
         Raises:
           WorkerError: an earlier function has failed, or the coordinator is closed.
@@ -111,12 +97,7 @@ class Dispatcher:
             return value
 
     def join(self, timeout: float | None) -> None:
-        """Wait until all functions are done.
-
-        Raises:
-          WorkerError: one has failed.
-          TimeoutError: the time has passed; the message says what each worker runs.
-        """
+        """Wait until all functions are done; raises if one has failed, or the time has passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -150,7 +131,7 @@ class Dispatcher:
 
     def close(self, why: str) -> None:
         """Stop sending; waiting functions are cancelled."""
-        self._recovery.stop(why)  # it may hold the lock
+        self._recovery.stopped = why  # it may hold the lock
         with self._changed:
             if self._closed is None:
                 self._closed = why
@@ -160,10 +141,9 @@ class Dispatcher:
             self._thread.join(TIMEOUT)
 
     def recover(self, era: int) -> None:
-        """After a server has died: go back to the last snapshot, and wait until later functions have run again.
+        """After a call has failed in this era: go back to the last snapshot, unless the servers have since.
 
-        Args:
-          era: of the call that failed; if servers have gone back since, they do not go back once more.
+        Waits until later functions have run again.
 
         Raises:
           WorkerError: recovery is impossible.
@@ -179,8 +159,8 @@ class Dispatcher:
     def settled(self) -> int:
         """How many times servers have gone back; waits until the functions before that have run again.
 
-        Until then the servers lack changes that the program knows to have been made. The dispatcher's own thread does
-        not wait, as it runs the functions again.
+        Until then the servers lack changes that the program knows of. The dispatcher's own thread, which runs the
+        functions again, does not wait.
         """
         if threading.current_thread() is self._thread:
             return self._recovery.era
@@ -307,7 +287,7 @@ class Dispatcher:
     def _assign(self) -> None:
         """Repeat the program's assignments, after the functions that had ended have run again."""
         try:
-            self._recovery.resend_assigned()
+            self._recovery.home.resend_assigned()
             self._is_to_assign = False
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
@@ -345,7 +325,7 @@ class Dispatcher:
         with self._changed:
             try:
                 if self._closed is None:
-                    self._check()
+                    self._recovery.check()
                     self._starts.check(self._workers)
             except Exception as error:
                 self._give_up(f"the coordinator can't go on: {error}")
@@ -404,7 +384,7 @@ class Dispatcher:
                     self._begin_step()
         else:
             self._since_snapshot.append(scheduled)
-            self._recovery.note_progress()
+            self._recovery.tries = 0  # deaths before this don't count any more
             self.log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
         if self._broken_off is not None and not self._running:
@@ -415,7 +395,7 @@ class Dispatcher:
         self._broken_off = None
         self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
         try:
-            self._break_off_below(Ended(self._recovery.era, step * self._groups))
+            self._recovery.servers.break_off(Ended(self._recovery.era, step * self._groups))
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 

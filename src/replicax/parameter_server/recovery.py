@@ -32,10 +32,12 @@ class Recovery:
       home: the variables on them.
       definitions: for workers; gets the new servers.
       start: starts the process of a server.
-      check: raises if the engine itself has ended.
+      check: raises if Ray itself has ended.
 
     Attributes:
       era: how many times servers have gone back, or started to.
+      tries: how many times since a function has ended without an error.
+      stopped: why to give up going back; set from any thread.
     """
 
     def __init__(
@@ -46,15 +48,14 @@ class Recovery:
         start: Callable[[int], Actor],
         check: Callable[[], None],
     ) -> None:
-        self._servers = servers
-        self._home = home
+        self.servers = servers
+        self.home = home
         self._definitions = definitions
         self._start = start
-        self._check = check
-        self.era = 0
-        self._tries = 0
+        self.check = check
+        self.era = self.tries = 0
+        self.stopped: str | None = None
         self._starting: set[int] = set()
-        self._stopped: str | None = None
         self._states: list[Reply] | None = None
         self._taken = time.monotonic()
         self._cost = 0.0
@@ -63,13 +64,10 @@ class Recovery:
     def is_due(self, functions: int) -> bool:
         """Whether to take a snapshot as soon as no function is running.
 
-        That is the case after some functions, so rarely that snapshots take 1/40 of the time; or if the program has
-        assigned a variable, which would be lost.
-
-        Args:
-          functions: the number that were run since the last one.
+        That is the case after some functions since the last one, so rarely that snapshots take 1/40 of the time; or if
+        the program has assigned a variable, which would be lost.
         """
-        if functions and self._home.has_assigned:
+        if functions and self.home.log.has_assigned:
             return True
         due = functions >= _FUNCTIONS and time.monotonic() - self._taken >= self._cost / _SHARE
         if due and self._due_since is None:
@@ -83,19 +81,11 @@ class Recovery:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
-        mark = self._home.mark()
-        self._states, self._due_since = self._servers.snapshots(), None
-        self._home.saved(mark)
+        mark = self.home.log.arrived()
+        self._states, self._due_since = self.servers.snapshots(), None
+        self.home.log.clear(mark)
         self._taken = time.monotonic()
         self._cost = self._taken - began
-
-    def note_progress(self) -> None:
-        """Note that a function has ended without an error: deaths before it don't count any more."""
-        self._tries = 0
-
-    def stop(self, why: str) -> None:
-        """Give up going back. From any thread."""
-        self._stopped = why
 
     def go_back(self) -> None:
         """Start new processes for dead servers, and make all servers go back, while no function is running.
@@ -103,33 +93,23 @@ class Recovery:
         It tries again if a server dies meanwhile: at its start, or while it gets its state or later messages.
 
         Raises:
-          ActorDiedError: servers die again and again, the snapshot is lost, or the engine has ended; says which.
+          ActorDiedError: servers die again and again, the snapshot is lost, or Ray has ended; says which.
         """
         try:
             self._go_back()
         except ActorDiedError as error:
-            self._home.lost = f"the parameter servers are lost: {error}"
+            self.home.lost = f"the parameter servers are lost: {error}"
             raise
-
-    def resend_assigned(self) -> None:
-        """Repeat the program's assignments since the snapshot, after functions that had ended before have run again.
-
-        No function starts while an assignment is not saved. So no function that must come after it has ended.
-
-        Raises:
-          ActorDiedError, TimeoutError: a server has died, or does not answer.
-        """
-        self._home.resend_assigned()
 
     def _go_back(self) -> None:
         why = ""
         while True:
-            self._check()
-            if self._stopped is not None:
-                raise ActorDiedError(self._stopped)
-            if self._tries >= _MOST_RECOVERIES:
-                raise ActorDiedError(f"they have died {self._tries} times without a function finished in between{why}")
-            self._tries += 1
+            self.check()
+            if self.stopped is not None:
+                raise ActorDiedError(self.stopped)
+            if self.tries >= _MOST_RECOVERIES:
+                raise ActorDiedError(f"they have died {self.tries} times without a function finished in between{why}")
+            self.tries += 1
             try:
                 return self._try_to_go_back()
             except ReplyLostError as error:
@@ -138,7 +118,7 @@ class Recovery:
                 why = f"; the last time: {error}"
 
     def _try_to_go_back(self) -> None:
-        actors = list(self._servers.actors)
+        actors = list(self.servers.actors)
         began = time.monotonic()
         for index, reply in enumerate([actor.call("ready") for actor in actors]):
             limit = began + (TIMEOUT if index in self._starting else _SECONDS_TO_ANSWER)
@@ -149,10 +129,10 @@ class Recovery:
                 actors[index] = self._start(index)
                 self._starting.add(index)
         self.era += 1
-        self._servers.replace(actors)
-        self._servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
+        self.servers.replace(actors)
+        self.servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
         self._starting.clear()
-        self._home.resend()
+        self.home.resend()
         if self._states is not None:
-            self._servers.keep(self._states)  # a server that kept one may have died
+            self.servers.keep(self._states)  # a server that kept one may have died
         self._definitions.add_servers(actors)

@@ -29,6 +29,7 @@ from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
     from replicax.parameter_server.definitions import Definitions
+    from replicax.parameter_server.dispatcher import Dispatcher
 
 _MOST_DEATHS = 10
 """How many servers may die during one call."""
@@ -125,14 +126,18 @@ class VariableHome:
     """The variables of a strategy on its servers, as long as there are servers.
 
     Threads of the program and the dispatcher's call it, one at a time: they hold :data:`launching`, which reading and
-    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: the methods
-    that it calls with that lock (:meth:`mark`, :meth:`resend` and so on) use only the log.
+    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: with that lock
+    it uses only the log.
 
     Args:
       variables: of the strategy.
       servers: of the variables.
       choice: chooses a server for each variable.
       definitions: of variables and optimizers for workers; extended here.
+
+    Attributes:
+      lost: why the servers could not be restored; their present state is useless.
+      dispatcher: takes snapshots, and makes servers that have died go back; ``None`` while there is none.
     """
 
     def __init__(
@@ -144,29 +149,23 @@ class VariableHome:
         self._definitions = definitions
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._defined: set[int] = set()
-        self._log = WriteAheadLog()
+        self.log = WriteAheadLog()
         self.lost: str | None = None
-        """Why the servers could not be restored; their present state is useless."""
-        self.save: Callable[[], None] | None = None
-        """Requests a snapshot as soon as possible."""
-        self.recover: Callable[[int], None] | None = None
-        """Makes the servers go back to the last snapshot after one has died, unless they have since this era."""
-        self.settled: Callable[[], int] = int
-        """Waits until the servers have again what they had before they went back; returns the era."""
+        self.dispatcher: Dispatcher | None = None
 
     # --- variables --------------------------------------------------------------------------------------
 
     def send(self, only: Sequence[int] | None = None) -> None:
         """Send the servers variables that are new or changed here: those in ``only``, or all."""
         variables = self._variables if only is None else [self._variables[number] for number in only]
-        if self._try(lambda: self._send(variables)) and self.save is not None:
-            self.save()
+        if self._try(lambda: self._send(variables)) and self.dispatcher is not None:
+            self.dispatcher.save()
 
     def _send(self, variables: Iterable[Variable]) -> bool:
         """Send them; returns whether the program has assigned one that the servers had before."""
         gone, optimizers = self._definitions.forget()
         if gone or optimizers:
-            self._log.forget(gone, optimizers)
+            self.log.forget(gone, optimizers)
             self._servers.drop(gone, optimizers)
             self._defined.difference_update(optimizers)
         new: list[Variable] = []
@@ -190,7 +189,7 @@ class VariableHome:
         sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
             values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
-            with self._log.sending("value", values, assigned):
+            with self.log.sending("value", values, assigned):
                 self._servers.put(values)
         for variable in variables:
             _slot(variable).agree(sent[variable.number][1])
@@ -217,7 +216,7 @@ class VariableHome:
         """Fetch all variables, which from now on exist only here."""
         with launching:
             slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
-            self.recover = None
+            self.dispatcher = None
             try:
                 self._check_lost()
                 for slot in slots:
@@ -234,22 +233,9 @@ class VariableHome:
 
     # --- servers that die -------------------------------------------------------------------------------
 
-    @property
-    def has_assigned(self) -> bool:
-        """Whether the program has assigned a variable since the last snapshot."""
-        return self._log.has_assigned
-
-    def mark(self) -> Any:
-        """The content of a snapshot that starts now; for :meth:`saved`."""
-        return self._log.arrived()
-
-    def saved(self, mark: Any) -> None:
-        """Note that there is a snapshot of all servers, started after :meth:`mark`."""
-        self._log.clear(mark)
-
     def resend(self) -> None:
         """After the servers have gone back to the last snapshot: repeat later messages, except assignments."""
-        values, told = self._log.sent("value"), self._log.sent("optimizer")
+        values, told = self.log.sent("value"), self.log.sent("optimizer")
         if values:
             self._servers.put(values)
         for parts in told.values():
@@ -257,7 +243,7 @@ class VariableHome:
 
     def resend_assigned(self) -> None:
         """Repeat assignments, after the functions that had ended before the servers went back have run again."""
-        if values := self._log.assigned("value"):
+        if values := self.log.assigned("value"):
             self._servers.put(values)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
@@ -269,17 +255,18 @@ class VariableHome:
         with launching:
             deaths = 0
             while True:
-                era = self.settled()
+                dispatcher = self.dispatcher
+                era = dispatcher.settled() if dispatcher is not None else 0
                 try:
                     self._check_lost()
                     result = call()
                 except ActorDiedError:
                     deaths += 1
-                    if self.recover is None or deaths > _MOST_DEATHS:
+                    if dispatcher is None or deaths > _MOST_DEATHS:
                         raise
-                    self.recover(era)
+                    dispatcher.recover(era)
                 else:
-                    if not reads or self.settled() == era:
+                    if not reads or dispatcher is None or dispatcher.settled() == era:
                         return result
 
     def _check_lost(self) -> None:
@@ -355,7 +342,7 @@ class VariableHome:
             )
             for server in servers
         }
-        with self._log.sending("optimizer", {number: parts}):
+        with self.log.sending("optimizer", {number: parts}):
             self._servers.define(parts)
         self._definitions.add_optimizer(number, optimizer)
 

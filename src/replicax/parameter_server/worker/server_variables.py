@@ -200,13 +200,12 @@ class ServerVariables:
                 rows.setdefault((detail[0], number), {})[detail[1]] = array
         for key, found in rows.items():
             changes[key] = found[0], found[1]
-        for kind, number in list(changes):
-            if kind == "added":  # the new value is the old one plus the added change
+        for of, number in list(changes):
+            if of == "added":  # the new value is the old one plus the added change
                 changes.pop(("assigned", number), None)
-            elif (
-                (kind, number) in changes and kind == "assigned"
-            ):  # the next program may take over its memory; no other code holds the notes
-                changes[kind, number] = np.array(changes[kind, number])
+            elif of == "assigned" and (of, number) in changes:
+                # The next program may take over the memory of values; no other code holds the notes.
+                changes[of, number] = np.array(changes[of, number])
         if changes:
             self.traffic.change(changes)
 
