@@ -46,8 +46,8 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
             coordinator.schedule(lambda number: number, args=(number,)).fetch(WAIT)
         worker = actors.of("StepWorker")[0].object
         assert len(worker._functions) <= 3
-        kept = worker._iterators, worker._datasets, worker._dataset_fns, worker._variables, worker._definitions
-        assert [len(known) for known in (*kept, worker._optimizers, worker.server_variables.built)] == [0] * 7
+        kept = worker._definitions, worker._objects, worker.server_variables.built
+        assert [len(known) for known in kept] == [0] * 3
         assert [len(known) for known in (cluster.home._optimizers, cluster.home._defined)] == [0, 0]
         assert not worker.server_variables.roles
         for server in actors.of("ShardServer"):

@@ -18,7 +18,7 @@ from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.actors import Actor, Actors
 from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
-from replicax.parameter_server.pickling import Reference, References, loads
+from replicax.parameter_server.pickling import Named, Reference, dumps, loads
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
 from replicax.parameter_server.served_variables import VariableHome, check_across
@@ -28,7 +28,10 @@ from replicax.parameter_server.server.shards import ShardChoice
 from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.work_report import WorkReport
 from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
+from replicax.strategy import Strategy
+from replicax.training.optimizer import Optimizer
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, function_name
+from replicax.variables.variable import Variable
 
 _KEPT_FUNCTIONS = 64
 _SHARED_SETTINGS = (
@@ -235,8 +238,7 @@ class _Cluster:
             WorkerSettings(index, strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict)
             for index in range(strategy.num_workers)
         ]
-        self._references = References(strategy, lambda optimizer: self.home.number_of(optimizer))
-        definitions = Definitions(lambda value: self._references.dumps(value, "the pytree of an optimizer's variables"))
+        definitions = Definitions(lambda value: self._dumps(value, "the pytree of an optimizer's variables"))
         self._definitions = definitions
         self._functions: dict[FunctionKey, tuple[str, bytes, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
@@ -257,7 +259,7 @@ class _Cluster:
                 strategy.groups,
                 strategy.max_staleness,
             )
-            self.home.dispatcher = self._references.dispatcher = self.dispatcher
+            self.home.dispatcher = self.dispatcher
             self.servers.ended = self.dispatcher.ended
             self.servers.wait_until_ready()
         except BaseException:
@@ -278,19 +280,48 @@ class _Cluster:
             if len(self._functions) >= _KEPT_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
             used: list[Any] = []
-            data = self._references.dumps(fn, f"the scheduled function {name!r}", used)
+            data = self._dumps(fn, f"the scheduled function {name!r}", used)
             self._functions[key] = hashlib.sha256(data).hexdigest(), data, fn, used
         digest, data, _, used = self._functions[key]
         uses = list(used)
-        pickled = self._references.dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
+        pickled = self._dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
         return self.dispatcher.schedule(name, digest, data, pickled, uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """See :meth:`ClusterCoordinator.create_per_worker_dataset`."""
         number = next(self._numbers)
-        self._definitions.add_dataset(number, self._references.dumps(dataset_fn, "dataset_fn"))
+        self._definitions.add_dataset(number, self._dumps(dataset_fn, "dataset_fn"))
         return PerWorkerDataset(number, self._iterators, self._definitions.drop)
+
+    def _dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
+        return dumps(value, self._reference_of, what, uses)
+
+    def _reference_of(self, value: Any) -> Reference | None:
+        """The reference to ``value``; ``None`` if it must be copied.
+
+        Raises:
+          ValueError: it belongs to another strategy or coordinator.
+          WorkerError: it is the result of a function that has failed.
+        """
+        strategy = self._strategy()
+        if isinstance(value, Named):
+            value.check_owner(self.dispatcher)
+            return value.reference
+        if isinstance(value, Variable):
+            if value.strategy is not strategy:
+                raise ValueError(
+                    f"{value.describe()} belongs to {value.strategy!r}, and can't be used by a function that is "
+                    f"scheduled for {strategy!r}: create it inside this strategy's scope()"
+                )
+            return "variable", value.number
+        if isinstance(value, Optimizer):
+            return "optimizer", self.home.number_of(value), value.name
+        if isinstance(value, Strategy):
+            if value is not strategy:
+                raise ValueError(f"a scheduled function uses {value!r}, but runs under {strategy!r}")
+            return ("strategy",)
+        return None
 
     def _build(self, optimizer: int, variables: bytes) -> None:
         self.home.build(optimizer, loads(variables, self._find, "the pytree of an optimizer's variables"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -67,7 +66,7 @@ class WorkLog:
         """The report; starts the next one."""
         seconds = 0.0 if self._since is None else time.monotonic() - self._since
         functions = sum(self._functions.values())
-        p50, p99 = _percentiles(self._staleness, (50, 99)) if self._staleness else (0.0, 0.0)
+        p50, p99 = np.percentile(list(self._staleness.elements()) or [0], (50, 99)).tolist()
         report = WorkReport(
             functions,
             seconds,
@@ -79,12 +78,3 @@ class WorkLog:
         )
         self._clear()
         return report
-
-
-def _percentiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float]:
-    """Percentiles of numbers with these frequencies, as :func:`numpy.percentile` defines them."""
-    values = sorted(counts)
-    last = np.cumsum([counts[value] for value in values]) - 1  # the last place of each, in sorted order
-    places = np.asarray(wanted) / 100 * last[-1]
-    lower, upper = (np.take(values, np.searchsorted(last, rounded(places))) for rounded in (np.floor, np.ceil))
-    return (lower + (upper - lower) * (places - np.floor(places))).tolist()

@@ -20,7 +20,7 @@ from replicax.errors import ContextError, line_of
 from replicax.extended import StrategyExtended
 from replicax.parameter_server.actors import Actor, ActorDiedError
 from replicax.parameter_server.definitions import CallOutcome, Definition, Failure, FunctionCall, VariableDefinition
-from replicax.parameter_server.pickling import Reference, References, loads
+from replicax.parameter_server.pickling import Reference, dumps, loads
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.worker.server_variables import ServerVariables
 from replicax.parameter_server.worker.variables import (
@@ -121,12 +121,8 @@ class StepWorker:
                 self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
         self._pickled: dict[str, bytes] = {}
         self._functions: dict[str, Any] = {}
-        self._definitions: dict[int, VariableDefinition] = {}
-        self._variables: dict[int, WorkerVariable] = {}
-        self._optimizers: dict[int, WorkerOptimizer] = {}
-        self._dataset_fns: dict[int, bytes] = {}
-        self._datasets: dict[int, Any] = {}
-        self._iterators: dict[int, WorkerIterator] = {}
+        self._definitions: dict[tuple[str, int], Any] = {}
+        self._objects: dict[tuple[str, int], Any] = {}  # of the definitions; each is made when a function needs it
         self._inputs: Mapping[int, Any] = {}
 
     @property
@@ -169,106 +165,89 @@ class StepWorker:
                 self._functions[call.digest] = loads(self._pickled[call.digest], self._find, call.name)
                 del self._pickled[call.digest]
             args, kwargs = loads(call.arguments, self._find, f"an argument of {call.name}")
-            for iterator in self._iterators.values():
+            for iterator in self._iterators:
                 iterator.begin()
             with self.strategy.scope():
                 returned = self._functions[call.digest](*args, **kwargs)
                 self.server_variables.end()
                 return CallOutcome(_fetched(self.strategy, returned))
         except NotBuiltError as needed:
-            for iterator in self._iterators.values():
+            for iterator in self._iterators:
                 iterator.take_back()
-            return CallOutcome(to_build=(needed.number, self._named(needed.variables)))
+            variables = dumps(needed.variables, _reference_of, "the pytree of the variables")
+            return CallOutcome(to_build=(needed.number, variables))
         except ActorDiedError as error:
             return CallOutcome(lost=str(error), is_server=True)
         except (Exception, SystemExit) as error:
             return CallOutcome(failure=_failure(error))
 
     def _define_all(self, definitions: Sequence[Definition]) -> None:
-        for kind, number, content in sorted(definitions, key=lambda one: one[0] != "variable"):  # these come first
+        # Definitions of variables come first, as others refer to them.
+        for kind, number, content in sorted(definitions, key=lambda one: one[0] != "variable" or one[2] is None):
             if content is None:
-                self._forget(kind, number)
-            elif kind == "variable":
-                self._definitions[number] = content
-                self.server_variables.shards[number] = content.shards
+                self._definitions.pop((kind, number), None)
+                dropped = self._objects.pop((kind, number), None)
+                if kind == "variable":
+                    self.server_variables.forget(number, dropped)
+                elif kind == "optimizer":
+                    self.server_variables.built.pop(number, None)
             elif kind == "optimizer":
                 self.server_variables.built[number] = loads(content, self._find, "an optimizer's variables")
             elif kind == "servers":
                 self.server_variables.servers.replace(content)
             else:
-                self._dataset_fns[number] = content
-
-    def _forget(self, kind: str, number: int) -> None:
-        known: dict[str, list[dict[int, Any]]] = {
-            "variable": [self._definitions],
-            "optimizer": [self._optimizers, self.server_variables.built],
-            "dataset": [self._dataset_fns, self._datasets],
-            "iterator": [self._iterators],
-        }
-        if kind == "variable":
-            self.server_variables.forget(number, self._variables.pop(number, None))
-        for objects in known[kind]:
-            objects.pop(number, None)
+                self._definitions[kind, number] = content
+                if kind == "variable":
+                    self.server_variables.shards[number] = content.shards
 
     # --- references of functions ------------------------------------------------------------------------
+
+    @property
+    def _iterators(self) -> list[WorkerIterator]:
+        return [one for one in self._objects.values() if isinstance(one, WorkerIterator)]
 
     def _find(self, reference: Reference) -> Any:
         kind, *rest = reference
         if kind == "strategy":
             return self.strategy
-        if kind == "variable":
-            return self._variable(*rest)
-        if kind == "optimizer":
-            if rest[0] not in self._optimizers:
-                self._optimizers[rest[0]] = WorkerOptimizer(self.server_variables, *rest)
-            return self._optimizers[rest[0]]
-        if kind == "dataset":
-            return self._dataset(*rest)
         if kind == "value":
             return self._inputs[rest[0]]
-        assert kind == "iterator", kind
-        iterator, dataset = rest
-        if iterator not in self._iterators:
-            with self.strategy.scope():
-                self._iterators[iterator] = WorkerIterator(iter(self._dataset(dataset)))
-        return self._iterators[iterator]
+        if (kind, rest[0]) not in self._objects:
+            make: Callable[..., Any] = getattr(self, f"_{kind}")
+            self._objects[kind, rest[0]] = make(*rest)
+        return self._objects[kind, rest[0]]
 
     def _variable(self, number: int) -> WorkerVariable:
-        if number not in self._variables:
-            told = self._definitions[number]
-            with self._collection.opened():
-                # Its value is fetched before a program that reads it, or never if only rows of it are read.
-                nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
-                variable = WorkerVariable(
-                    Stored(nothing, Mirrored(), told.shape),
-                    trainable=told.trainable,
-                    name=told.name,
-                    aggregation=told.aggregation,
-                )
-            variable.belong_to(self.server_variables, number)
-            self._variables[number] = variable
-        return self._variables[number]
+        told: VariableDefinition = self._definitions["variable", number]
+        with self._collection.opened():
+            # Its value is fetched before a program that reads it, or never if only rows of it are read.
+            nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
+            variable = WorkerVariable(
+                Stored(nothing, Mirrored(), told.shape),
+                trainable=told.trainable,
+                name=told.name,
+                aggregation=told.aggregation,
+            )
+        variable.belong_to(self.server_variables, number)
+        return variable
+
+    def _optimizer(self, number: int, name: str) -> WorkerOptimizer:
+        return WorkerOptimizer(self.server_variables, number, name)
 
     def _dataset(self, number: int) -> Any:
-        if number not in self._datasets:
-            dataset_fn = loads(self._dataset_fns[number], self._find, "dataset_fn")
-            with self.strategy.scope():
-                self._datasets[number] = _checked(dataset_fn())
-        return self._datasets[number]
+        dataset_fn = loads(self._definitions["dataset", number], self._find, "dataset_fn")
+        with self.strategy.scope():
+            return _checked(dataset_fn())
 
-    def _named(self, variables: Any) -> bytes:
-        """A pytree of this worker's variables, pickled with references by number."""
-        own = _OwnReferences(self.strategy, lambda optimizer: -1)
-        return own.dumps(variables, "the pytree of the variables")
+    def _iterator(self, number: int, dataset: int) -> WorkerIterator:
+        elements = self._find(("dataset", dataset))
+        with self.strategy.scope():
+            return WorkerIterator(iter(elements))
 
 
-class _OwnReferences(References):
-    """References to a worker's variables, by the coordinator's numbers."""
-
-    def name_of(self, value: Any) -> Reference | None:
-        if isinstance(value, WorkerVariable):
-            return "variable", value.number_on_servers
-        return super().name_of(value)
+def _reference_of(value: Any) -> Reference | None:
+    """The reference to a worker's variable, by the coordinator's number."""
+    return ("variable", value.number_on_servers) if isinstance(value, WorkerVariable) else None
 
 
 def _checked(dataset: Any) -> Any:
