@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import re
-import sys
-
-import pytest
 
 from tests.matrix import lock, run
 
 ROOT = pathlib.Path(run.__file__).parents[2]
-FAILED = "=== short test summary info ===\n======= 2 failed, 30 passed, 1 skipped in 3.45s =======\n"
-PASSED = "============ 5 passed in 0.50s ============\n"
 
 
 def test_the_lock_of_a_combination_replaces_the_packages_of_its_jax():
@@ -40,41 +35,6 @@ def test_the_dependency_on_jax_is_what_the_matrix_runs():
 def test_a_jax_is_run_only_on_the_pythons_that_it_supports():
     assert [run.supports("0.10.2", (3, n)) for n in (11, 12, 13)] == [True, True, True]
     assert [run.supports("0.12.0.1", (3, n)) for n in (11, 12, 13)] == [False, True, True]
-
-
-def test_tests_are_counted_over_several_runs_of_pytest():
-    assert run.tally(PASSED + FAILED) == (35, 2)
-    assert run.tally("nothing was run") == (0, 0)
-
-
-def test_an_interpreter_is_found_by_its_path_and_missed_by_name():
-    assert run.interpreter(sys.executable) == sys.executable
-    assert run.version_of(sys.executable) == sys.version_info[:2]
-    with pytest.raises(run.UnusableError, match=r"no Python 3\.999 found: name its interpreter"):
-        run.interpreter("3.999")
-
-
-def test_a_failing_combination_hides_no_other():
-    rows = {
-        ("3.11", "a"): run.Row("3.11", "a", 5, 1, 60.0),
-        ("3.11", "b"): None,
-        ("3.12", "a"): run.Row("3.12", "a", trouble="no Python 3.12 found"),
-        ("3.12", "b"): run.Row("3.12", "b", 6, 0, 90.0),
-    }
-    said: list[str] = []
-    assert not run.run(["3.11", "3.12"], ["a", "b"], lambda *which: rows[which], said.append)
-    assert said[-1].strip().splitlines() == [
-        "Python  JAX  result  tests                 time",
-        "3.11    a    failed  5 passed, 1 failed    1.0 min",
-        "3.12    a    failed  no Python 3.12 found",
-        "3.12    b    passed  6 passed, 0 failed    1.5 min",
-    ]
-    assert run.run(["3.12"], ["b"], lambda *which: rows[which], said.append)
-    assert not run.run(["3.11"], ["b"], lambda *which: rows[which], said.append)  # nothing was run
-
-
-def test_a_run_without_tests_is_no_success():
-    assert not run.Row("3.12", "a").is_good
 
 
 def test_a_merged_lock_has_markers_where_pythons_differ():

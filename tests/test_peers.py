@@ -14,8 +14,7 @@ from flax import nnx
 
 from benchmarks.peers import measuring, report, roster
 from benchmarks.peers.libraries import jax_models, on_nnx
-from benchmarks.peers.problems import MAKERS, Problem, problem
-from benchmarks.peers.process import PeerFailedError, Side
+from benchmarks.peers.problems import MAKERS, problem
 
 MLP = problem("mlp")
 
@@ -56,24 +55,6 @@ def test_models_in_other_words_are_the_same(name: str) -> None:
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
-def test_pooling_by_hand_is_that_of_windows() -> None:
-    x = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
-    np.testing.assert_array_equal(jax_models.reshaped(x), jax_models.windowed(x))
-
-
-def test_replicas_on_a_device_for_each_core_are_measured_where_there_are_more() -> None:
-    on_two, on_eight = ({peer.name for peer in roster.taking_part(roster.PEERS, n)} for n in (2, 8))
-    assert on_eight - on_two == {"replicax_shared"}
-    assert on_eight == {peer.name for peer in roster.PEERS}
-
-
-def test_slices_are_those_of_the_global_batch() -> None:
-    for case in map(problem, MAKERS):
-        inputs, labels = zip(*(case.rows(i, 8) for i in range(8)), strict=True)
-        np.testing.assert_array_equal(np.concatenate(inputs), case.inputs)
-        np.testing.assert_array_equal(np.concatenate(labels), case.labels)
-
-
 def test_replicax_and_jax_by_hand_are_measured_and_agree() -> None:
     small = [peer for peer in roster.PEERS if peer.name in ("replicax", "jax")]
     effort = measuring.Effort(rounds=1, turns=2, seconds=0.01)
@@ -100,12 +81,6 @@ def test_another_computation_is_an_error(found: dict[str, Any], message: str) ->
         measuring.check(roster.BY_NAME["jax"], MLP, found, {"10": 1.4})
 
 
-def test_a_peer_that_fails_is_named_with_what_it_said() -> None:
-    broken = Problem("unknown", "", {}, MLP.inputs, MLP.labels)
-    with pytest.raises(PeerFailedError, match=r"(?s)jax, unknown, 2 replicas.*KeyError: 'unknown'"):
-        Side(roster.BY_NAME["jax"], broken, 2)
-
-
 def figures(over: float) -> dict[str, Any]:
     return {
         "step_ms": 10 * over,
@@ -118,28 +93,6 @@ def figures(over: float) -> dict[str, Any]:
         "proportional_mb": 600.0,
         "processes": 2 if over < 1 else 1,
     }
-
-
-def test_the_page_says_who_is_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = {"replicax": figures(1.0), "jax": figures(0.95), "torch": figures(0.5)}
-    found = {"machine": {"cores": 2, "architecture": "x"}, "cases": [{"problem": "cnn", "replicas": 8, "peers": peers}]}
-    page = tmp_path / "README.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    for name, value in {"PAGE": page, "RESULTS": tmp_path / "p.json", "PICTURE": tmp_path / "p.svg"}.items():
-        monkeypatch.setattr(report, name, value)
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    report.write(found)
-    report.write(found)
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
-    assert text.count("| **Replicax, run** | 10.00 |") == 1
-    assert "5.00 · 0.50× (0.45–0.55)" in text
-    assert "3.5 s · 1,234 MB (shared pages once: 600)" in text
-    [ahead] = list(report.ahead(found))
-    assert ahead.startswith("PyTorch DDP, gloo is ahead with the cnn on 8 replicas: 0.50 of the time")
-    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
 
 
 def test_the_page_of_benchmarks_has_a_place_for_the_tables() -> None:

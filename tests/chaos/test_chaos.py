@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import json
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests import processes
-from tests.chaos import damage, verdict
-from tests.chaos.faults import DAMAGES, FILL, KILL, PREEMPT, SPOTS, STOP, Amounts, Damage, Fault, alone, faults_of
+from tests.chaos import verdict
+from tests.chaos.faults import DAMAGES, FILL, KILL, PREEMPT, SPOTS, STOP, Amounts, alone, faults_of
 from tests.chaos.records import Records
 from tests.chaos.training import BATCH, EXAMPLES, STEPS_PER_EPOCH
 
@@ -50,20 +48,6 @@ def test_the_faults_are_those_of_the_issue_and_follow_from_the_seed() -> None:
 # --- what finds faults would find them ------------------------------------------------------------------
 
 
-@pytest.fixture
-def checkpoints(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder with one, which is kept for another test."""
-    shutil.copytree(processes.ROOT / "tests/checkpoint/saved/format-1/one-process", tmp_path / "step-00000007")
-    return tmp_path
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_what_is_damaged_is_not_whole(checkpoints: pathlib.Path, how: str) -> None:
-    assert damage.whole_steps(checkpoints) == [7]
-    damage.damage(checkpoints / "step-00000007", Damage(how, 1))
-    assert damage.whole_steps(checkpoints) == []
-
-
 def write_used(folder: pathlib.Path, steps: int) -> Records:
     """What two replicas use."""
     records = Records(folder, 0, 0)
@@ -88,37 +72,9 @@ def test_examples_that_come_twice_or_not_at_all_are_found(tmp_path: pathlib.Path
     assert EXAMPLES % BATCH == 0
 
 
-def test_an_epoch_without_an_example_is_found(tmp_path: pathlib.Path) -> None:
-    records = Records(tmp_path, 0, 0)
-    for step in range(1, STEPS_PER_EPOCH + 1):
-        records.note_used(step, 0, list(range(BATCH)))
-    [problem] = verdict.problems_of_examples(tmp_path, STEPS_PER_EPOCH, 1)
-    assert problem == f"the epoch from step 1 on has {BATCH} examples in {EXAMPLES} places"
-
-
 def test_parameters_that_differ_in_a_bit_are_found(tmp_path: pathlib.Path) -> None:
     for name, value in (("struck", 1.0), ("reference", np.nextafter(np.float32(1), np.float32(2)))):
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "result-0.npz", np.full(3, value, np.float32))
     [problem] = verdict.problems_of_result(tmp_path / "struck", tmp_path / "reference", 1)
     assert problem == "on worker 0 array arr_0 differs from the uninterrupted run's"
-
-
-def test_an_attempt_that_begins_or_ends_otherwise_is_found(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "launch.log").write_text("now here[1] worker 1 of 2 on here has ended with exit code 1\n")
-    lines = [
-        {"what": "prepared", "attempt": 0, "worker": 0, "newest": 14},
-        {"what": "resumed", "attempt": 0, "worker": 1, "step": 7},
-        {"what": "struck", "attempt": 0, "worker": 0, "number": 0},
-        {"what": "prepared", "attempt": 2, "worker": 0, "newest": None},
-    ]
-    (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    faults = [Fault(0, KILL, "step", "in the program", 0), Fault(1, damage=Damage(DAMAGES[0], 1))]
-    found = verdict.problems_of_attempts(tmp_path, faults, 2)
-    assert found[0] == [
-        "worker 1 went on from step 7; the newest whole one was 14",
-        "the launcher names another cause: worker 1 of 2 on here has ended with exit code 1",
-    ]
-    assert found[1] == ["no checkpoint was damaged"]
-    assert found[2] == ["there was an attempt too many: nothing"]

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from replicax.cli import main
 from replicax.cli.diagnosis import device_check, environment_variables, host_machine, installed_packages, reachability
-from replicax.cli.diagnosis.check_runner import Check, run_checks, run_concurrently
+from replicax.cli.diagnosis.check_runner import Check, run_checks
 from replicax.cli.diagnosis.findings import Finding, State, ok
 from tests import processes
 
@@ -114,12 +113,6 @@ def test_nobody_is_waited_for() -> None:
     assert (well.state, well.what) == (State.OK, "0.5")
     assert (broken.state, broken.what) == (State.WRONG, "can't be looked at: ValueError: oh no")
     assert re.search(r"a mistake of replicax doctor's \(.*test_doctor.py:\d+\)", broken.to_do)
-
-
-def test_many_calls_at_the_same_time() -> None:
-    squares = run_concurrently(lambda n: n * n, range(500), time.monotonic() + 60)
-    assert squares == {n: n * n for n in range(500)}
-    assert run_concurrently(len, [], 0.0) == {}
 
 
 # --- devices --------------------------------------------------------------------------------------------------

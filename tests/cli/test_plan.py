@@ -220,12 +220,6 @@ def test_without_libtpu(model, capsys, in_place, monkeypatch) -> None:
     assert "libtpu, which is not installed: pip install 'replicax[tpu]'" in capsys.readouterr().err
 
 
-def test_the_parser_describes_the_function(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    assert "def plan(strategy):" in capsys.readouterr().out
-
-
 def test_a_file_that_turns_out_not_to_be_writable(model, capsys, in_place, tmp_path, monkeypatch) -> None:
     """As on a disk that is full: the report is printed, the other file is written, and the exit status says it."""
     monkeypatch.setattr(replicax, "plan", lambda *args, **options: Found())

@@ -16,8 +16,7 @@ import pytest
 from replicax.cli import main
 from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
-from replicax.cli.search.choices import SearchCase, cases_of
-from replicax.cli.search.ranking import ranked
+from replicax.cli.search.choices import SearchCase
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
 
@@ -158,18 +157,6 @@ def test_the_ends_of_a_search(model, capsys, faked, results, status, message) ->
     assert len(data["unfinished"]) == 2  # the outcomes here are of other cases
 
 
-def test_programs_that_choose_batches_are_compared_by_the_example() -> None:
-    rows = ranked([CaseOutcome(case("a"), found(2.0, examples=8)), CaseOutcome(case("b"), found(3.0, examples=16))])
-    assert [str(row.case) for row in rows] == ["b", "a"]
-
-
-def test_equal_times_are_in_the_order_of_the_least_that_they_can_take() -> None:
-    slow = found(1.0)
-    slow["estimate"]["at_least"] = 0.9
-    rows = ranked([CaseOutcome(case("a"), slow), CaseOutcome(case("b"), found(1.0))])
-    assert [str(row.case) for row in rows] == ["b", "a"]
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -308,15 +295,6 @@ def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) ->
     wait_for_ends(children_of(folder, 1))
 
 
-def test_whoever_stops_listening_ends_all_processes(played) -> None:
-    cases, arguments, folder = played
-    several = outcomes([cases["hangs"], cases["hangs"], cases["writes"]], arguments, 3, 600.0, folder)
-    assert next(several).found == {"number": 1}
-    children = children_of(folder, 2)
-    several.close()
-    wait_for_ends(children)
-
-
 def test_cases_end_with_a_search_that_is_killed(tmp_path) -> None:
     """SIGKILL can't be caught: the kernel closes the pipe that each case reads."""
     waits = "import sys, time; from replicax.cli.search.case_processes import end_with_search; end_with_search()"
@@ -346,9 +324,3 @@ def test_examples_in_docstrings() -> None:
     found = doctest.testmod(choices)
     assert found.attempted > 3
     assert found.failed == 0
-
-
-def test_all_combinations() -> None:
-    cases = cases_of({"strategy": ["mirrored", "sharded"], "logical": ["1", "2x1x1x1"], "remat": ["none"]})
-    assert len({tuple(c.arguments()) for c in cases}) == 4
-    assert cases[1].arguments() == ["--strategy", "mirrored", "--logical", "2x1x1x1", "--with", "remat=none"]

@@ -50,13 +50,6 @@ def test_what_is_no_list_of_nodes(written) -> None:
         expand_hostlist(written)
 
 
-def test_tasks_of_nodes() -> None:
-    assert expand_tasks_per_node("3(x2),2,1") == [3, 3, 2, 1]
-    for written in ("", "x", "2(x)", "2x3", "1,,2"):
-        with pytest.raises(ValueError, match=r"as Slurm writes them, '2\(x3\),1': "):
-            expand_tasks_per_node(written)
-
-
 def test_tasks_are_in_the_order_of_slurm(step) -> None:
     step()
     resolver = SlurmClusterResolver(gpus_per_node=0)

@@ -41,34 +41,6 @@ def test_the_table_is_what_the_documents_say() -> None:
     assert documents.to_table(DOCUMENTS) == documents.TABLE.read_text()
 
 
-def test_the_parser_finds_as_much_as_a_reader_does() -> None:
-    """Counted by hand: constructors are methods here."""
-    counts = {file[:3]: (d.name, len(d.properties), len(d.methods)) for file, d in DOCUMENTS.items()}
-    assert counts == {
-        "000": ("TPUStrategy", 11, 21),
-        "001": ("TPUStrategy", 11, 21),
-        "002": ("DistributionStrategy", 5, 16),
-        "003": ("TPUStrategy", 2, 12),
-    }
-    arguments = {file[:3]: sum(len(m.parameters) for m in d.methods.values()) for file, d in DOCUMENTS.items()}
-    assert arguments == {"000": 42, "001": 42, "002": 29, "003": 19}
-    bases = [d.inherits for d in DOCUMENTS.values()]
-    assert bases == ["OneDeviceStrategy", "OneDeviceStrategy", None, "Strategy"]
-    *_, fourth = DOCUMENTS.values()
-    assert fourth.members["ValueContext"] == ("num_replicas_in_sync", "replica_id", "replica_id_in_sync_group")
-    assert fourth.members["ReduceOp"] == ("MEAN",)
-    assert "experimental_run" in fourth.members["Strategy"]  # as `experimental_run()`
-
-
-def test_the_parser_agrees_with_the_documents_own_lists() -> None:
-    """Two of them begin with a list of their members for machines, that of the second generation without attributes."""
-    with_lists = [document for document in DOCUMENTS.values() if document.listed]
-    assert len(with_lists) == 2
-    for found in with_lists:
-        properties = found.properties if found.is_first_generation else ()
-        assert sorted(found.listed) == sorted((*properties, *found.methods))
-
-
 # --- names ----------------------------------------------------------------------------------------------
 
 
@@ -201,16 +173,6 @@ def test_the_method_is_there_with_its_signature(document: Document, name: str) -
     assert refused(document.methods[name], function) == []
 
 
-def test_a_wrong_signature_would_be_seen() -> None:
-    method = Method((Parameter("a", "", None), Parameter("b", "", "1"), Parameter("args", "*", None)), ())
-    assert refused(method, lambda a, b=1, *args: None) == []
-    assert refused(method, lambda a, b=2, *args: None) == ["the default of b is 2, and not 1"]
-    assert refused(method, lambda a, b=True, *args: None) == ["the default of b is True, and not 1"]
-    assert refused(method, lambda a, c=1, *args: None) == ["b is called c"]
-    assert refused(method, lambda a: None) == ["there is no b", "there is no *args"]
-    assert refused(method, lambda a, b=1, *args, c: None) == ["c is required"]
-
-
 def test_what_methods_take_out_of_their_keywords() -> None:
     """``run_concurrently`` and ``grouped`` don't reach the user's function."""
     named = {(name, k) for d in DOCUMENTS.values() for name, m in d.methods.items() for k in m.keywords}
@@ -308,16 +270,3 @@ def test_each_name_says_what_it_is_today(name: str) -> None:
     """In its first two lines."""
     first = "\n".join((inspect.getdoc(every_public_name()[name]) or "").splitlines()[:2])
     assert counterparts(first), f"{name} names nothing of today's: {first!r}"
-
-
-def test_a_docstring_that_names_nothing_would_be_seen() -> None:
-    assert len(every_public_name()) > 90
-    assert counterparts("``replicax.Strategy.run``, ``strategy.extended.update`` and :class:`replicax.Variable`") == {
-        "replicax.Strategy.run",
-        "strategy.extended.update",
-        "replicax.Variable",
-    }
-    assert (
-        counterparts("Replicax has none; ``replicax.Strategy.walk``, ``strategy.walk`` and ``jax.jit`` are none")
-        == set()
-    )

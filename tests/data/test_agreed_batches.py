@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 
 import jax
 import numpy as np
@@ -89,18 +88,6 @@ def test_an_exchange_is_about_all_that_is_ready(kind, workers) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_reading_ahead_there_is_an_exchange_for_each_element(kind) -> None:
-    run = Workers([Stream(batches(*[4] * 6)) for _ in range(2)], kind, prefetch=0)
-    count = 6 * run.elements
-    for given in range(1, count + 1):
-        assert are_elements(run.next())
-        run.wait(given)
-    run.next()
-    assert run.numbers == list(range(count + 1))  # the last says that there are no more
-    run.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_slow_stream_is_not_kept_waiting_for_more_of_it(kind) -> None:
     """A batch comes when the elements before it have been given; who waits for two of them gets none."""
     run = Workers([Stream(batches(4, 4, 4, 4)) for _ in range(2)], kind)
@@ -132,16 +119,6 @@ def test_a_slow_stream_beside_a_quick_one(kind, fails) -> None:
     errors = [str(error) for error in run.next() if isinstance(error, Exception)]
     other = f"worker 0 could not read element {5 * run.elements}: OSError: disk on fire"
     assert errors == (["disk on fire", other] if fails else [])
-    run.close()
-
-
-def test_large_elements_do_not_wait_in_numbers(monkeypatch) -> None:
-    monkeypatch.setattr(agreed_batches, "_MOST_BYTES", 5 * 32)  # a worker's half of a batch has 32 bytes
-    run = Workers([Stream(batches(*[16] * 20)) for _ in range(2)], "one stream", prefetch=1)
-    assert are_elements(run.next())
-    wait_until(lambda: all(stream.made == 1 + 1 + 5 for stream in run.streams))
-    time.sleep(0.05)
-    assert all(stream.made == 1 + 1 + 5 for stream in run.streams)
     run.close()
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.data.batches import to_devices
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 
@@ -108,24 +107,6 @@ def test_one_replica_gets_bare_arrays() -> None:
     element = next(iter(one.distribute_dataset(BATCHES)))
     assert isinstance(element["x"], jax.Array)
     assert element["x"].devices() == {jax.devices()[3]}
-
-
-def test_structures_are_kept(pair) -> None:
-    element = next(iter(pair.distribute_dataset([(np.zeros(2), [np.ones((2, 1))], None)])))
-    assert isinstance(element, tuple)
-    assert isinstance(element[1], list)
-    assert element[2] is None
-
-
-def test_jax_arrays_are_batches_too(pair) -> None:
-    np.testing.assert_array_equal(rows(pair, [jnp.arange(4)])[0], np.arange(4))
-
-
-def test_an_iterator_ends(pair) -> None:
-    iterator = iter(pair.distribute_dataset(BATCHES[:1]))
-    iterator.get_next()
-    with pytest.raises(StopIteration):
-        next(iterator)
 
 
 @pytest.mark.parametrize(
@@ -227,34 +208,11 @@ def test_a_batch_of_one_example_is_a_copy(replicas, mode) -> None:
         np.testing.assert_array_equal(np.asarray(strategy.gather(batch, 0)), np.full((1, 960), i))
 
 
-@pytest.mark.parametrize("rows", [6, 7])
-def test_batches_that_grain_stacks_are_not_copied_again(pair, rows, monkeypatch) -> None:
-    examples = np.arange(rows * 300, dtype=np.float32).reshape(-1, 3)
-    iterator = iter(pair.distribute_dataset(grain.MapDataset.source(examples).batch(rows)))
-    next(iterator)
-    monkeypatch.setattr(to_devices, "_stacked", None)
-    for i, batch in enumerate(iterator, 1):
-        np.testing.assert_array_equal(np.asarray(pair.gather(batch, 0)), examples[i * rows : (i + 1) * rows])
-    assert i == 99
-
-
 def test_next_inside_a_step(pair) -> None:
     iterator = iter(pair.distribute_dataset(BATCHES))
     with pytest.raises(replicax.errors.ContextError, match=r"next\(iterator\) was called inside a step"):
         pair.run(lambda: next(iterator))
     assert next(iterator)["x"].values[0].shape == (2, 3)  # nothing was taken
-
-
-def test_an_exception_in_the_dataset_reaches_the_caller(pair) -> None:
-    class Broken:
-        def __iter__(self):
-            yield np.zeros(2)
-            raise OSError("disk on fire")
-
-    iterator = iter(pair.distribute_dataset(Broken()))
-    next(iterator)
-    with pytest.raises(OSError, match="disk on fire"):
-        next(iterator)
 
 
 @pytest.mark.parametrize("dtype", [bool, jnp.bfloat16, jnp.int4, np.uint8, np.float16, np.complex64])
@@ -266,12 +224,6 @@ def test_all_dtypes_of_arrays(strategy, dtype) -> None:
     got = strategy.gather(element, 0)
     assert got.dtype == dtype
     np.testing.assert_array_equal(np.asarray(got), batch)
-
-
-def test_many_leaves(pair) -> None:
-    batch = {f"leaf {i}": np.full((2, 3), i, np.int32) for i in range(500)}
-    got = list(pair.distribute_dataset([batch] * 3))
-    assert [int(element[f"leaf {i}"].values[1][0, 2]) for i in (0, 499) for element in got] == [0] * 3 + [499] * 3
 
 
 # --- make_numpy_dataset ---------------------------------------------------------------------------------
@@ -286,11 +238,6 @@ def test_numpy_examples_are_shuffled_and_batched_by_grain(strategy) -> None:
     assert list(order) != list(range(12))
     np.testing.assert_array_equal(np.concatenate([b["x"] for b in got]), x[order])
     assert [b["y"].tolist() for b in rows(strategy, dataset)] == [b["y"].tolist() for b in got]
-
-
-def test_numpy_examples_are_not_copied(pair) -> None:
-    x = np.zeros((4, 2))
-    assert np.shares_memory(pair.make_numpy_dataset(x)[1], x)
 
 
 @pytest.mark.parametrize(

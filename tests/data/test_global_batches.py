@@ -24,24 +24,9 @@ def test_the_spec_of_what_a_replica_gets(pair) -> None:
     }
 
 
-def test_the_spec_is_that_of_a_full_batch(strategy) -> None:
-    examples = strategy.make_numpy_dataset(np.zeros((3, 2)))
-    n = strategy.num_replicas_in_sync
-    assert strategy.distribute_dataset(examples.batch(8)).element_spec.shape == (-(-8 // n), 2)
-
-
 def test_the_spec_of_per_replica_batches(pair) -> None:
     dataset = pair.distribute_datasets_from_function(lambda context: [np.zeros((3, 2))] * 4)
     assert dataset.element_spec.shape == (3, 2)
-
-
-def test_reading_the_spec_takes_nothing(pair) -> None:
-    source = Slow()
-    dataset = pair.distribute_dataset(source)
-    assert dataset.element_spec.shape == (2,)
-    assert dataset.element_spec.shape == (2,)
-    assert source.made == 1
-    assert float(pair.reduce("sum", next(iter(dataset)), axis=0)) == 0.0
 
 
 def test_the_spec_is_enough_to_compile_the_step(strategy) -> None:
@@ -75,12 +60,6 @@ def test_cardinality(pair) -> None:
 
 
 # --- partial batches ------------------------------------------------------------------------------------
-
-
-def test_ceil_fill() -> None:
-    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
-    [element] = four.distribute_dataset([np.arange(5.0)])
-    assert [np.asarray(v).tolist() for v in four.local_results(element)] == [[0, 1], [2, 3], [4], []]
 
 
 def test_the_last_batch_of_fourteen(pair) -> None:

@@ -240,26 +240,6 @@ def test_what_lies_in_files_is_read_by_several_threads(source, tmp_path) -> None
         assert len(set(threading.enumerate()) - before) > 1
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_function_has_one_example_of_a_batch_at_a_time(nested) -> None:
-    alive, most = 0, 0
-
-    class Image:
-        def __init__(self, number):
-            nonlocal alive, most
-            self.number, alive = number, alive + 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    examples = grain.MapDataset.source(ROWS).map(Image).map(lambda image: image.number)
-    dataset = (grain.MapDataset.source(examples) if nested else examples).batch(26)
-    assert steps_of(Run(lambda context: dataset)) == [[tuple(ROWS.tolist())]]
-    assert most <= 2  # with the one that the next takes the place of
-
-
 def test_an_error_says_in_which_of_several_datasets_it_was() -> None:
     broken = grain.MapDataset.source(Numbers()).map(lambda x: np.int32(1 // (int(x) - 5)))
     dataset = grain.MapDataset.concatenate([grain.MapDataset.source(ROWS), broken]).batch(4)

@@ -126,21 +126,6 @@ def test_a_pass_that_has_failed_does_not_look_as_if_it_had_ended(pair, depth) ->
         next(iterator)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_what_is_no_exception_arrives_too(pair, depth) -> None:
-    class Halt(BaseException):
-        pass
-
-    def halted():
-        yield np.zeros(4)
-        raise Halt
-
-    iterator = iter(pair.distribute_dataset(halted, InputOptions(prefetch=depth)))
-    next(iterator)
-    with pytest.raises(Halt):
-        next(iterator)
-
-
 class Stuck:
     """One batch, and then a wait for another that comes when ``go_on`` is set."""
 
@@ -190,24 +175,6 @@ def test_closing_wakes_who_waits_for_an_element(pair) -> None:
     waiting.join(10)
     source.go_on.set()
     assert errors == ["the iterator has been closed: iter(dataset) makes another one"]
-
-
-def test_an_iterator_that_is_dropped_on_its_own_thread(pair) -> None:
-    kept = []
-    dropped = threading.Event()
-
-    def source():
-        yield np.zeros(4)
-        kept.clear()
-        gc.collect()
-        dropped.set()
-        yield np.zeros(4)
-
-    before = set(threading.enumerate())
-    kept.append(iter(pair.distribute_dataset(source)))
-    next(kept[0])
-    assert dropped.wait(10)
-    wait_until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_settings_of_the_thread_hold_in_the_background(pair) -> None:

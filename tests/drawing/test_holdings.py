@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.drawing.holdings import columns_of, devices_that_hold, exchanges_in, holding_of
+from replicax.drawing.holdings import devices_that_hold, exchanges_in, holding_of
 from tests.conftest import logical_strategy, strategy_of
 
 PLACEMENTS = {
@@ -53,35 +53,6 @@ def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: l
             expected = whole[tuple(slice(*bounds) for bounds in part.bounds)]
             found = held[device][tuple(slice(n) for n in expected.shape)]  # without what fills it up
             np.testing.assert_array_equal(found, expected)
-
-
-def test_what_a_device_is() -> None:
-    resolver = replicax.TPUClusterResolver(emulate="2x1x1x2", slices=2)
-    strategy = replicax.TPUStrategy(resolver, variable_partitioner=replicax.variables.GroupPartitioner())
-    columns = columns_of(strategy.extended.replicas, jax.devices()[:8], groups=2)
-    assert [(c.name, c.replicas, c.panel, c.group) for c in columns[3:5]] == [
-        ("cpu:3", (3,), "slice 0", "group 0"),
-        ("cpu:4", (4,), "slice 1", "group 1"),
-    ]
-    spread = columns_of(logical_strategy(2, 2).extended.replicas, jax.devices()[:5], groups=1)
-    assert [(c.replicas, c.logical_device) for c in spread] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1), ((), None)]
-    shared = columns_of(PLACEMENTS["shared"]().extended.replicas, jax.devices()[:2], groups=1)
-    assert [c.replicas for c in shared] == [(0, 1, 2), (3, 4, 5)]
-
-
-def test_exchanges_between_slices_are_of_the_devices_in_the_same_place() -> None:
-    target = 'frontend_attributes={_xla_megascale_target="{1:2}x{0:1}",_xla_megascale_transfer_type="ALL_REDUCE"}'
-    text = f"""
-ENTRY %main (x: f32[8]) -> f32[8] {{
-  %x = f32[8]{{0}} parameter(0)
-  %inside = f32[8]{{0}} all-reduce(%x), replica_groups={{{{0}},{{1}}}}, to_apply=%add
-  %token = token[] after-all()
-  %received = (f32[8]{{0}}, u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true, {target}
-  ROOT %done = (f32[8]{{0}}, token[]) recv-done(%received), channel_id=1
-}}"""
-    inside, between = exchanges_in(text, 4, slices=2)
-    assert (inside.kind, inside.groups) == ("all-reduce", ((0,), (1,), (2,), (3,)))
-    assert (between.kind, between.groups, between.count, between.bytes) == ("all-reduce", ((0, 2), (1, 3)), 1, 32)
 
 
 def test_exchanges_are_counted_as_often_as_they_run() -> None:

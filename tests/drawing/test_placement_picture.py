@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.drawing.svg import cut_to, lines_of, width_of
+from replicax.drawing.svg import width_of
 from tests import processes
 from tests.conftest import logical_strategy, strategy_of
 from tests.drawing import workers_drawing
@@ -130,17 +130,6 @@ def test_what_is_wrong(tmp_path) -> None:
     with pytest.raises(ValueError, match="is several programs: leave program out"):
         other.extended.plot(tmp_path / "picture.svg", placed)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_lines_and_widths() -> None:
-    text = "split along dim 0 over the 2 replicas of each of 2 groups"
-    lines = lines_of(text, 11, 150)
-    assert " ".join(lines) == text
-    assert len(lines) == 2
-    assert all(width_of(line, 11) <= 150 for line in lines)
-    assert cut_to(text, 11, 10_000) == text
-    assert cut_to(text, 11, 60).endswith("…")
-    assert width_of(cut_to(text, 11, 60), 11) <= 60
 
 
 def test_the_pictures_of_the_page(tmp_path) -> None:

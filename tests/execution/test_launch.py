@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -61,20 +60,6 @@ def test_signals_wait_and_are_delivered() -> None:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def test_only_the_main_thread_can_hold_signals() -> None:
-    seen: list[object] = []
-
-    def look() -> None:
-        release = hold_signals()
-        seen.append(signal.getsignal(signal.SIGINT))
-        release()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGINT)]
 
 
 # --- programs that fail while they run ------------------------------------------------------------------

@@ -288,12 +288,6 @@ def test_an_attribute_is_no_global(pair) -> None:
     assert pair.extended.trace_count(step) == 1
 
 
-def test_own_steps_do_not_warn(pair) -> None:
-    for size in range(12):  # warnings are errors
-        x = pair.distribute_values_from_function(lambda ctx, n=size: np.ones(n, np.float32))
-        pair.reduce("sum", x)
-
-
 def test_threads_take_turns(pair) -> None:
     with pair.scope():
         v = replicax.Variable(0.0)
@@ -458,21 +452,6 @@ def test_what_comes_from_outside_can_not_be_combined_inside() -> None:
             ValueError, match="inside a step only its own values can be combined; pass a PerReplica from"
         ):
             pair.run(step, options=options)
-
-
-def test_an_error_of_the_host_in_a_watched_step() -> None:
-    pair = strategy_of(2)
-
-    def fail(_):
-        raise KeyError("of the host")
-
-    def step(x):
-        x = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
-        options = replicax.CommunicationOptions(timeout_seconds=60)
-        return replicax.get_replica_context().all_reduce("sum", x, options)
-
-    with pytest.raises(Exception, match="of the host"):
-        pair.run(step, args=(1.0,))
 
 
 # --- the mesh of somebody else --------------------------------------------------------------------------------

@@ -49,16 +49,6 @@ def test_links_of_one_chain_are_one_collective() -> None:
     assert [c.bytes for c in collectives_in(text)] == [32, 16, 16]
 
 
-def test_every_kind_of_a_real_program(pair) -> None:
-    def step(x):
-        ctx = replicax.get_replica_context()
-        return ctx.all_reduce("sum", [x * i for i in range(1, 9)] + [x.astype(jnp.int32)]), ctx.all_gather(x, 0)
-
-    found = pair.extended.trace(step, args=(jnp.ones((300, 100)),)).collectives()
-    assert {c.kind for c in found} == {"all-reduce", "all-gather"}
-    assert sum(c.bytes for c in found if c.kind == "all-reduce") == 9 * 300 * 100 * 4
-
-
 # --- how often, and between whom -----------------------------------------------------------------------
 
 MESH = ProgramDevices({"replica": 4, "logical0": 2})
@@ -156,24 +146,6 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     assert (inside.kind, inside.axes, inside.participants) == ("all-reduce", ("logical0",), 2)
     assert (between.kind, between.bytes, between.whole, between.axes) == (kind, 32, whole, (SLICE_AXIS,))
     assert (between.participants, between.members, between.count) == (4, (0, 2, 4, 6), 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "groups"),
-    [
-        ("{{0,2},{1,3}}", [(0, 2), (1, 3)]),
-        ("[2,2]<=[4]", [(0, 1), (2, 3)]),
-        ("[2,2]<=[2,2]T(1,0)", [(0, 2), (1, 3)]),
-        ("mesh['replica'=2,'logical0'=2] {'replica'}", [(0, 2), (1, 3)]),
-        ("mesh['replica'=2,'logical0'=2] {'logical0'}", [(0, 1), (2, 3)]),
-        ("mesh['replica'=4] {'replica':(1)2}", [(0, 2), (1, 3)]),
-        ("mesh['replica'=4] {'replica':(2)2}", [(0, 1), (2, 3)]),
-        ("{}", [(0, 1, 2, 3)]),
-    ],
-)
-def test_all_groups(words: str, groups: list[tuple[int, ...]]) -> None:
-    [instruction] = instructions(f"%y = f32[2]{{0}} all-reduce(%x), replica_groups={words}, to_apply=%add")
-    assert groups_of(instruction, 4) == groups
 
 
 def test_chains_of_permutes() -> None:

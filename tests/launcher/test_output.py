@@ -7,10 +7,8 @@ import pty
 import subprocess
 import time
 
-import pytest
-
 from replicax.launcher import console
-from replicax.launcher.console import LONGEST_LINE, OutputLines, as_drawn
+from replicax.launcher.console import LONGEST_LINE, OutputLines
 from tests.launcher.launches import COMMAND, ROOT, Launch, launched, said
 
 PRINT = """
@@ -183,15 +181,6 @@ def test_when_nobody_reads_the_output_any_more_the_workers_go_on(tmp_path) -> No
     assert (tmp_path / "logs/attempt-0/worker-0.log").read_text().splitlines()[-1] == "999"
 
 
-def test_lines_out_of_pieces() -> None:
-    lines = OutputLines()
-    assert lines.add(b"a") == []
-    assert lines.unfinished == b"a"
-    assert lines.add(b"b\nc\r\n\nd") == [b"ab\n", b"c\r\n", b"\n"]
-    assert lines.close() == [b"d\n"]
-    assert lines.close() == []
-
-
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
     lines = OutputLines()
     for i in range(3 * LONGEST_LINE // 10):  # a bar that is never finished
@@ -202,11 +191,3 @@ def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
     whole = [line for _ in range(30) for line in lines.add(b"x" * (LONGEST_LINE // 10))]
     assert [set(line) for line in whole] == [set(b"x\n")] * len(whole)
     assert len(whole) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "drawn"),
-    [(b"a\n", b"a"), (b"a\r\n", b"a"), (b"\r1%\r2%\n", b"2%"), (b"1%\r2%\r\n", b"2%"), (b"\n", b""), (b"\r\r\n", b"")],
-)
-def test_what_was_drawn_last_is_shown(line, drawn) -> None:
-    assert as_drawn(line) == drawn

@@ -93,14 +93,6 @@ def test_steps_that_are_long_have_five_times_as_long(worker) -> None:
     assert worker.look(0.5).is_overdue
 
 
-def test_an_evaluation_by_steps_is_judged_as_steps_are(worker) -> None:
-    worker.page.numbers[page.PHASE] = page.EVALUATION_STEPS
-    assert not worker.look(9.0).is_overdue
-    late = worker.look(0.5)
-    assert (late.condition, late.is_overdue) == (Condition.IDLE, True)
-    assert late.where == "evaluating step by step, after run 0 of 'train_step'"
-
-
 def test_a_program_has_five_times_as_long_as_its_like_and_longer_if_nobody_knows(worker) -> None:
     worker.page.numbers[page.LAUNCHED] += 1
     worker.page.seconds[page.EXPECTED] = 6.0
@@ -385,20 +377,3 @@ def test_one_worker_alone_and_workers_without_steps_are_not_compared() -> None:
     steps = [SLOW._replace(at=0.03 * i) for i in range(100)]
     assert watch.look({1: steps}, are_on_cpu=True) is None
     assert watch.look({0: [], 1: steps}, are_on_cpu=True) is None
-
-
-def test_steps_come_out_of_the_page_as_long_as_they_are_there() -> None:
-    file, its_page = new_page()
-    os.close(file)
-    monitor = WorkerMonitor(1, its_page, TIMEOUT, MARGIN)
-    assert monitor.new_steps() == []
-    its_page.name = "x" * 1000
-    for number in range(70):
-        its_page.record(EQUAL._replace(at=float(number)))
-        if number == 2:
-            assert [step.at for step in monitor.new_steps()] == [0.0, 1.0, 2.0]
-    kept = [step.at for step in monitor.new_steps()]
-    assert kept == [float(number) for number in range(70 - len(kept), 70)]
-    assert 50 <= len(kept) < 60
-    assert monitor.new_steps() == []
-    assert its_page.name == "x" * 256

@@ -12,7 +12,7 @@ import pytest
 
 import replicax
 from replicax.loop.restarts import NAME, Attempts, PastAttempt, added_up, read
-from replicax.loop.steps_per_call import MEASURED, StepsPerCall, joined_steps
+from replicax.loop.steps_per_call import MEASURED, StepsPerCall
 from replicax.loop.wall_time import LOST, WallTime, table
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
@@ -135,13 +135,6 @@ def test_steps_are_joined_if_they_are_small_and_many(seconds: float, left: int, 
         calls.ran(None, 100, left)
     assert calls.next(1000) == chosen
     assert calls.next(chosen - 1 or 1) == 1
-
-
-def test_as_many_are_joined_as_divide_what_happens_between_them() -> None:
-    assert joined_steps(0.0001, 7 * 11, 0) == 11
-    assert joined_steps(0.0001, 1, 0) == 1
-    assert joined_steps(0.0001, 0, 0) == 64
-    assert joined_steps(0.0001, 0, 16 * 2**20) == 4
 
 
 @pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "two"])

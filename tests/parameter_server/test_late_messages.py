@@ -64,15 +64,6 @@ def test_a_push_of_a_dead_worker_that_comes_when_its_function_has_ended_elsewher
         assert v.numpy().tolist() == [4.0, 4.0]
 
 
-def test_a_server_knows_by_itself_which_functions_have_ended() -> None:
-    server = server_with_one(groups=1)
-    server.push(push(0, Ended(0, 0)))
-    server.pull({}, Ended(0, 1))  # somebody else says that function 0 has ended, and it is no more among those seen
-    server.push(push(1, Ended(0, 1)))
-    server.push(push(0, Ended(0, 0)))
-    assert value(server) == 2.0
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_what_was_sent_before_servers_have_gone_back_is_ignored(groups: int) -> None:
     server = server_with_one(groups)

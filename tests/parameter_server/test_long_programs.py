@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import scheduled_functions, served_variables
-from replicax.parameter_server.work_report import WorkLog
+from replicax.parameter_server import scheduled_functions
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0
@@ -76,35 +74,3 @@ def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) 
             w = replicax.Variable(2.0, name="w")
         assert float(w) == 2.0  # and if all had been run before, the servers go back now
         assert [float(value.fetch(WAIT)) for value in values] == [4.0] * 5
-
-
-def test_an_assignment_looks_at_its_variable_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    is_new = served_variables.ServedSlot.is_new.fget
-    assert is_new is not None
-
-    def counted(slot: Any) -> bool:
-        nonlocal looks
-        looks += 1
-        return bool(is_new(slot))
-
-    strategy = replicax.ParameterServerStrategy(num_workers=1)
-    with strategy.scope():
-        variables = [replicax.Variable(0.0) for _ in range(30)]
-    with coordinator_of(strategy) as (coordinator, _):
-        coordinator.schedule(lambda: len(variables)).fetch(WAIT)
-        monkeypatch.setattr(served_variables.ServedSlot, "is_new", property(counted))
-        for variable in variables:
-            variable.assign(1.0)
-        assert looks <= 5 * len(variables)
-
-
-def test_percentiles_are_those_of_numpy() -> None:
-    rng = np.random.default_rng(0)
-    for size in (1, 2, 5, 100, 101):
-        log, found = WorkLog(), rng.poisson(3, size)
-        for one in found:
-            log.add(0, (int(one),))
-        report = log.report()
-        expected = np.percentile(found, (50, 99))
-        np.testing.assert_allclose([report.staleness_p50, report.staleness_p99], expected)

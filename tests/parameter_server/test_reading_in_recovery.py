@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -46,38 +45,6 @@ def test_a_read_waits_until_what_was_fetched_has_been_run_again() -> None:
             go_on.set()
         assert reading.result(WAIT) in ([1.0] * 4, [2.0] * 4)
         coordinator.join(WAIT)
-        assert v.numpy().tolist() == [2.0] * 4
-
-
-def test_a_read_that_fails_when_servers_have_gone_back_already_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_SECONDS_TO_ANSWER", 0.2)
-    strategy, v, add = adding()
-    reads, went_back = threading.Event(), threading.Event()
-
-    def hold_work(method: str, args: Any) -> None:
-        if method == "work" and not reads.is_set():
-            reads.wait(WAIT)
-        elif method == "work":
-            went_back.set()
-            time.sleep(A_WHILE)
-
-    def hold_pull(method: str, args: Any) -> None:
-        if method == "pull":
-            dead.kill()
-            reads.set()
-            went_back.wait(WAIT)
-
-    with coordinator_of(strategy) as (coordinator, actors), concurrent.futures.ThreadPoolExecutor() as pool:
-        coordinator.schedule(add).fetch(WAIT)
-        dead, hung = actors.of("ShardServer")
-        actors.of("StepWorker")[0].before = hold_work
-        second = coordinator.schedule(add)
-        while not coordinator._cluster.dispatcher._running:
-            time.sleep(0.001)
-        hung.before = hold_pull
-        assert in_thread(pool, v).result(WAIT) in ([1.0] * 4, [2.0] * 4)
-        second.fetch(WAIT)
-        assert coordinator._cluster.dispatcher._recovery.era == 1
         assert v.numpy().tolist() == [2.0] * 4
 
 

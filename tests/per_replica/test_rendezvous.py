@@ -87,22 +87,6 @@ def test_a_timeout_ends_the_wait_for_another_worker() -> None:
     assert "worker 1 came too late, when worker 0 gave up" in str(theirs)
 
 
-def test_a_thread_that_can_not_be_started_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, started = threading.Thread.start, []
-
-    def starts_one(thread: threading.Thread) -> None:
-        if thread.name.startswith("replica"):
-            started.append(thread)
-            if len(started) > 1:
-                raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", starts_one)
-    [error] = conduct(lambda replica, meet: meet("sum", replica), [2])
-    assert str(error) == "can't start new thread"
-    assert not started[0].is_alive()
-
-
 def test_an_interrupt_ends_a_replica_that_would_go_on(pair: replicax.Strategy) -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyError(number)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 from replicax.hlo.collective_instructions import KINDS
-from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
 from replicax.planning.cost import cost_of
 from tests.hlo.hlo_texts import LOOP
@@ -130,10 +129,3 @@ ENTRY %main (x: f32[1024]) -> f32[1024] {
   ROOT %z = f32[1024]{0:T(1024)} copy(%y)
 }"""
     assert cost_of(parse(text)).bytes == 2 * 4096  # in once, out once
-
-
-def test_the_order_of_what_runs() -> None:
-    walked = [(e.instruction.name, e.times, e.is_fused) for e in Walk(parse(LOOP))]
-    assert walked[:6] == [(name, 1, False) for name in ("x", "ws", "zero", "copied", "start", "loop")]
-    assert ("hw", 6, False) in walked
-    assert ("slice", 6, True) in walked

@@ -10,8 +10,7 @@ import pytest
 from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
 from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import CHIPS, Chip
-from replicax.planning.cost import Cost
-from replicax.planning.estimate import estimate_of, scaling_of
+from replicax.planning.estimate import scaling_of
 from replicax.planning.network import HOP, Line, Network, seconds_of
 from replicax.planning.timeline.walk import ScheduleWalk
 
@@ -196,12 +195,6 @@ def test_among_several_devices_of_each_slice(kind: str) -> None:
     assert network.seconds_between(among(8, ("slice", "replica"), whole), 1) == pytest.approx(network.seconds(inside))
 
 
-def test_a_gather_from_fewer_slices_is_smaller() -> None:
-    network = Network(slices_of_four(4), Chip("chip", 1, 1, 1, network=1e8))
-    assert network.seconds_between(use_of("all-gather", 4, ("slice",), 1_000_000), 2) == pytest.approx(5e5 / 2 / 1e8)
-    assert network.seconds_between(use_of("all-reduce", 4, ("slice",), 1_000_000), 2) == pytest.approx(1e6 / 1e8)
-
-
 def test_scaling_over_slices() -> None:
     chip = CHIPS["v5e"]
     network = Network(slices_of_four(6), chip)
@@ -216,15 +209,6 @@ def test_scaling_over_slices() -> None:
     ]
     assert [p.communication for p in points[:3]] == [0, 0, 0]
     assert points[-1].communication == pytest.approx(2 * 1e9 * 5 / 6 / chip.network)
-
-
-def test_the_least_that_a_step_can_take() -> None:
-    chip, network = CHIPS["v5e"], Network(slices_of_four(6), CHIPS["v5e"])
-    uses = [use_of("reduce-scatter", 4), use_of("all-reduce", 6, ("slice",)), use_of("all-gather", 4)]
-    found = estimate_of(Cost(10**9, 0, 10**6), uses, chip, network)
-    assert found.between_slices == pytest.approx(2 * 1e7 * 5 / 6 / chip.network)
-    assert found.bound_by == "the network between slices"
-    assert found.at_least == found.between_slices > found.communication > found.compute
 
 
 @pytest.mark.parametrize("change", [{"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}])

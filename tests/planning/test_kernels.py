@@ -41,13 +41,6 @@ def test_products_take_longer_in_wider_dtypes(dtype: str, times: float) -> None:
     assert seconds_of_product(Product(1, 4096, 4096, 4096, dtype), GPU) == pytest.approx(times * narrow)
 
 
-def test_a_matrix_unit_is_a_square() -> None:
-    tpu = Chip("tpu", flops=1e14, memory=1e10, bandwidth=1e12)
-    whole, more = (seconds_of_product(Product(1, 1024, n, 1024, "bf16"), tpu) for n in (256, 257))
-    assert whole == pytest.approx(2 * 1024 * 256 * 1024 / 1e14)
-    assert more == pytest.approx(1.5 * whole)
-
-
 def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):
     text = f"ENTRY %main (x: {kind}) -> {kind} {{\n  %x = {kind} parameter(0)\n  ROOT %y = {kind} {opcode}\n}}"
     module = parse(text)

@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from replicax.hlo.instructions import parse
-from replicax.hlo.live_ranges import LiveRanges, LiveValue, live_ranges
+from replicax.hlo.live_ranges import LiveRanges, LiveValue
 from replicax.planning.render.tables import sections
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES, temporaries_by_kind
 from tests.conftest import strategy_of
@@ -68,11 +68,6 @@ def test_without_a_backward_pass_nothing_is_kept_for_it() -> None:
     assert ACTIVATIONS not in found.memory.peak
     [section] = [s for s in sections(found) if s.title == "When the memory is fullest"]
     assert [row[0] for row in section.rows] == list(found.memory.peak)
-
-
-def test_a_compiler_that_does_not_tell() -> None:
-    module = parse("ENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2] parameter(0)\n}\n")
-    assert temporaries_by_kind(module, live_ranges(""), 100) == {OTHERS: 100}
 
 
 LOOP = """

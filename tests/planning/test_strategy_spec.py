@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +9,10 @@ import pytest
 
 import replicax
 from replicax.planning.calibration import measured_chip
-from replicax.planning.chip_specs import CHIPS, Chip
-from replicax.planning.estimate import Estimate
+from replicax.planning.chip_specs import Chip
 from replicax.planning.global_batch import examples_of, with_examples
 from replicax.planning.planner import variables_alone
 from replicax.planning.strategy_spec import StrategySpec, block_of
-from replicax.tpu.generations import GENERATIONS
 
 
 @pytest.mark.parametrize(
@@ -96,15 +92,6 @@ def test_what_variables_alone_need(variables: str, pieces: int) -> None:
     assert unused.shape == (64, 64)
 
 
-def test_devices_that_share_a_processor_do_one_thing_after_the_other() -> None:
-    parts = {"compute": 1.0, "memory": 2.0, "communication": 4.0, "arithmetic": 8.0, "launches": 16.0}
-    serial = Estimate(**parts, is_serial=True)
-    assert serial.at_least == 31.0
-    assert serial.bound_by == "launches"
-    chip = dataclasses.replace(serial, is_serial=False, launches=0.0, arithmetic=0.0)
-    assert (chip.at_least, chip.bound_by) == (4.0, "communication")
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     chip = measured_chip(jax.devices()[:devices])
@@ -123,9 +110,3 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
 def test_no_devices() -> None:
     with pytest.raises(ValueError, match="expected at least one device, got none"):
         measured_chip([])
-
-
-def test_the_chip_table_counts_no_launches_of_tpus() -> None:
-    """Its figures are those of documents, which have none of this."""
-    tpus = [CHIPS[generation.name] for generation in GENERATIONS]
-    assert not any(chip.launch or chip.arithmetic or chip.meeting or chip.is_serial for chip in tpus)

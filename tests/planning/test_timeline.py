@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
+from replicax.hlo.collective_instructions import ProgramDevices
 from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.timeline.prediction import Timeline, timeline_of
@@ -133,16 +133,6 @@ def test_a_branch_hides_what_was_started_before_it() -> None:
     assert found.transfers["s"].exposed == found.transfers["s"].alone == pytest.approx(GATHER - KERNEL)
 
 
-def test_waiting_is_told_of_those_that_run_meanwhile() -> None:
-    second = OLD[0].replace("%s", "%s2")
-    found = run(
-        f"  {OLD[0]}\n  {second}\n  %k = {ARRAY} negate(%x)\n  %d2 = {ARRAY} all-gather-done(%s2)\n  {OLD[1]}\n"
-        f"  ROOT %z = {ARRAY} add(%d, %d2)"
-    )
-    assert found.transfers["s2"].exposed == pytest.approx(2 * GATHER - KERNEL)
-    assert [found.transfers[name].alone for name in ("s", "s2")] == pytest.approx([GATHER - KERNEL, GATHER])
-
-
 def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
     module = parse(
         f"{GATHERING}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n"
@@ -180,11 +170,6 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
     ]
 
 
-def test_a_step_without_collectives_hides_all_of_them() -> None:
-    found = timeline(f"  ROOT %z = {ARRAY} negate(%x)")
-    assert (found.hidden, found.waits, found.utilization) == (1.0, (), 0.0)
-
-
 def test_what_is_computed_a_second_time_is_not_the_models() -> None:
     dot = "f32[10,10]{1,0} dot(%m, %m), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="
     found = timeline(
@@ -194,12 +179,3 @@ def test_what_is_computed_a_second_time_is_not_the_models() -> None:
     )
     assert (found.flops, found.model_flops) == (4000, 2000)
     assert found.utilization == pytest.approx(found.hardware_utilization / 2)
-
-
-def test_collectives_are_uses() -> None:
-    """What a walk asks for the time of, is what a plan lists."""
-    asked: list[CollectiveUse] = []
-    lines = f"  %y = {PART} parameter(0)\n  {NEW[0]}\n  ROOT {NEW[1]}"
-    module = parse(f"{GATHERING}\nENTRY %main (y: {PART}) -> {ARRAY} {{\n{lines}\n}}")
-    ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: float(asked.append(use) or 1))
-    assert [(u.kind, u.axes, u.members) for u in asked] == [("all-gather", ("replica",), (0, 1))]

@@ -49,16 +49,6 @@ def shifted(carry: tuple[Any, ...], _: Any = None) -> tuple[Any, Any]:
     return (carry[-1], *carry[:-1]), carry[0]
 
 
-def test_straight_code_and_calls() -> None:
-    helper = jax.jit(lambda a, b: (a + b, b * 2))
-    assert reaching(lambda a, b, c: (*helper(a, b), c + 1, 3.0 * jnp.ones(())), 1.0, 1.0, 1.0) == [
-        {0, 1},
-        {1},
-        {2},
-        set(),
-    ]
-
-
 @pytest.mark.parametrize("turns", [4, 0])
 def test_a_scan_runs_until_nothing_changes(turns: int) -> None:
     # How often it runs is no matter: each place of the ring is reached from each other.
@@ -67,14 +57,6 @@ def test_a_scan_runs_until_nothing_changes(turns: int) -> None:
         return *carry, stacked, d
 
     assert reaching(step, 1.0, 1.0, 1.0, 1.0) == [{0, 1, 2}] * 4 + [{3}]
-
-
-def test_a_scan_goes_over_some_of_its_operands() -> None:
-    def step(x: Any, xs: Any, w: Any) -> Any:
-        carry, stacked = lax.scan(lambda c, row: (c * w, row + 1), x, xs)
-        return carry, stacked
-
-    assert reaching(step, 1.0, jnp.ones(3), 1.0) == [{0, 2}, {1}]
 
 
 def test_what_is_carried_depends_on_how_often_a_loop_runs() -> None:

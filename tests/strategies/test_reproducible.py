@@ -20,7 +20,6 @@ from jax import lax
 import replicax
 from replicax import REPLICA_AXIS
 from replicax.devices import cpu_arithmetic
-from replicax.devices.summation_order import elements_in_order
 from tests import processes
 from tests.strategies import workers_reproducible
 from tests.strategies.workers_reproducible import Training, on_devices
@@ -242,18 +241,3 @@ def test_a_weaker_promise_is_told(monkeypatch: pytest.MonkeyPatch, machine: str,
     assert re.search(said, str(warning.message))
     assert warning.filename == __file__
     cpu_arithmetic._warn_of_rounding.cache_clear()
-
-
-def test_elements_are_added_in_their_order() -> None:
-    x = np.random.default_rng(0).normal(size=(3, 70, 11)).astype(np.float32)
-    for dims in [(0,), (1,), (2, 0), (0, 1, 2)]:
-        total = np.asarray(jax.jit(elements_in_order, static_argnums=1)(x, dims))
-        np.testing.assert_allclose(total, x.sum(dims), rtol=1e-5, atol=1e-4)
-        columns = np.asarray(elements_in_order(np.asfortranarray(x), dims))
-        assert total.tobytes() == columns.tobytes()
-    assert float(elements_in_order(jnp.zeros((0, 3)), (0, 1))) == 0.0
-
-
-def test_one_replica_needs_no_order() -> None:
-    strategy = replicax.MirroredStrategy(["cpu:0"], reproducible=True)
-    assert float(strategy.run(lambda: replicax.get_replica_context().all_reduce("sum", jnp.float32(3)))) == 3.0

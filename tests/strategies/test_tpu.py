@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,15 +174,6 @@ def test_a_slice_that_is_not_there_has_no_host(monkeypatch) -> None:
     monkeypatch.setattr(strategy.cluster_resolver, "kind", "absent")
     with pytest.raises(RuntimeError, match="host 0 has no CPU device: .*2x2x1.* is not there"):
         strategy.get_host_cpu_device(0)
-
-
-def test_it_is_copied_deeply() -> None:
-    strategy = on("2x2x1x2", computation_shape=[1, 1, 2], num_replicas=4)
-    twin = copy.deepcopy(strategy)
-    assert twin.extended.worker_devices == strategy.extended.worker_devices
-    assert twin.device_assignment == strategy.device_assignment
-    assert twin.num_hosts == 1
-    assert repr(twin) == "TPUStrategy([cpu:0, cpu:2, cpu:4, cpu:6], 2 logical devices each)"
 
 
 def test_a_slice_of_several_hosts() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -51,8 +50,3 @@ def test_neighbours_have_different_colours(chips, cores, shape) -> None:
 def test_an_assignment_of_another_topology() -> None:
     with pytest.raises(ValueError, match="another topology: .*v3:2x2.* not .*v3:4x4"):
         core_owners(Topology.from_name("v3:4x4"), DeviceAssignment.build(Topology.from_name("v3:2x2")))
-
-
-def test_large_slices() -> None:
-    topology = Topology.from_name("v5p:16x16x24")
-    assert np.unique(core_owners(topology, None).owner).size == 1536

@@ -28,43 +28,12 @@ def test_an_svg_has_what_there_is(tmp_path) -> None:
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_planes_and_links_around(tmp_path) -> None:
-    path = tmp_path / "slice.svg"
-    Topology.from_name("v5p:4x4x4").plot(path)
-    words = texts(path)
-    assert {
-        "z = 0",
-        "z = 3",
-        "open end: a link around",
-        "each plane is linked to the next, and the last to the first",
-    } <= set(words)
-    Topology.from_name("v5p:2x2x4").plot(path)
-    assert "each plane is linked to the next" in texts(path)
-    assert "open end: a link around" not in texts(path)
-
-
 def test_what_is_missing(tmp_path) -> None:
     whole = Topology.from_name("v5e:4x4")
     path = tmp_path / "slice.svg"
     Topology(mesh_shape=whole.mesh_shape, device_coordinates=whole.device_coordinates[1:]).plot(path)
     assert texts(path).count("×") == 4
     assert "missing" in texts(path)
-
-
-@pytest.mark.parametrize("name", ["v5e:1x1", "v3:32x32", "v5p:16x16x24"])
-def test_any_size(tmp_path, name: str) -> None:
-    from PIL import Image
-
-    path = tmp_path / "slice.png"
-    topology = Topology.from_name(name)
-    DeviceAssignment.one_core_each(topology).plot(path)
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        assert 1000 < image.width < 2600
-        assert image.height < 2000
-        assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-        assert (0x44, 0x77, 0xAA) in colours
 
 
 def test_other_formats(tmp_path) -> None:

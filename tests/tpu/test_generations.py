@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import replicax
-from replicax.tpu.generations import GENERATIONS, generation, generation_of, parse_slice, slice_name
+from replicax.tpu.generations import generation, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
 
 
@@ -29,16 +29,6 @@ def test_wrap_around(name, shape, wrap) -> None:
     assert generation(name).wrap(shape) == wrap
 
 
-@pytest.mark.parametrize("kind", GENERATIONS, ids=lambda kind: kind.name)
-def test_what_the_table_lists_is_accepted(kind) -> None:
-    for shape in kind.slices:
-        found, chips = parse_slice(f"{kind.name}:{shape}")
-        assert found is kind
-        assert "x".join(map(str, chips[: shape.count("x") + 1])) == shape
-    for device_kind in kind.device_kinds:
-        assert generation_of(device_kind) is kind
-
-
 @pytest.mark.parametrize(
     ("sold", "name"),
     [
@@ -62,19 +52,6 @@ def test_slices_have_the_names_that_they_are_sold_by(sold, name) -> None:
     assert Topology.from_name(sold).name == name
     if sold in ("v2-8", "v5litepod-1"):
         assert replicax.TPUClusterResolver(emulate=sold).topology == Topology.from_name(name)
-
-
-@pytest.mark.parametrize("kind", GENERATIONS, ids=lambda kind: kind.name)
-def test_each_slice_has_one_name_that_it_is_sold_by(kind) -> None:
-    for shape in kind.slices:
-        name = f"{kind.name}:{shape}"
-        assert slice_name(kind.accelerator_type(parse_slice(name)[1])) == name
-
-
-def test_cubes_may_lie_in_a_row() -> None:
-    kind, chips = parse_slice("v5p:4x8x68")
-    assert chips == (4, 8, 68)
-    assert kind.wrap(chips) == (True, True, True)
 
 
 def test_a_slice_that_is_twisted_has_other_links() -> None:

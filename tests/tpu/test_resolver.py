@@ -95,16 +95,6 @@ def test_it_emulates_the_devices_itself() -> None:
     assert int(printed.split()[2]) >= 16
 
 
-def test_it_takes_some_of_the_devices_that_were_asked_for() -> None:
-    printed = run("""
-        import jax, replicax
-        replicax.use_cpu_devices(6)
-        resolver = replicax.TPUClusterResolver(emulate="2x1x1x2")
-        print(len(jax.devices()), resolver.devices.size)
-    """)
-    assert printed.split() == ["6", "4"]
-
-
 def test_too_few_devices() -> None:
     with pytest.raises(
         RuntimeError, match="takes 16 CPU devices, but .* and 8 of them are CPUs.*use_cpu_devices\\(16\\)"
@@ -310,14 +300,3 @@ def test_workers_that_do_not_exist() -> None:
             ask("ps")
         with pytest.raises(ValueError, match="no worker 1: there are 1, numbered from 0"):
             ask("worker", 1)
-
-
-def test_devices_of_an_assignment() -> None:
-    resolver = TPUClusterResolver(emulate="v5e:2x4")
-    assignment = DeviceAssignment.build(resolver.topology, [2, 1, 1], num_replicas=4)
-    devices = resolver.logical_devices(assignment)
-    assert devices.shape == (4, 2)
-    for replica in range(4):
-        for core in range(2):
-            x, y, _, _ = assignment.coordinates(replica, core)
-            assert devices[replica, core] is jax.devices()[4 * (y // 2) + 2 * (y % 2) + x]

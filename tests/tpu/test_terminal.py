@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from replicax import DeviceAssignment, Topology
@@ -33,12 +31,6 @@ def test_a_slice(capsys, monkeypatch) -> None:
     assert lines[-1] == "a core: replica·logical device   · no replica's   x goes right, y down, hosts lie apart"
 
 
-def test_planes_lie_side_by_side(capsys, monkeypatch) -> None:
-    out = shown(capsys, monkeypatch, Topology.from_name("v5p:2x2x4"), width=60)
-    assert re.search(r"z = 0 +z = 1 +z = 2 +z = 3 *\n 0·0   0·1 +1·0   1·1", out)
-    assert "a core: host·device   x goes right, y down, hosts lie apart" in out
-
-
 def test_missing_cores(capsys, monkeypatch) -> None:
     whole = Topology.from_name("v5e:4x4")
     topology = Topology(mesh_shape=whole.mesh_shape, device_coordinates=whole.device_coordinates[1:])
@@ -54,14 +46,3 @@ def test_where_there_is_little_room(capsys, monkeypatch, width: int, row: str) -
     assert max(len(line) for line in out.splitlines()) <= width
     assert "…\n" not in out  # nothing is cut off
     assert "a core: host, counted in 012…z, again and again" in out
-
-
-def test_colours(capsys, monkeypatch) -> None:
-    out = shown(capsys, monkeypatch, Topology.from_name("v3:2x2"), FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm")
-    assert "\x1b[1;38;2;255;255;255;48;2;68;119;170m 0·0 " in out
-
-
-def test_one_chip(capsys, monkeypatch) -> None:
-    out = shown(capsys, monkeypatch, Topology.from_name("v5e:1x1"))
-    assert "\n 0 \n" in out
-    assert "a core: host   x goes right, y down\n" in out

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-import pytest
 from hypothesis import example, given, strategies as st
 
 from replicax.tpu.torus import Torus, points, ring_order
@@ -39,22 +38,6 @@ def test_hops_are_the_shortest_way_along_the_links(shape, wrap) -> None:
     assert [found[tuple(chip)] for chip in chips.tolist()] == torus.hops(start, chips).tolist()
 
 
-@given(SHAPES, WRAPS)
-def test_links_join_neighbours_once(shape, wrap) -> None:
-    torus = Torus(shape, wrap)
-    links = torus.links()
-    assert (torus.hops(links[:, 0], links[:, 1]) == 1).all()
-    assert len({frozenset(map(tuple, link)) for link in links.tolist()}) == len(links)
-    total = np.prod(shape)
-    expected = sum(total // s * (s if w and s > 2 else s - 1) for s, w in zip(shape, wrap, strict=True))
-    assert len(links) == expected
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_up_to_two_chips_do_not_wrap_around(size: int) -> None:
-    assert Torus((size, 3, 4), (True, True, False)) == Torus((size, 3, 4), (False, True, False))
-
-
 # --- a way through all points ---------------------------------------------------------------------------
 
 LARGER = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
@@ -75,9 +58,3 @@ def test_each_point_once_and_each_beside_the_last(shape, wrap) -> None:
     possible = any(torus.wrap) or (n % 2 == 0 and sum(s > 1 for s in shape) > 1) or n <= 2
     if possible:
         assert torus.hops(order[-1], order[0]) == (n > 1)
-
-
-@pytest.mark.parametrize("dims", [1, 2, 4])
-def test_any_number_of_dims(dims: int) -> None:
-    order = ring_order((2,) * dims, (False,) * dims)
-    assert (np.abs(order - np.roll(order, -1, axis=0)).sum(1) == 1).all()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax import _jax
 
 
 @pytest.fixture
@@ -104,15 +103,6 @@ def test_reads_work_everywhere_inside_a_step(pair, v, name) -> None:
     assert [float(x) for x in pair.run(step)] == [3.0, 4.0]
 
 
-def test_the_last_write_wins(pair, v) -> None:
-    def step():
-        v.assign(3.0)
-        v.assign(v * 2)
-        return v.value
-
-    assert float(pair.run(step)) == float(v) == 6.0
-
-
 # --- functions whose programs JAX keeps -----------------------------------------------------------------
 # The body of a scan that lives on is traced once by JAX and kept. It must not keep a variable's old value.
 
@@ -185,18 +175,6 @@ def test_programs_without_variables_stay_kept(pair, v) -> None:
     for scale in (1.0, 2.0, 3.0):
         pair.run(lambda x: helper(x * v * scale), args=(1.0,))  # noqa: B023
     assert len(traces) == 1
-
-
-def test_outside_tracing_computes_in_the_middle_of_a_trace(pair) -> None:
-    seen = []
-
-    def step(x):
-        with _jax.outside_tracing():
-            seen.append(float(jnp.sin(1.0)))
-        return jax.lax.psum(x, "replica")
-
-    assert float(pair.run(step, args=(1.0,))) == 2.0
-    assert seen == [pytest.approx(np.sin(1.0))]
 
 
 # --- what a variable's value looks like to JAX ------------------------------------------------------------

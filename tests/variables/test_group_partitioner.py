@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import replicax
@@ -73,35 +72,6 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
     np.testing.assert_allclose(v.value, plain.value, rtol=1e-6)
 
 
-def test_slots_are_split_as_their_variable_and_begin_again() -> None:
-    strategy = strategy_of(4)
-    v, w = (
-        make(strategy),
-        make(strategy, np.ones((4, 6), np.float32), replicax.variables.FixedShardsPartitioner(4, dim=1)),
-    )
-    with strategy.scope():
-        optimizer = replicax.Optimizer(optax.chain(optax.trace(0.9), optax.ema(0.5)))
-    optimizer.build([v, w])
-    slots = [slot for slot in optimizer.variables if slot.ndim]
-    assert [slot.layout for slot in slots] == [v.layout, w.layout] * 2
-    strategy.run(lambda: [slot.assign(slot + 1.0) for slot in slots] and None)
-    np.testing.assert_array_equal(slots[0], np.ones((7, 3)))
-    optimizer.reset()
-    for slot in slots:
-        np.testing.assert_array_equal(slot, np.zeros(slot.shape))
-
-
-def test_a_value_read_before_stays_valid() -> None:
-    strategy = strategy_of(4)
-    v = make(strategy, np.arange(8.0, dtype=np.float32))
-    before, pieces = v.value, strategy.local_results(v)
-    strategy.run(lambda: v.assign_add(jnp.ones(8)))
-    strategy.run(lambda: v.assign_add(jnp.ones(8)))
-    np.testing.assert_array_equal(before, np.arange(8.0))
-    np.testing.assert_array_equal(pieces[3], np.arange(4.0, 8.0))
-    np.testing.assert_array_equal(v.value, np.arange(8.0) + 2)
-
-
 # --- which groups ---------------------------------------------------------------------------------------
 
 
@@ -144,13 +114,6 @@ def test_groups_that_do_not_fit() -> None:
         replicax.variables.GroupPartitioner(4, replicax.variables.GroupPartitioner(2))
     with pytest.raises(TypeError, match=r"such as FixedShardsPartitioner\(2\), got 3"):
         replicax.variables.GroupPartitioner(4, 3)
-
-
-def test_one_replica_is_a_group() -> None:
-    """So a program runs on one device as it is."""
-    strategy = replicax.MirroredStrategy(["cpu:0"], variable_partitioner=replicax.variables.GroupPartitioner(4))
-    with strategy.scope():
-        assert replicax.Variable(INITIAL).layout == Mirrored()
 
 
 @pytest.mark.parametrize("slices", [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1]])

@@ -66,32 +66,6 @@ def test_some_are_overwritten_without_being_read(pair, five) -> None:
     assert values(five) == [0, 10, 23, 2, 23]
 
 
-def test_assigned_between_calls(pair, five) -> None:
-    def step():
-        for v in five:
-            v.assign_add(1.0)
-
-    pair.run(step)
-    five[2].assign(100.0)
-    held = five[3].value
-    pair.run(step)
-    assert values(five) == [2, 12, 101, 32, 42]
-    assert float(held) == 31.0
-
-
-def test_a_slot_that_moves_leaves_no_array_behind(pair, five) -> None:
-    def both():
-        five[0].assign_add(1.0)
-        five[1].assign_add(1.0)
-
-    pair.run(both)
-    old = five[1].slot._place[0]
-    pair.run(lambda: five[0].assign_add(1.0))
-    assert old.slots == ()
-    assert old.arrays[0] is None
-    assert values(five[:2]) == [2, 11]
-
-
 def test_one_that_goes_frees_its_array_and_no_other(pair) -> None:
     with pair.scope():
         kept = replicax.Variable(jnp.ones(3))
@@ -138,22 +112,6 @@ def test_arrays_stored_between_programs_are_the_next_program_s(pair, five, how) 
     slots[1].array = array
     pair.run(step)
     assert float(five[1]) == 17
-
-
-def test_another_program_in_between_is_noticed(pair, five) -> None:
-    def add(x):
-        for v in five:
-            v.assign_add(x)
-
-    def double(x):
-        for v in five:
-            v.assign(v * x)
-
-    expected = values(five)
-    for turn in range(12):
-        pair.run(double if turn % 5 == 4 else add, args=(2.0,))
-        expected = [2 * x if turn % 5 == 4 else x + 2 for x in expected]
-        assert values(five) == expected
 
 
 def test_what_somebody_has_read_is_kept_and_nothing_is_compiled_for_it(strategy, caplog) -> None:

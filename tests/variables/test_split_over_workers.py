@@ -109,19 +109,6 @@ def test_each_worker_saves_its_pieces(tmp_path, shared, group_size) -> None:
         np.testing.assert_array_equal(v, workers_split.WHOLE)
 
 
-def test_both_names_of_a_partitioner() -> None:
-    split = replicax.variables.FixedShardsPartitioner(2)
-    for options in ({"partitioner": split}, {"variable_partitioner": split}):
-        assert replicax.ShardedStrategy(["cpu:0", "cpu:1"], **options).extended.partitioner is split
-    mirrored = replicax.MultiWorkerMirroredStrategy(["cpu:0", "cpu:1"], variable_partitioner=split)
-    with mirrored.scope():
-        assert mirrored.local_results(replicax.Variable(np.zeros(3, np.float32)))[1].shape == (1,)
-    with pytest.raises(TypeError, match="two names of one argument: leave one out"):
-        replicax.ShardedStrategy(["cpu:0"], split, variable_partitioner=split)
-    with pytest.raises(TypeError, match=r"such as FixedShardsPartitioner\(2\), got 3"):
-        replicax.MultiWorkerMirroredStrategy(["cpu:0"], variable_partitioner=3)
-
-
 @pytest.mark.parametrize(("devices", "group_size"), [(1, None), (2, 2)])
 def test_a_device_of_a_worker_holds_a_part_of_the_model_and_a_few_layers(devices: int, group_size: int | None) -> None:
     layers, layer = 12, 4 * 256 * 256

@@ -23,14 +23,6 @@ def on_each(count: int, fn: Any, timeout: float = 20.0) -> list[Any]:
     return simulated_workers.run(SimulatedWorkers.of(count), one)
 
 
-def test_everybody_gets_everything() -> None:
-    def talk(index: int, lockstep: Lockstep) -> Any:
-        return [lockstep.exchange("counts", (index, step)) for step in range(3)]
-
-    for heard in on_each(3, talk):
-        assert heard == [[(w, step) for w in range(3)] for step in range(3)]
-
-
 def test_whoever_does_something_else_is_named() -> None:
     errors = on_each(2, lambda index, lockstep: lockstep.exchange(["creates", "runs"][index], 1, detail="x"))
     for error in errors:

@@ -43,15 +43,6 @@ def test_what_is_meant(folder, files, expected) -> None:
     assert expand(files, "text_lines") == tuple(expected)
 
 
-def test_an_absolute_and_a_relative_name_of_one_file(folder) -> None:
-    assert len(expand(["a.txt", str(folder / "a.txt"), folder / "*.csv", "c.csv"], "text_lines")) == 2
-
-
-def test_home(folder, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(folder))
-    assert expand("~/a.txt", "text_lines") == (str(folder / "a.txt"),)
-
-
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [

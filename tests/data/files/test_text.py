@@ -97,7 +97,3 @@ def test_gzip_that_is_cut_off_or_damaged(tmp_path) -> None:
         list(replicax.data.text_lines(file))
     file.write_bytes(b"")
     assert list(replicax.data.text_lines(file)) == []
-
-
-def test_a_long_line(tmp_path) -> None:
-    assert lines(tmp_path, b"x" * 1_000_000 + b"\ny\n") == ["x" * 1_000_000, "y"]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 import replicax
-from replicax.data.files.tfrecord import masked_crc32c  # that of the tests is slow
 from tests.data.files.writing import masked, tfrecord_bytes
 
 RECORDS = [b"first", b"", b"third" * 200]
@@ -100,24 +99,3 @@ def test_the_error_stays_and_the_state_with_it(tmp_path) -> None:
         assert iterator.get_state() == state
     file.write_bytes(WHOLE)  # mended
     assert list(iterator) == RECORDS[2:]
-
-
-@given(st.binary())
-def test_checksums_are_those_of_the_definition(data) -> None:
-    assert masked_crc32c(data).to_bytes(4, "little") == masked(data)
-
-
-def test_a_record_whose_length_looks_like_gzip(tmp_path) -> None:
-    record = bytes(0x088B1F)
-    length = struct.pack("<Q", len(record))
-    data = length + masked(length) + record + struct.pack("<I", masked_crc32c(record))
-    assert data.startswith(b"\x1f\x8b\x08")
-    (tmp_path / "a").write_bytes(data)
-    assert read(tmp_path / "a") == ([record], None)
-
-
-def test_skipping_does_not_read(tmp_path) -> None:
-    """The data of skipped records is not looked at."""
-    file = tmp_path / "a.tfrecord"
-    file.write_bytes(WHOLE[:14] + b"?" + WHOLE[15:])
-    assert list(replicax.data.tfrecords(file).with_positions({str(file): 1})) == RECORDS[1:]
