@@ -154,15 +154,6 @@ def test_merge_call_wraps_traced_values_only(pair: replicax.Strategy) -> None:
     assert [float(x) for x in everyone] == [1.0, 2.0]
 
 
-def test_an_exception_in_a_step_leaves_the_stack_as_it_was(pair: replicax.Strategy) -> None:
-    def step() -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        pair.run(step)
-    assert float(pair.run(lambda: replicax.get_replica_context().all_reduce("sum", 1.0))) == 2.0
-
-
 def test_set_strategy(pair: replicax.Strategy) -> None:
     replicax.set_strategy(pair)
     try:
@@ -243,25 +234,3 @@ def test_a_library_that_a_scope_imports_first_is_told(pair: replicax.Strategy, m
     with pair.scope():
         pass
     assert adapted == ["library_of_models"]
-
-
-def test_a_scope_inside_the_scope_that_has_imported_a_library_tells_it(pair: replicax.Strategy, monkeypatch) -> None:
-    monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: None)
-    library = types.ModuleType("library_of_models")
-    library.__spec__ = importlib.machinery.ModuleSpec("library_of_models", None)
-    with pair.scope():
-        monkeypatch.setitem(sys.modules, "library_of_models", library)
-        inner = pair.scope()
-        with pytest.warns(UserWarning, match="library_of_models was first imported inside a strategy's scope"):
-            inner.__enter__()
-        inner.__exit__(None, None, None)
-
-
-def test_a_library_that_was_imported_before_is_adapted_by_the_scope(pair: replicax.Strategy, monkeypatch) -> None:
-    adapted: list[str] = []
-    monkeypatch.setitem(registry.scoped_libraries, "library_of_models", lambda: adapted.append("library_of_models"))
-    library = types.ModuleType("library_of_models")
-    library.__spec__ = importlib.machinery.ModuleSpec("library_of_models", None)
-    monkeypatch.setitem(sys.modules, "library_of_models", library)
-    with pair.scope():
-        assert adapted == ["library_of_models"]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 import replicax
 from replicax.values import Components, PerReplica, regroup, unwrap
 
-Point = collections.namedtuple("Point", "x y")
-
 
 def test_regroup_keeps_what_is_the_same_object() -> None:
     shared = object()
@@ -19,13 +15,6 @@ def test_regroup_keeps_what_is_the_same_object() -> None:
     assert merged[0] is shared
     assert merged[1].values == (1.5, 2.5)
     assert merged[2] == [None]
-
-
-def test_regroup_keeps_the_types_of_containers() -> None:
-    merged = regroup([Point(1, {"a": [2]}), Point(3, {"a": [4]})])
-    assert type(merged) is Point
-    assert merged.x.values == (1, 3)
-    assert merged.y["a"][0].values == (2, 4)
 
 
 def test_regroup_of_one_variable_is_that_variable(pair: replicax.Strategy) -> None:
@@ -38,12 +27,6 @@ def test_regroup_of_one_variable_is_that_variable(pair: replicax.Strategy) -> No
 def test_regroup_names_the_replica_that_differs() -> None:
     with pytest.raises(ValueError, match="replica 2 has"):
         regroup([[1], [2], [1, 2]])
-
-
-def test_unwrap_is_the_inverse() -> None:
-    trees = [{"a": 1, "b": (2, "x")}, {"a": 3, "b": (4, "x")}]
-    merged = regroup(trees)
-    assert [unwrap(merged, i) for i in range(2)] == trees
 
 
 def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> None:
@@ -197,13 +180,6 @@ def test_a_worker_has_the_components_of_its_own_replicas() -> None:
     assert unwrap({"x": value}, replica=3) == {"x": 2}
     with pytest.raises(ValueError, match=r"replica 2 has PyTreeDef\(\{'a': \*\}\), replica 3 has PyTreeDef\(\*\)"):
         regroup([{"a": 1}, 2], replicas=(2, 3), count=5)
-
-
-def test_by_default_there_are_no_other_workers(pair) -> None:
-    x = pair.distribute_values_from_function(lambda ctx: jnp.ones(1 + ctx.replica_id_in_sync_group))
-    y = pair.distribute_values_from_function(lambda ctx: jnp.ones(2))
-    for value in (x, y):
-        assert (value.replicas, value.count, len(value.values)) == ((0, 1), 2, 2)
 
 
 def test_components_of_other_replicas_are_refused(pair) -> None:

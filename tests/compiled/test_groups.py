@@ -14,7 +14,7 @@ import pytest
 import replicax
 from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
-from tests.compiled.test_split_variables import REDUCTIONS, kinds, sharded, trained
+from tests.compiled.test_split_variables import kinds, sharded, trained
 from tests.conftest import strategy_of
 
 RNG = np.random.default_rng(5)
@@ -103,19 +103,6 @@ def test_variables_of_several_groupings_in_one_program() -> None:
         np.testing.assert_allclose(v, value, rtol=1e-5)
     a, b, c, d = expected
     np.testing.assert_allclose(found, (jnp.sum(a + b * c - d), jnp.max(a * b)), rtol=1e-5)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_a_reduction_of_pieces_is_that_of_the_whole(name: str, size: int) -> None:
-    reduce, value = REDUCTIONS[name], RNG.normal(size=(7, 2)).astype(np.float32)
-    strategy = sharded(6, size)
-    with strategy.scope():
-        v = replicax.Variable(value)
-    found = strategy.run(lambda: [reduce(v.value, axis=axis) for axis in (None, 0, 1)])
-    for mine, axis in zip(found, (None, 0, 1), strict=True):
-        np.testing.assert_allclose(mine, reduce(jnp.asarray(value), axis=axis), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_change_in_the_pieces_where_they_are() -> None:

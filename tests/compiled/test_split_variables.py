@@ -90,35 +90,6 @@ TRANSFORMATIONS = {
 SHAPES = [(7, 4), (4,), (4, 5), (5,)]
 
 
-@pytest.mark.soak  # tests/training/test_optax.py has all transformations, in one program
-@pytest.mark.parametrize(("replicas", "group"), [(2, 2), (3, 3), (4, 2)])
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_an_optimizer_on_pieces_is_the_optimizer(name: str, replicas: int, group: int) -> None:
-    tx = TRANSFORMATIONS[name]()
-    data = RNG.normal(size=(6, 7)).astype(np.float32)
-    initial = [RNG.normal(size=shape).astype(np.float32) for shape in SHAPES]
-
-    def losses(p: Any, x: Any) -> Any:
-        return jnp.square(jnp.tanh(x @ p[0] + p[1][None]) @ p[2] + p[3][None]).mean(-1)
-
-    def train(strategy: replicax.Strategy) -> list[np.ndarray]:
-        with strategy.scope():
-            variables = [replicax.Variable(value) for value in initial]
-            optimizer = replicax.Optimizer(tx)
-
-        def step(x: Any) -> None:
-            loss = lambda: replicax.compute_average_loss(losses([v.value for v in variables], x))  # noqa: E731
-            _, gradients = replicax.value_and_grad(loss, variables)()
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
-        for batch in strategy.distribute_dataset([data] * 4):
-            strategy.run(step, args=(batch,))
-        return [v.numpy() for v in [*variables, *optimizer.variables] if v.dtype == jnp.float32]
-
-    for mine, theirs in zip(train(sharded(replicas, group)), train(strategy_of(1)), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
-
-
 # --- what stays in pieces, and what is moved ------------------------------------------------------------
 
 
@@ -237,15 +208,6 @@ def test_a_norm_over_pieces_is_one_small_all_reduce() -> None:
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
     found = trained(sharded(4), [(64, 32)], tx, loss).collectives()
     assert {c.kind: c.bytes for c in found} == {"all-gather": 64 * 32 * 4, "reduce-scatter": 64 * 32, "all-reduce": 4}
-
-
-def test_a_cast_happens_before_the_gather() -> None:
-    strategy = sharded(2)
-    with strategy.scope():
-        w = replicax.Variable(jnp.ones((64, 32)))
-    x = jnp.ones((4, 64), jnp.bfloat16)
-    [gather] = strategy.extended.trace(lambda x: x @ w.value.astype(jnp.bfloat16).T.T, args=(x,)).collectives()
-    assert gather.bytes in (64 * 32 * 2, 64 * 32 * 4)  # XLA on CPU has no gathers of bfloat16
 
 
 def test_a_stack_of_layers_is_gathered_layer_by_layer() -> None:
@@ -434,20 +396,6 @@ def test_a_reduction_of_ones_own() -> None:
         return jax.lax.reduce(v.value, jnp.float32(0), lambda a, b: a + b + a * b, (0,))
 
     assert strategy.run(step).tolist() == [15, 15, 15]
-
-
-def test_long_chains_on_what_has_been_moved_are_traced_quickly() -> None:
-    strategy = sharded(2)
-    with strategy.scope():
-        v = replicax.Variable(RNG.normal(size=(8, 4)).astype(np.float32))
-
-    def step(value: Any) -> Any:
-        a = value.reshape(-1)
-        for _ in range(200):  # each uses the last one twice
-            a = jnp.where(a > 0, a, a * 0.1) * 1.01
-        return a
-
-    np.testing.assert_allclose(strategy.run(lambda: step(v.value)), step(v.value), rtol=1e-5)
 
 
 def test_the_filling_is_no_part_of_the_value() -> None:

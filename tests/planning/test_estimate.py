@@ -195,6 +195,12 @@ def test_among_several_devices_of_each_slice(kind: str) -> None:
     assert network.seconds_between(among(8, ("slice", "replica"), whole), 1) == pytest.approx(network.seconds(inside))
 
 
+def test_a_gather_from_fewer_slices_is_smaller() -> None:
+    network = Network(slices_of_four(4), Chip("chip", 1, 1, 1, network=1e8))
+    assert network.seconds_between(use_of("all-gather", 4, ("slice",), 1_000_000), 2) == pytest.approx(5e5 / 2 / 1e8)
+    assert network.seconds_between(use_of("all-reduce", 4, ("slice",), 1_000_000), 2) == pytest.approx(1e6 / 1e8)
+
+
 def test_scaling_over_slices() -> None:
     chip = CHIPS["v5e"]
     network = Network(slices_of_four(6), chip)

@@ -47,17 +47,6 @@ def test_training_is_the_same_and_variables_stay_at_home(devices: int, per_devic
     assert len(found[-1].slot.array.devices()) == devices  # each replica's own count
 
 
-def test_a_value_read_before_stays_valid() -> None:
-    strategy = central(2)
-    with strategy.scope():
-        v = replicax.Variable(lambda: jnp.arange(3.0), name="v")
-    before = v.value
-    strategy.run(lambda: v.assign_add(jnp.ones(3)))
-    assert before.tolist() == [0, 1, 2]
-    assert v.numpy().tolist() == [1, 2, 3]
-    assert before.devices() == v.slot.array.devices() == {jax.devices()[7]}
-
-
 def test_the_lower_level_knows_where_variables_are() -> None:
     strategy = central(2)
     home = jax.devices()[7]
