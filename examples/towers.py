@@ -7,7 +7,7 @@ It is ``examples/towers_tensorflow.py``, a script for ``tf.contrib.distribute`` 
 changed but
 
 - the imports;
-- the names of tensor operations, one for one: docs/migrate.md has the table, and a test applies it;
+- the names of tensor operations, one for one: docs/towers.md has the table, and a test applies it;
 - one line, which prepares TensorFlow: it runs eagerly, and takes a CPU for four devices. Here only that is to be done.
 
 Every call of a ``distribution``, a tower, a context or a variable stands as it did. All steps of an epoch are one

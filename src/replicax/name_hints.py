@@ -16,7 +16,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
-_OPTIONS = "replicax.CommunicationOptions, for each collective that is to have them"
+_OPTIONS = "replicax.CommunicationOptions, an argument of each collective"
 _SIZE = "strategy.num_replicas_in_sync"
 _DEVICES = "name the devices: devices=['gpu:0', 'gpu:1']; without the argument all are used"
 _ONE_DEVICE = "MirroredStrategy(devices, num_logical_devices=…) has replicas of several devices"
@@ -30,7 +30,7 @@ NAMES: dict[str, dict[str, str]] = {
         "HierarchicalCopyAllReduce": _OPTIONS,
         "NcclAllReduce": _OPTIONS,
         "PreemptionCheckpointHandler": "replicax.train with a replicax.CheckpointManager: at SIGTERM all workers save "
-        "at one step, and leave",
+        "at the same step, and exit",
         "ReductionToOneDevice": _OPTIONS,
         "Server": "nothing: workers are processes of one program, which replicax.MultiWorkerMirroredStrategy connects",
         "VariableAggregation": "replicax.Aggregation",
@@ -38,7 +38,7 @@ NAMES: dict[str, dict[str, str]] = {
         "experimental": "replicax itself: its names carry no 'experimental'",
         "experimental_connect_to_cluster": "replicax.initialize_workers(cluster_resolver); TPUs are found without",
         "experimental_set_strategy": "replicax.set_strategy",
-        "initialize_tpu_system": "nothing to do: devices are ready when JAX has made them",
+        "initialize_tpu_system": "nothing to do: JAX initializes the devices",
     },
     "Strategy": {
         "batch_reduce_to": "strategy.extended.batch_reduce_to",

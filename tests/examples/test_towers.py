@@ -42,7 +42,7 @@ def test_the_script_of_2018(executor: type, monkeypatch: pytest.MonkeyPatch) -> 
 # --- what was changed in it -----------------------------------------------------------------------------
 
 EXAMPLES = pathlib.Path(towers.__file__).parent
-SECTION = (EXAMPLES.parent / "docs" / "migrate.md").read_text().partition("### A longer one")[2].partition("\n## ")[0]
+SECTION = (EXAMPLES.parent / "docs" / "towers.md").read_text().partition("## A longer script")[2].partition("\n## ")[0]
 
 
 def rows_of(heading: str) -> list[tuple[str, str]]:

@@ -32,11 +32,11 @@ TOWER_CLASSES: dict[str, tuple[type, ...]] = {
 """By kind, what has its members in the tower API; which they are is asked of these classes."""
 
 TODAY_OF_TOWERS = {
-    "AUTO_REUSE": "nothing to do: keep the variable that was made, and use it again",
+    "AUTO_REUSE": "nothing to do: keep the variable, and use it again",
     "GradientDescentOptimizer": "replicax.Optimizer, of optax.sgd(learning_rate)",
     "MapOutput": "a list",
     "MomentumOptimizer": "replicax.Optimizer, of optax.sgd(learning_rate, momentum)",
-    "Operation": "nothing to do: things happen when they are called",
+    "Operation": "nothing to do: calls run immediately",
     "Optimizer": "replicax.Optimizer",
     "Optimizer._distributed_apply": "optimizer.apply_gradients(gradients, variables), in a step",
     "Optimizer.compute_gradients": "replicax.value_and_grad(fn, variables)",
@@ -47,16 +47,16 @@ TODAY_OF_TOWERS = {
     "Strategy.distribute_dataset": "strategy.distribute_datasets_from_function(dataset_fn)",
     "Strategy.fetch": "jax.device_put(value, device)",
     "Strategy.finalize": "jax.effects_barrier(), or strategy.finalize() of a TPUStrategy",
-    "Strategy.initialize": "nothing to do: devices are ready when JAX has made them; strategy.initialize() of a "
+    "Strategy.initialize": "nothing to do: JAX initializes the devices; strategy.initialize() of a "
     "TPUStrategy looks at them",
     "Strategy.reduce": "strategy.extended.reduce_to(reduce_op, value, destinations)",
     "VariableScope": "nothing to do: variables are objects, which are passed around",
     "create_global_step": "replicax.Variable(0, aggregation='only_first_replica')",
-    "get_global_step": "a replicax.Variable of one's own",
+    "get_global_step": "a replicax.Variable of your own",
     "get_or_create_global_step": "replicax.Variable(0, aggregation='only_first_replica')",
     "get_variable": "replicax.Variable(initial_value, name=name)",
     "get_variable_scope": "nothing to do: variables are objects, which are passed around",
-    "trainable_variables": "a list of one's own",
+    "trainable_variables": "a list of your own",
     "variable_scope": "nothing to do: variables are objects, which are passed around",
 }
 """What names of the tower API are today that the table of old names has not, or has with a later meaning."""
@@ -91,6 +91,10 @@ TF_CONFIG = Counterpart("the same: replicax launch sets it, and replicax.initial
 """What takes the place of the environment variable."""
 
 
+STAYS_FOR_FIT = "the same for model.fit, with KERAS_BACKEND=jax; in a loop of your own "
+"""How the answer for each of Keras' callbacks begins."""
+
+
 def paths(table: dict[str, str]) -> dict[str, str]:
     """The last name of each dotted path, after ``tf.``, in ``MODERN``, ``TOWER`` or ``RUNS``."""
     return {f"{module}.{name}".lstrip("."): name for module, names in table.items() for name in names.split()}
@@ -120,7 +124,7 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
     if path in _RUNS:
         today, differs = TODAY_OF_RUNS[_RUNS[path]], DIFFERENCES_OF_RUNS.get(_RUNS[path])
         if path.startswith("keras.callbacks."):
-            today = f"the same for model.fit, with KERAS_BACKEND=jax; in a loop of your own {today}"
+            today = f"{STAYS_FOR_FIT}{today}"
             return Counterpart(f"{today} ({differs})" if differs else today)
         return Counterpart(today, differs=differs)
     if path in _TOWER:

@@ -12,7 +12,7 @@ from replicax import name_hints
 
 _OPTIONS = name_hints.NAMES["replicax"]["CrossDeviceOps"]
 _NOTHING = name_hints.NAMES["replicax"]["initialize_tpu_system"]
-_FROM_FUNCTION = "strategy.distribute_datasets_from_function(dataset_fn), which is gone through with for"
+_FROM_FUNCTION = "strategy.distribute_datasets_from_function(dataset_fn), and a for loop over it"
 _ON_READ = "replicax.Variable(…, synchronization='on_read')"
 _STEPS = "strategy.run_steps(fn, iterator, steps)"
 _LOCAL = name_hints.NAMES["Strategy"]["unwrap"]
@@ -22,8 +22,8 @@ _ESTIMATOR = "nothing: there are no estimators; replicax.train is the loop aroun
 _OF_A_WORKER = "what replicax.ClusterCoordinator.create_per_worker_dataset returns"
 _PREEMPTED = name_hints.NAMES["replicax"]["PreemptionCheckpointHandler"]
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
-_ITERATED = "nothing: an iterator is ready when it has been made"
-_EMBEDDING = "nothing yet: a replicax.variables.ShardedVariable holds a table in pieces"
+_ITERATED = "nothing: an iterator is ready when it is created"
+_EMBEDDING = "nothing yet: a replicax.variables.ShardedVariable holds a table in shards"
 
 _ON_EXTENDED = (
     "between_graph broadcast_to colocate_vars_with non_slot_devices parameter_devices "
@@ -58,7 +58,7 @@ _FURTHER: dict[str, dict[str, str]] = {
         "GCEClusterResolver": "nothing: list the machines in a replicax.cluster.SimpleClusterResolver",
         "HardwareFeature": _EMBEDDING,
         "InputReplicationMode": "strategy.distribute_dataset, or distribute_datasets_from_function",
-        "Mirrored": "an ordinary jax.Array: what is the same on every replica needs no wrapper",
+        "Mirrored": "an ordinary jax.Array: a value that is the same on every replica needs no wrapper",
         "Monitor": "a loop that calls strategy.run_steps",
         "MultiWorkerAllReduce": _OPTIONS,
         "PaddingSpec": "replicax.InputOptions(partial_batch='pad')",
@@ -83,7 +83,7 @@ _FURTHER: dict[str, dict[str, str]] = {
         "TowerContext": "replicax.ReplicaContext",
         "UnionResolver": "replicax.cluster.UnionClusterResolver",
         "UpdateContext": "nothing: an update needs no device",
-        "XLAOptions": "nothing: the options of the compiler are JAX's",
+        "XLAOptions": "nothing: set compiler options through JAX",
         "batch_parallel": "strategy.run(fn, args), with the arguments from strategy.distribute_dataset",
         "bfloat16_scope": "nothing: give variables and arrays the dtype bfloat16",
         "core": "strategy.assign_to_logical_device(tensor, logical_device_id)",
@@ -108,8 +108,8 @@ _FURTHER: dict[str, dict[str, str]] = {
         "run_standard_tensorflow_server": _PROCESSES,
         "shard": "strategy.run(fn, args), with the arguments from strategy.distribute_dataset",
         "shared_embedding_columns": _EMBEDDING,
-        "shutdown_system": "nothing to do: JAX gives its devices back when the program ends",
-        "shutdown_tpu_system": "nothing to do: JAX gives its devices back when the program ends",
+        "shutdown_system": "nothing to do: JAX releases its devices when the program ends",
+        "shutdown_tpu_system": "nothing to do: JAX releases its devices when the program ends",
     },
     "Strategy": {
         **_ANY_STRATEGY,
@@ -127,7 +127,7 @@ _FURTHER: dict[str, dict[str, str]] = {
         "get_finalize_ops": _NOTHING,
         "get_host_cpu_device": "strategy.get_host_cpu_device, of a TPUStrategy",
         "get_initialization_ops": _NOTHING,
-        "group": "what was returned: steps run when they are called, and there is no operation to group",
+        "group": "the values themselves: steps run when they are called, so there are no operations to group",
         "initialize": _NOTHING,
         "is_single_replica": f"{_SIZE} == 1",
         "is_single_tower": f"{_SIZE} == 1",
@@ -146,8 +146,8 @@ _FURTHER: dict[str, dict[str, str]] = {
         "batch_reduce": "extended.batch_reduce_to(reduce_op, value_destination_pairs)",
         "broadcast": "extended.broadcast_to(tensor, destinations)",
         "call_for_each_tower": "extended.call_for_each_replica(fn, args=(…,)), with the arguments in a tuple",
-        "experimental_enable_get_next_as_optional": "nothing to do: the last, partial batch of a pass is exact",
-        "experimental_require_static_shapes": "nothing: replicas may differ in size, also in compiled steps",
+        "experimental_enable_get_next_as_optional": "nothing to do: the last, partial batch of an epoch is exact",
+        "experimental_require_static_shapes": "nothing: replicas may have batches of different sizes",
         "tpu_hardware_feature": _EMBEDDING,
     },
     "ReplicaContext": {
@@ -174,9 +174,9 @@ _FURTHER: dict[str, dict[str, str]] = {
         "get_task_info": "the attributes task_type and task_id",
     },
     "TPUClusterResolver": {
-        "get_coordination_service_leader": "nothing: jax.distributed.initialize knows it",
+        "get_coordination_service_leader": "nothing: jax.distributed.initialize finds it",
         "get_tpu_system_metadata": "the attribute topology",
-        "set_tpu_topology": "nothing: JAX says what the topology is",
+        "set_tpu_topology": "nothing: JAX reports the topology",
         "tpu_hardware_feature": _EMBEDDING,
     },
     "AutoShardPolicy": {
@@ -189,8 +189,8 @@ _FURTHER: dict[str, dict[str, str]] = {
         "assign_moving_average": "assign(momentum * variable + (1 - momentum) * value)",
         "eval": "numpy()",
         "get": _LOCAL,
-        "initializer": "nothing: a variable has its value when it has been created",
-        "is_initialized": "nothing: a variable has its value when it has been created",
+        "initializer": "nothing: a variable has its value when it is created",
+        "is_initialized": "nothing: a variable has its value when it is created",
         "load": "assign(value)",
         "primary": "value; the copies are strategy.local_results(variable)",
         "sparse_read": "variable[indices]",

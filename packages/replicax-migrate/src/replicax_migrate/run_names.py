@@ -31,18 +31,18 @@ _TRAINED = "replicax.train, with a replicax.CheckpointManager"
 _EVALUATED = "replicax.train(step, dataset, steps, evaluate=(step, dataset))"
 _LOGGED = "what the step returns, in replicax.train(…, log_every=…)"
 _FOLDER = "replicax.train(…, logs=folder)"
-_RATE = "a schedule of Optax's, for a learning rate that changes"
+_RATE = "a schedule of Optax as the learning rate"
 _MODEL = "the same class of Keras 3, on JAX"
 _CASTS = "keras.config.set_dtype_policy('mixed_bfloat16') of Keras 3; in a step of your own, casts to bfloat16"
-_SUMMARY = f"what a step returns, in {_FOLDER}; or a replicax.TensorBoardLog"
+_SUMMARY = f"what a step returns, in {_FOLDER}, or a replicax.TensorBoardLog"
 
 TODAY_OF_RUNS: dict[str, str] = {
     "BackupAndRestore": "a replicax.CheckpointManager, for replicax.train, which goes on from its newest checkpoint",
-    "CSVLogger": f"{_FOLDER}, or a replicax.CSVLog of one's own",
+    "CSVLogger": f"{_FOLDER}, or a replicax.CSVLog",
     "Callback": "replicax.Callback, for replicax.train",
     "Checkpoint": "replicax.Checkpoint(**objects)",
     "CheckpointManager": "replicax.CheckpointManager(checkpoint, directory, max_to_keep=…, every_steps=…)",
-    "CheckpointOptions": "nothing to do: saves go on in the background, and each worker writes what it has",
+    "CheckpointOptions": "nothing to do: saves run in the background, and each worker writes its own part",
     "CheckpointSaverHook": "replicax.CheckpointManager(…, every_steps=…), for replicax.train",
     "ClusterSpec": "replicax.cluster.ClusterSpec, the cluster_spec() of every resolver",
     "EarlyStopping": "replicax.EarlyStopping, for replicax.train",
@@ -60,18 +60,18 @@ TODAY_OF_RUNS: dict[str, str] = {
     "NanTensorHook": "replicax.train(…, stop_at_nan=True)",
     "Policy": _CASTS,
     "ProfilerHook": "replicax.train(…, profile=(first, last))",
-    "ProgbarLogger": "nothing to do: replicax.train shows a bar",
+    "ProgbarLogger": "nothing to do: replicax.train shows a progress bar",
     "ReduceLROnPlateau": _RATE,
     "Saver": "replicax.Checkpoint, of a list or dict of variables, in a replicax.CheckpointManager for max_to_keep",
-    "Scaffold": "nothing to do: variables have their values when they have been created",
+    "Scaffold": "nothing to do: variables have their values when they are created",
     "Sequential": _MODEL,
     "SessionRunHook": "replicax.Callback, for replicax.train",
     "SingularMonitoredSession": _TRAINED,
-    "StepCounterHook": "nothing to do: replicax.train logs examples a second",
+    "StepCounterHook": "nothing to do: replicax.train logs examples per second",
     "StopAtStepHook": "the argument steps of replicax.train",
     "SummarySaverHook": _FOLDER,
     "Supervisor": _TRAINED,
-    "TensorBoard": f"{_FOLDER}, or a replicax.TensorBoardLog of one's own",
+    "TensorBoard": f"{_FOLDER}, or a replicax.TensorBoardLog",
     "TerminateOnNaN": "replicax.train(…, stop_at_nan=True)",
     "TrainSpec": "replicax.train(step, dataset, steps)",
     "audio": _SUMMARY,
@@ -89,7 +89,7 @@ TODAY_OF_RUNS: dict[str, str] = {
     "load_checkpoint": _READ,
     "load_model": "keras.models.load_model of Keras 3, on JAX",
     "load_variable": _READ,
-    "merge_all": "nothing to do: replicax.train logs all that a step returns",
+    "merge_all": "nothing to do: replicax.train logs everything a step returns",
     "scalar": _SUMMARY,
     "set_global_policy": _CASTS,
     "set_policy": _CASTS,
@@ -103,27 +103,27 @@ _KERAS = (
 )
 
 DIFFERENCES_OF_RUNS: dict[str, str] = {
-    "BackupAndRestore": "also in the middle of a pass, at the next example, and with other workers and replicas",
-    "Checkpoint": "variables, optimizers, metrics, iterators, arrays and numbers; what is missing, more or of another "
-    "shape is an error that lists it; files of TensorFlow's can't be read",
-    "CheckpointManager": "all workers call it, and it finds out whether they share a disk; a damaged or unfinished "
-    "checkpoint is passed over, and the log says why",
-    "EarlyStopping": "looks at what evaluate= returns; weights are not put back: best= of the manager keeps them",
-    "ModelCheckpoint": "everything is saved, not the weights alone, and in the background",
+    "BackupAndRestore": "also in the middle of an epoch, at the next example, and with other workers and replicas",
+    "Checkpoint": "takes variables, optimizers, metrics, iterators, arrays and numbers; an error lists what is "
+    "missing, left over or of another shape; it can't read TensorFlow's files",
+    "CheckpointManager": "all workers call it, and it detects whether they share a disk; it skips a damaged or "
+    "unfinished checkpoint, and logs why",
+    "EarlyStopping": "uses what evaluate= returns; it does not restore weights: the manager's best= keeps them",
+    "ModelCheckpoint": "saves everything, not only the weights, in the background",
     "Model": _KERAS,
-    "MonitoredTrainingSession": "no session and no chief that the others wait for: all workers run the same program",
+    "MonitoredTrainingSession": "no session, and no chief to wait for: all workers run the same program",
     "Sequential": _KERAS,
     "scalar": "only the chief may write",
-    "train_and_evaluate": "workers evaluate together, between steps; there is no evaluator of its own",
+    "train_and_evaluate": "workers evaluate together, between steps; there is no separate evaluator",
 }
 
-_PATH = "the folder to make; it is there whole or not at all, and no number is put behind its name"
+_PATH = "path is the new folder, without a number appended; it is written whole or not at all"
 MEMBERS_OF_RUNS: dict[str, dict[str, tuple[str, str | None]]] = {
     "Checkpoint": {
         "read": ("restore(path)", "everything is restored before it returns"),
-        "restore": ("restore(path)", "everything is restored before it returns; nothing is changed if it does not fit"),
+        "restore": ("restore(path)", "everything is restored before it returns; if it does not fit, nothing changes"),
         "save": ("save(path)", _PATH),
-        "save_counter": ("a number of one's own among the objects", None),
+        "save_counter": ("a number of your own among the objects", None),
         "sync": ("wait()", None),
         "write": ("save(path)", _PATH),
     },
@@ -134,7 +134,7 @@ MEMBERS_OF_RUNS: dict[str, dict[str, tuple[str, str | None]]] = {
         "directory": ("directory", None),
         "latest_checkpoint": ("latest_step, its number", None),
         "restore_or_initialize": ("restore_latest(), which returns the step, or None", None),
-        "save": ("save(step)", "called after every step; it saves when it is time to, and at once with force=True"),
+        "save": ("save(step)", "call it after every step: it saves when a save is due, or at once with force=True"),
         "sync": ("wait()", None),
     },
     "Model": dict.fromkeys(
