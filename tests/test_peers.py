@@ -95,6 +95,6 @@ def figures(over: float) -> dict[str, Any]:
     }
 
 
-def test_the_page_of_benchmarks_has_a_place_for_the_tables() -> None:
+def test_the_page_of_peers_has_a_place_for_the_tables() -> None:
     page = report.PAGE.read_text()
     assert page.count(report.BEGIN) == page.count(report.END) == 1

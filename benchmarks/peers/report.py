@@ -1,4 +1,4 @@
-"""What was measured, as a table on the screen, as ``results/peers.json``, and on the page of benchmarks."""
+"""What was measured, as a table on the screen, as ``results/peers.json``, and on the page of peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.peers.roster import BY_NAME, REPLICAS, Peer
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 PICTURE = ROOT / "docs" / "peers.svg"  # where the site has its pictures
-PAGE = ROOT / "benchmarks" / "README.md"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = (
     "<!-- written by `python -m benchmarks.peers`: begin -->",
     "<!-- written by `python -m benchmarks.peers`: end -->",
@@ -93,7 +93,7 @@ def markdown(found: dict[str, Any]) -> str:
         header, *body = rows
         lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
         parts.append(f"{title}:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines))
-    parts.append(f"![Time of a step, by model and number of replicas](../docs/{PICTURE.name})")
+    parts.append(f"![Time of a step, by model and number of replicas](../../docs/{PICTURE.name})")
     if lines := list(ahead(found)):
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
