@@ -42,7 +42,6 @@ _SHARED_SETTINGS = (
 )
 _SETTINGS_OF_STEPS = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
 
-
 log = logging.getLogger("replicax")
 
 
@@ -273,7 +272,6 @@ class _Cluster:
         return self._actors.start(StepWorker, settings, self.servers.actors, env=_worker_environment(settings.devices))
 
     def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
-        """See :meth:`ClusterCoordinator.schedule`."""
         name = function_name(fn)
         key = function_key(fn)
         if key not in self._functions:
@@ -289,7 +287,6 @@ class _Cluster:
         return self.dispatcher.schedule(name, digest, data, pickled, uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
-        """See :meth:`ClusterCoordinator.create_per_worker_dataset`."""
         number = next(self._numbers)
         self._definitions.add_dataset(number, self._dumps(dataset_fn, "dataset_fn"))
         return PerWorkerDataset(number, self._iterators, self._definitions.drop)
@@ -361,14 +358,9 @@ class _Cluster:
 
 
 def _server_environment() -> dict[str, str]:
-    """The environment of a server.
-
-    The results of an update need new memory; with small pages getting it takes several times as long as the update.
-    """
-    env = {"JAX_PLATFORMS": "cpu"}
-    if "GLIBC_TUNABLES" not in os.environ:
-        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # ignored by other systems and older versions
-    return env
+    # The results of an update need new memory; with small pages getting it takes several times as long as the update.
+    # Other systems and older versions ignore the tunable.
+    return {"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}
 
 
 def _worker_environment(devices: int) -> dict[str, str]:

@@ -14,10 +14,16 @@ from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoR
 from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
-from replicax.parameter_server.scheduled_functions import BusyWorker, ScheduledFunction, error_of, not_run, progress
+from replicax.parameter_server.scheduled_functions import (
+    BusyWorker,
+    ScheduledFunction,
+    WorkerStartup,
+    error_of,
+    not_run,
+    progress,
+)
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.work_report import WorkLog
-from replicax.parameter_server.worker_startup import WorkerStartup
 from replicax.variables.slots import launching
 
 _MOST_DEATHS = 10

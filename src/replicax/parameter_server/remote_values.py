@@ -29,7 +29,7 @@ class RemoteValue(Named):
         self.reference = "value", number
         self.number = number
         self._owner = owner
-        self._name = name
+        self.name = name
         self._done = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -47,7 +47,7 @@ class RemoteValue(Named):
           TimeoutError: the time has passed.
         """
         if not self._done.wait(timeout_seconds):
-            raise TimeoutError(f"{self._name} has not been finished within {timeout_seconds:g} seconds")
+            raise TimeoutError(f"{self.name} has not been finished within {timeout_seconds:g} seconds")
         if self._error is not None:
             raise self._error
         return self._value
@@ -77,7 +77,7 @@ class RemoteValue(Named):
 
     def __repr__(self) -> str:
         state = "not finished" if not self._done.is_set() else "failed" if self._error is not None else "finished"
-        return f"RemoteValue({self._name}: {state})"
+        return f"RemoteValue({self.name}: {state})"
 
 
 class PerWorkerDataset(Named):

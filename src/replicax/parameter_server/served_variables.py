@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -109,11 +109,7 @@ class ServedCollection(VariableCollection):
 
 
 def for_servers(partitioner: Partitioner | None) -> PieceCounts | None:
-    """Return ``partitioner``, which must be able to split variables over servers.
-
-    Raises:
-      ValueError: it is not.
-    """
+    """Return ``partitioner``, which must be able to split variables over servers."""
     if isinstance(partitioner, GroupPartitioner):
         raise ValueError(
             f"{partitioner!r} splits variables within groups of replicas. On parameter servers the servers have the "
@@ -185,7 +181,7 @@ class VariableHome:
         self._put(new, assigned)
         return bool(assigned)
 
-    def _put(self, variables: Iterable[Variable], assigned: Iterable[int] = ()) -> None:
+    def _put(self, variables: Iterable[Variable], assigned: Collection[int] = ()) -> None:
         sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
             values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
@@ -312,16 +308,17 @@ class VariableHome:
         owners: list[int | None] = []
         for path, slot in jax.tree_util.tree_flatten_with_path(optimizer.state, is_leaf=is_leaf)[0]:
             owner = owner_of(path, slot.shape, places)
-            same = owner is not None and owner.shape == slot.shape
-            beside = (
-                shards[owner.number] if same and owner is not None else Shards(None, dict.fromkeys(servers, (0, 0)))
-            )
+            if owner is not None and owner.shape == slot.shape:
+                owners.append(next(i for i, v in enumerate(variables) if v is owner))
+                beside = shards[owner.number]
+            else:
+                owners.append(None)
+                beside = Shards(None, dict.fromkeys(servers, (0, 0)))
             if beside != shards[slot.number]:
                 self._servers.drop([slot.number])
                 self._definitions.add_variable(slot, beside)
                 self._put([slot])
             slots.append(slot)
-            owners.append(next((i for i, v in enumerate(variables) if same and v is owner), None))
         check_by_parts(
             update_of(optimizer.tx, optimizer._tree),
             [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables],
@@ -331,28 +328,19 @@ class VariableHome:
             [v.name for v in variables],
             len(servers),
         )
-        parts = {
-            server: OptimizerPart(
-                number,
-                optimizer.tx,
-                tuple(v.number for v in variables),
-                jax.tree_util.tree_unflatten(optimizer._tree, [v.number for v in variables]),
-                tuple(slot.number for slot in slots),
-                {v.number: _empty(v, shards[v.number], server) for v in (*variables, *slots)},
-            )
-            for server in servers
-        }
+        numbers = tuple(v.number for v in variables)
+        tree = jax.tree_util.tree_unflatten(optimizer._tree, numbers)
+        parts = {}
+        for server in servers:
+            empty = {v.number: _empty(v, shards[v.number], server) for v in (*variables, *slots)}
+            parts[server] = OptimizerPart(number, optimizer.tx, numbers, tree, tuple(s.number for s in slots), empty)
         with self.log.sending("optimizer", {number: parts}):
             self._servers.define(parts)
         self._definitions.add_optimizer(number, optimizer)
 
 
 def check_across(method: str) -> None:
-    """Raise inside a step.
-
-    Raises:
-      ContextError: the caller is inside a step.
-    """
+    """Raise inside a step."""
     if context.in_step():
         raise ContextError(f"{method} was called inside a step: call it outside")
 

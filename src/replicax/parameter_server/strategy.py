@@ -18,8 +18,6 @@ Mode = Literal["async", "sync"]
 
 
 class _ServedExtended(StrategyExtended):
-    """The ``extended`` of the strategy in the coordinator's process."""
-
     collection = ServedCollection
 
 
@@ -102,33 +100,21 @@ class ParameterServerStrategy(Strategy):
         return self.devices_per_worker * self.groups
 
     def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: steps run only in scheduled functions, on workers, where this is :meth:`Strategy.run`.
-
-        Raises:
-          ContextError: always, in the coordinator's program.
-        """
+        """Raise: steps run only in scheduled functions, on workers, where this is :meth:`Strategy.run`."""
         raise ContextError(
             "ParameterServerStrategy.run was called in the program that schedules: steps run on workers. Put it in a "
             "function, and schedule that: replicax.ClusterCoordinator(strategy).schedule(fn, args)"
         )
 
     def run_steps(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: parameter servers don't support it.
-
-        Raises:
-          ContextError: always.
-        """
+        """Raise: parameter servers don't support it."""
         raise ContextError(
             "ParameterServerStrategy has no run_steps: each step reads the servers' variables, and changes them. "
             "Schedule a function for each step, or for a few calls of strategy.run."
         )
 
     def _distribute(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: datasets are made only in functions that workers call.
-
-        Raises:
-          ContextError: always, in the coordinator's program.
-        """
+        """Raise: datasets are made only in functions that workers call."""
         raise ContextError(
             "ParameterServerStrategy: datasets are made on workers. Call this in a function without arguments, and "
             "pass that to ClusterCoordinator.create_per_worker_dataset."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 Key = tuple[str, int]
@@ -13,13 +13,7 @@ Key = tuple[str, int]
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """A logged message.
-
-    Attributes:
-      what: its content.
-      is_assigned: whether it replaces a value that functions have used.
-      first: the value that it replaces, if no snapshot has that.
-    """
+    """A logged message: whether it replaces a value that functions have used, and which, if no snapshot has that."""
 
     what: Any
     is_assigned: bool
@@ -39,16 +33,12 @@ class WriteAheadLog:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def sending(self, kind: str, what: Mapping[int, Any], assigned: Iterable[int] = ()) -> Iterator[None]:
-        """Log messages while they are sent inside the ``with`` block; after it, they have arrived.
+    def sending(self, kind: str, what: Mapping[int, Any], assigned: Collection[int] = ()) -> Iterator[None]:
+        """Log messages, by number, while they are sent inside the ``with`` block; after it, they have arrived.
 
-        Args:
-          kind: of all of them.
-          what: their contents, by number.
-          assigned: the numbers of those that replace values that functions have used.
+        Those with the numbers ``assigned`` replace values that functions have used.
         """
-        again = set(assigned)
-        entries = {(kind, number): _Entry(one, number in again) for number, one in what.items()}
+        entries = {(kind, number): _Entry(one, number in assigned) for number, one in what.items()}
         with self._lock:
             for key, entry in entries.items():
                 before = self._sent.get(key)
@@ -77,10 +67,9 @@ class WriteAheadLog:
     def forget(self, variables: Collection[int], optimizers: Collection[int]) -> None:
         """Remove dropped objects."""
         with self._lock:
-            for kind, gone in (("value", variables), ("optimizer", optimizers)):
-                for number in gone:
-                    self._sent.pop((kind, number), None)
-                    self._arrived.pop((kind, number), None)
+            for key in [*(("value", n) for n in variables), *(("optimizer", n) for n in optimizers)]:
+                self._sent.pop(key, None)
+                self._arrived.pop(key, None)
 
     def sent(self, kind: str) -> dict[int, Any]:
         """The messages to repeat after the servers have gone back to the last snapshot, before functions are run."""
