@@ -64,7 +64,6 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
         import ray
 
         from replicax.parameter_server.server.messages import Ended
-        from replicax.parameter_server.worker.server_variables import FunctionTraffic
 
         v: Any = served[megabytes]
         optimizer: Any = optimizers[megabytes]
@@ -74,28 +73,26 @@ def bandwidth(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, Any]]:
             itertools.count(megabytes * 10**9),
         )  # what has come before changes nothing
 
-        def pushed(kind: str) -> FunctionTraffic:
+        def push(kind: str) -> None:
             """What follows a step: a change is on its way."""
-            traffic = FunctionTraffic(server_variables.servers, server_variables.shards, next(numbers), Ended())
+            server_variables.begin(next(numbers), Ended())
             kinds = {"update": optimizer._number, "add": "added", "push": "assigned"}
-            traffic.change({(kinds[kind], v.number_on_servers): ones})
-            traffic.send()
-            return traffic
+            server_variables.change({(kinds[kind], v.number_on_servers): ones})
+            server_variables.settle()
 
         def update() -> None:
             """Until the server has computed it: it reads a row then."""
-            settle(pushed("update"))
+            push("update")
             server_variables.rows(v.number_on_servers, np.zeros(1, np.int64))
 
         def pull() -> None:
             v.read_value().block_until_ready()
 
-        settle = FunctionTraffic.settle
         cases = {
             "put": lambda: ray.put(own),
-            "push": lambda: settle(pushed("push")),
+            "push": lambda: push("push"),
             "pull": pull,
-            "add": lambda: settle(pushed("add")),
+            "add": lambda: push("add"),
             "pull after an add": pull,
             "update": update,
             "pull after an update": pull,

@@ -27,12 +27,7 @@ _SECONDS_TO_ANSWER = 30.0
 class Recovery:
     """Takes snapshots and restores them; see the module's docstring.
 
-    Args:
-      servers: all servers, as the coordinator sees them.
-      home: the variables on them.
-      definitions: for workers; gets the new servers.
-      start: starts the process of a server.
-      check: raises if Ray itself has ended.
+    ``start`` starts the process of a server; ``check`` raises if Ray itself has ended.
 
     Attributes:
       era: how many times servers have gone back, or started to.
@@ -95,27 +90,26 @@ class Recovery:
         Raises:
           ActorDiedError: servers die again and again, the snapshot is lost, or Ray has ended; says which.
         """
+        why = ""
         try:
-            self._go_back()
+            while True:
+                self.check()
+                if self.stopped is not None:
+                    raise ActorDiedError(self.stopped)
+                if self.tries >= _MOST_RECOVERIES:
+                    times = f"they have died {self.tries} times without a function finished in between"
+                    raise ActorDiedError(times + why)
+                self.tries += 1
+                try:
+                    return self._try_to_go_back()
+                except ReplyLostError as error:
+                    lost = f"their last snapshot is lost, with all machines that had it: {error}"
+                    raise ActorDiedError(lost) from None
+                except (ActorDiedError, TimeoutError) as error:
+                    why = f"; the last time: {error}"
         except ActorDiedError as error:
             self.home.lost = f"the parameter servers are lost: {error}"
             raise
-
-    def _go_back(self) -> None:
-        why = ""
-        while True:
-            self.check()
-            if self.stopped is not None:
-                raise ActorDiedError(self.stopped)
-            if self.tries >= _MOST_RECOVERIES:
-                raise ActorDiedError(f"they have died {self.tries} times without a function finished in between{why}")
-            self.tries += 1
-            try:
-                return self._try_to_go_back()
-            except ReplyLostError as error:
-                raise ActorDiedError(f"their last snapshot is lost, with all machines that had it: {error}") from None
-            except (ActorDiedError, TimeoutError) as error:
-                why = f"; the last time: {error}"
 
     def _try_to_go_back(self) -> None:
         actors = list(self.servers.actors)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 from replicax.errors import ContextError
@@ -30,9 +30,7 @@ class RemoteValue(Named):
         self.number = number
         self._owner = owner
         self.name = name
-        self._done = threading.Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
+        self._future: Future[Any] = Future()
 
     def fetch(self, timeout_seconds: float | None = None) -> Any:
         """Wait for the function, and return its result: arrays as NumPy arrays.
@@ -46,11 +44,9 @@ class RemoteValue(Named):
           WorkerError: the function has failed, or was cancelled because another one has.
           TimeoutError: the time has passed.
         """
-        if not self._done.wait(timeout_seconds):
+        if not self.is_finished and wait([self._future], timeout_seconds).not_done:
             raise TimeoutError(f"{self.name} has not been finished within {timeout_seconds:g} seconds")
-        if self._error is not None:
-            raise self._error
-        return self._value
+        return self._future.result()
 
     def get(self) -> Any:
         """Do the same as :meth:`fetch`."""
@@ -62,21 +58,20 @@ class RemoteValue(Named):
                 f"{self!r} is the result of another coordinator's function, which can't be waited for here: pass its "
                 "value, from fetch()"
             )
-        if self.is_finished and self._error is not None:
-            raise self._error
+        if self.is_finished:
+            self._future.result()  # raises its error
 
     @property
     def is_finished(self) -> bool:
         """Whether :meth:`fetch` returns at once."""
-        return self._done.is_set()
+        return self._future.done()
 
     def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
-        if not self._done.is_set():
-            self._value, self._error = value, error
-            self._done.set()
+        if not self.is_finished:
+            self._future.set_exception(error) if error is not None else self._future.set_result(value)
 
     def __repr__(self) -> str:
-        state = "not finished" if not self._done.is_set() else "failed" if self._error is not None else "finished"
+        state = "not finished" if not self.is_finished else "failed" if self._future.exception() else "finished"
         return f"RemoteValue({self.name}: {state})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,43 +23,62 @@ from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
 
 
-class FunctionTraffic:
-    """Sends the changes of a function to the servers.
+class ServerVariables:
+    """See :class:`replicax.workers.replicas.RemoteVariables`.
 
     A change is sent before the function reads anything else, so that it sees its own changes, and at its end.
 
     Attributes:
-      ended: the functions that had ended when this one was sent.
-      changed: the numbers of the variables that it has changed.
-      updates: how many updates each server had made when the function last read from it.
+      groups: the number of workers that train synchronously; 1 in asynchronous mode.
+      shards: of each variable, by number.
+      built: the pytree of the variables of each optimizer that has been built, by number.
+      roles: the purpose of each slot of the worker's variables.
+      group: for synchronous workers: a variable with the worker's place in the present step.
     """
 
-    def __init__(self, servers: Servers, shards: Mapping[int, Shards], function: int, ended: Ended) -> None:
-        self._servers = servers
-        self._shards = shards
-        self._function = function
-        self.ended = ended
+    group: Variable
+
+    def __init__(self, servers: Servers, groups: int) -> None:
+        self.servers = servers
+        servers.ended = lambda: self._ended
+        self.groups = groups
+        self.shards: dict[int, Shards] = {}
+        self.built: dict[int, Any] = {}
+        self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
+        self._parts = threading.local()
+
+    # --- functions --------------------------------------------------------------------------------------
+
+    def begin(self, function: int, ended: Ended) -> None:
+        """Begin a scheduled function; ``ended`` are those that had ended when it was sent."""
+        self._function, self._ended = function, ended
         self._pushes = 0
         self._unsent: list[tuple[Changes, dict[int, int]]] = []
         self._sent: list[dict[int, Reply]] = []
-        self.changed: set[int] = set()
-        self.updates: dict[int, int] = {}
+        self._changed: set[int] = set()
+        self._updates: dict[int, int] = {}  # how many each server had made when the function last read from it
+        if self.groups > 1:
+            self.group.slot.array = self.group.to_storage(np.int32(function % self.groups))
 
     def change(self, changes: Changes) -> None:
         """Add changes, to be sent later. The memory of their arrays must not be written to."""
-        self.changed.update(number for _, number in changes)
-        self._unsent.append((changes, dict(self.updates)))
+        self._changed.update(number for _, number in changes)
+        self._unsent.append((changes, dict(self._updates)))
 
     def send(self) -> None:
         """Send the changes, one call for each server and change; does not wait."""
         unsent, self._unsent = self._unsent, []
         for changes, updates in unsent:
             pushes = {
-                server: Push(self._function, self._pushes, updates.get(server), mine, self.ended)
-                for server, mine in split_changes(self._shards, changes).items()
+                server: Push(self._function, self._pushes, updates.get(server), mine, self._ended)
+                for server, mine in split_changes(self.shards, changes).items()
             }
             self._pushes += 1
-            self._sent.append(self._servers.push(pushes))
+            self._sent.append(self.servers.push(pushes))
+
+    def end(self) -> None:
+        """End the function; the variables that it returns are read from the servers, changed or not."""
+        self._changed.clear()
 
     def settle(self) -> tuple[int, ...]:
         """Send the remaining changes, and wait until all are applied, even if one fails.
@@ -87,44 +106,6 @@ class FunctionTraffic:
             raise problem
         return tuple(staleness)
 
-
-class ServerVariables:
-    """See :class:`replicax.workers.replicas.RemoteVariables`.
-
-    Attributes:
-      groups: the number of workers that train synchronously; 1 in asynchronous mode.
-      shards: of each variable, by number.
-      built: the pytree of the variables of each optimizer that has been built, by number.
-      roles: the purpose of each slot of the worker's variables.
-      group: for synchronous workers: a variable with the worker's place in the present step.
-      traffic: of the running function.
-    """
-
-    group: Variable
-    traffic: FunctionTraffic
-
-    def __init__(self, servers: Servers, groups: int) -> None:
-        self.servers = servers
-        servers.ended = lambda: self.traffic.ended
-        self.groups = groups
-        self.shards: dict[int, Shards] = {}
-        self.built: dict[int, Any] = {}
-        self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
-        self._parts = threading.local()
-
-    # --- functions --------------------------------------------------------------------------------------
-
-    def begin(self, function: int, ended: Ended) -> FunctionTraffic:
-        """Begin a scheduled function."""
-        self.traffic = FunctionTraffic(self.servers, dict(self.shards), function, ended)
-        if self.groups > 1:
-            self.group.slot.array = self.group.to_storage(np.int32(function % self.groups))
-        return self.traffic
-
-    def end(self) -> None:
-        """End the function; the variables that it returns are read from the servers, changed or not."""
-        self.traffic.changed.clear()
-
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
         """Forget a dropped variable."""
         self.shards.pop(number, None)
@@ -150,13 +131,13 @@ class ServerVariables:
             return
         for variable in wanted.values():
             self.check_readable(variable)
-        self.traffic.send()
+        self.send()
         shards = {number: self.shards[number] for number in wanted}
         values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
         for number, value in values.items():
             variable = wanted[number]
             variable.slot.array = variable.to_storage(value)  # JAX keeps this memory, and copies before writing
-        self.traffic.updates.update(updates)
+        self._updates.update(updates)
 
     def check_readable(self, variable: WorkerVariable) -> None:
         """Raise if a function that is part of a step reads what it has changed: the servers change that after the step.
@@ -164,7 +145,7 @@ class ServerVariables:
         Raises:
           ContextError: it does.
         """
-        if self.groups > 1 and variable.number_on_servers in self.traffic.changed:
+        if self.groups > 1 and variable.number_on_servers in self._changed:
             raise ContextError(
                 f"a scheduled function has changed {variable.describe()}, and now reads it. With mode='sync' a "
                 "function is one part of one step, and what it changes is changed when all functions of the step have "
@@ -174,10 +155,10 @@ class ServerVariables:
 
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
         """Rows of a variable: ``[*indices.shape, *shape[1:]]``; each is fetched once."""
-        self.traffic.send()
+        self.send()
         unique, places = np.unique(indices, return_inverse=True)
         rows, updates = self.servers.rows(number, self.shards[number], unique)
-        self.traffic.updates.update(updates)
+        self._updates.update(updates)
         return rows[places.reshape(indices.shape)]
 
     def _send(self, slots: Iterable[Slot]) -> None:
@@ -207,7 +188,7 @@ class ServerVariables:
                 # The next program may take over the memory of values; no other code holds the notes.
                 changes[of, number] = np.array(changes[of, number])
         if changes:
-            self.traffic.change(changes)
+            self.change(changes)
 
     # --- collectives ------------------------------------------------------------------------------------
 

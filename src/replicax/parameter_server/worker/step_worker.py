@@ -143,10 +143,10 @@ class StepWorker:
             self._define_all(call.definitions)
         except Exception as error:
             return CallOutcome(failure=_failure(error))
-        traffic = self.server_variables.begin(call.number, call.ended)
+        self.server_variables.begin(call.number, call.ended)
         outcome = self._run(call)
         try:
-            return dataclasses.replace(outcome, staleness=traffic.settle())
+            return dataclasses.replace(outcome, staleness=self.server_variables.settle())
         except (ActorDiedError, TimeoutError) as error:
             return CallOutcome(lost=str(error), is_server=True)
         except Exception as error:  # a server could not apply the change

@@ -103,8 +103,8 @@ class WorkerVariable(Variable):
             super().assign(value)
         if self._is_outside():
             self.server_variables.servers.overwrite(self.number_on_servers)
-            self.server_variables.traffic.change({("assigned", self.number_on_servers): np.array(self.slot.array)})
-            self.server_variables.traffic.send()
+            self.server_variables.change({("assigned", self.number_on_servers): np.array(self.slot.array)})
+            self.server_variables.send()
         else:
             self._assigned_in = _step()
         return self
@@ -113,8 +113,8 @@ class WorkerVariable(Variable):
         delta = self.checked(delta)
         signed = delta if method == "assign_add" else -delta
         if self._is_outside():
-            self.server_variables.traffic.change({("added", self.number_on_servers): np.array(signed)})
-            self.server_variables.traffic.send()
+            self.server_variables.change({("added", self.number_on_servers): np.array(signed)})
+            self.server_variables.send()
             return self
         with self.server_variables.part():
             mine = self._combined(signed) if self._in_replica() else signed
