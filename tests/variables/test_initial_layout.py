@@ -228,3 +228,13 @@ def test_not_in_one_place_and_in_parts() -> None:
     strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
     with strategy.scope(), pytest.raises(ValueError, match="'v' .* is to be on cpu:2, and can't be split over logical"):
         replicax.Variable(jnp.ones(4), name="v", partition_dimensions=[1])
+
+
+def test_a_device_that_is_full_is_reported_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 32 bytes.")
+
+    monkeypatch.setattr(module, "compute", full)
+    with strategy_of(2).scope(), pytest.raises(jax.errors.JaxRuntimeError) as e:
+        replicax.Variable(lambda: jnp.zeros((2, 4)), name="large")
+    assert e.value.__notes__ == ["(raised while the initial value of variable 'large' (float32[2,4]) was computed)"]

@@ -153,7 +153,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 "value; use Variable without a partitioner, or synchronization='on_write'"
             )
         self._wishes = checked_partitioner(partitioner), partition_dimensions, logical_device
-        self.slot = self.collection.slot(agreed_initial(self, self._initialise(initial_value, dtype)))
+        initial = self._initialise(initial_value, dtype)
+        try:
+            self.slot = self.collection.slot(agreed_initial(self, initial))
+        except jax.errors.JaxRuntimeError as error:  # a device is full
+            error.add_note(f"(raised while the initial value of {self.describe()} was computed)")
+            raise
         self.number = self.collection.add(self)
         self._finalizer = weakref.finalize(self, self.slot.release)
         self._finalizer.atexit = False

@@ -26,12 +26,12 @@ class _Described:
     """A ``jax.ShapeDtypeStruct`` that an array is made for; like an array in a checkpoint."""
 
     def __init__(self, described: jax.ShapeDtypeStruct) -> None:
-        self._sharding, self.kind = described.sharding, kind_of_array(described)
+        self.owner, self.kind = described, kind_of_array(described)
 
     def restored(self, read: Callable[[Block], np.ndarray[Any, Any]]) -> jax.Array:
-        if self._sharding is None:
+        if self.owner.sharding is None:
             return jnp.array(read(whole_block(self.kind.shape)))
-        return assembled(self._sharding, self.kind.shape, self.kind.numpy_dtype, read)
+        return assembled(self.owner.sharding, self.kind.shape, self.kind.numpy_dtype, read)
 
 
 def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str, Any]], Any]]:

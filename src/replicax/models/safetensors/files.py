@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, shape_o
 from replicax.errors import CheckpointError
 from replicax.models.safetensors.names import INDEX, SINGLE, TensorSource
 
-MAPPED = 16 << 20
-"""Tensors are read in pieces of at most so many bytes: pages of the file count as memory while they are mapped."""
+MAPPED = 4 << 20
+"""Tensors are read in pieces of which the file has at most so many bytes: its pages count as memory while mapped."""
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -101,7 +102,8 @@ def _read_one(tensor: Tensor, source: TensorSource, block: Block) -> np.ndarray[
     """A block of a tensor, with its dims as they are here."""
     wanted, dtype = source.in_file(block), jnp.dtype(tensor.dtype)
     value = np.empty(shape_of(wanted), dtype)
-    for piece in pieces_of(wanted, dtype.itemsize, MAPPED):
+    spread = math.prod(tensor.shape[1:]) // (math.prod(shape_of(wanted)[1:]) or 1)  # whole rows are in the pages
+    for piece in pieces_of(wanted, dtype.itemsize * max(spread, 1), MAPPED):
         with safe_open(tensor.file, framework="np") as opened:
             if not piece:
                 value[()] = opened.get_tensor(tensor.name)

@@ -19,6 +19,7 @@ from replicax.checkpoint.storage.blocks import Block
 from replicax.errors import CheckpointError
 from replicax.execution.tracing.stateful_arguments import updated
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
+from replicax.models.safetensors.memory import check_room
 from replicax.models.safetensors.names import Names, TensorSource, matches
 from replicax.variables import Variable
 
@@ -34,7 +35,8 @@ def load(
 ) -> Tree:
     """Read weights into variables and arrays, as they lie on the devices.
 
-    Everything is compared before anything changes: names, shapes, dtypes, and whether the files are whole.
+    Everything is checked before anything changes: names, shapes, dtypes, whether the files are whole, and whether GPUs
+    and TPUs have room.
 
     Args:
       path: a folder with ``model.safetensors``, or with several files and ``model.safetensors.index.json``; or a file.
@@ -53,7 +55,8 @@ def load(
 
     Raises:
       FileNotFoundError: no such file, or the index names one that is not there.
-      CheckpointError: a file is truncated or damaged.
+      CheckpointError: a file is truncated or damaged, or can't be read to its end.
+      MemoryError: a device has no room for an array; nothing was loaded.
       ValueError: what is in the files does not fit; lists missing and unexpected names, and other shapes and dtypes.
       ContextError: called inside a step.
       ImportError: the package safetensors is not installed.
@@ -79,6 +82,7 @@ def load(
         tensors = files.tensors_at(pathlib.Path(path))
         sources = sources_of(found, names)
         _check_fits(path, found, sources, tensors, ignore, cast)
+        check_room(path, found, sources, tensors)
     except Exception as error:
         lockstep.fail(error, "the check of weights")
         raise
@@ -92,11 +96,14 @@ def load(
 
         try:
             value = values[at] = found[at].restored(read)
-        except (OSError, SafetensorError) as error:
-            failure = CheckpointError(f"reading {path} was broken off at {at}: {error}; what comes before it is loaded")
+            jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # the host's copy is free
+        except (OSError, SafetensorError, MemoryError, jax.errors.JaxRuntimeError) as error:
+            tensor = tensors[source.names[0]]
+            failure = CheckpointError(
+                f"reading {tensor.file} was broken off at {at} ({tensor.name}): {error}; variables before it are loaded"
+            )
             lockstep.fail(failure, "loading weights")
             raise failure from error
-        jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # and the host's copy is free
     lockstep.exchange("has loaded weights", None, os.fspath(path))
     return updated(into, rebuilt(values))
 
