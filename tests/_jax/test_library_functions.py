@@ -33,6 +33,8 @@ LIBRARIES: dict[str, Callable[[], Any]] = {
     "a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1), optax.sgd(0.1)),
     "a mask": lambda: optax.masked(optax.sgd(0.1), {"a": True}),
     "parts": lambda: optax.partition({"x": optax.sgd(0.1), "y": optax.adam(0.1)}, {"a": "x", "b": "y"}),
+    "a number of NumPy's": lambda: optax.adam(np.float32(0.1)),
+    "another one": lambda: optax.adam(np.float32(0.2)),
     "a dtype": lambda: optax.adam(0.1, mu_dtype=jnp.bfloat16),
     "a line search": lambda: optax.polyak_sgd(),
 }
@@ -51,6 +53,18 @@ def test_what_a_library_makes_is_equal_if_it_is_made_alike(name: str) -> None:
     assert found is not None
     assert hash(found) == hash(what_it_is(LIBRARIES[name]().update))
     assert [what_it_is(make().update) == found for make in LIBRARIES.values()] == [n == name for n in LIBRARIES]
+
+
+def test_defaults_are_part_of_a_function() -> None:
+    library: dict[str, Any] = {"__name__": "optax.made"}
+
+    def made(line: str) -> Any:
+        exec(line, library)
+        return what_it_is(library["update"])
+
+    keys = [made(f"def update(x, y={y}, *, z={z}): return x + y + z") for y, z in ((1, 1), (2, 1), (1, 2), (1, 1))]
+    assert len(set(keys)) == 3
+    assert keys[0] == keys[3] is not None
 
 
 @pytest.mark.parametrize("name", OWN)

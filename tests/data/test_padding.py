@@ -113,6 +113,18 @@ def test_rows_are_filled_up_with_real_ones() -> None:
     ]
 
 
+def test_a_row_to_fill_up_with_is_no_part_of_a_buffer_that_is_filled_again() -> None:
+    def refilled():
+        buffer = FULL.copy()
+        yield buffer
+        buffer[:] = np.nan
+        yield buffer[:0]
+
+    dataset = strategy_of(4).distribute_dataset(refilled, InputOptions(partial_batch="pad", prefetch=0))
+    [_, nothing] = dataset
+    assert [np.asarray(v).tolist() for v in nothing.values] == [[2, 2]] * 4
+
+
 def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     [_, nothing] = strategy.distribute_dataset([FULL, FULL[:0]], InputOptions(partial_batch="pad"))
     with strategy.scope():

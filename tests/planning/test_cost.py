@@ -98,6 +98,16 @@ def test_a_loop_of_unknown_length_counts_once_and_is_named(change: str) -> None:
     assert cost.matrix_flops == 2 * 4 * 8 * 8
 
 
+def test_a_reduction_computes_as_much_as_it_takes_in() -> None:
+    text = """
+ENTRY %main (x: f32[64,32]) -> f32[64] {
+  %x = f32[64,32]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %y = f32[64]{0} reduce(%x, %zero), dimensions={1}, to_apply=%add
+}"""
+    assert cost_of(parse(text)).other_flops == 64 * 32
+
+
 def test_both_arms_of_a_branch() -> None:
     def branch(p, x):
         return jax.lax.cond(p[0] > 0, lambda: x @ x, lambda: x @ x.T)
