@@ -125,6 +125,23 @@ def test_what_is_computed_together_has_localities_of_its_own() -> None:
             strategy.run(step, args=(batch, True), options=options)
 
 
+def test_what_is_handed_on_together_has_localities_of_its_own() -> None:
+    strategy = replicax.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        kept = replicax.Variable(0.0, name="kept")
+
+    def step(x: Any) -> None:
+        def loss(x: Any) -> Any:
+            same, own = jax.lax.optimization_barrier((jnp.float32(3), x))
+            return own * same
+
+        kept.assign(jax.grad(loss)(x))
+
+    batch = strategy.distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
+    strategy.run(step, args=(batch,), options=replicax.RunOptions(executor="per_replica"))
+    assert kept.numpy() == 3
+
+
 def test_elsewhere_jax_differentiates() -> None:
     assert _jax.current_trace() is _jax.eval_trace()
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sinh(x) * x)(2.0), np.sinh(2) + 2 * np.cosh(2), rtol=1e-6)

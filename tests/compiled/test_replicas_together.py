@@ -93,6 +93,20 @@ def test_gradients_are_contracted_over_replicas(dtype: Any) -> None:
     assert all(f"[4,{shape}]" not in program.compiled_text() for shape in ("64,40", "3,3,2,4", "40,64", "4,64,40"))
 
 
+def test_gradients_of_convolutions_in_groups_are_each_replicas_own() -> None:
+    """The sum of several such convolutions is none of them, as channels of one replica would meet another's."""
+
+    def step(x: jax.Array) -> Any:
+        def loss(kernel: Any) -> Any:
+            dims = ("NHWC", "HWIO", "NHWC")
+            y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims, batch_group_count=2)
+            return replicax.compute_average_loss(jnp.tanh(y).sum((1, 2, 3)), global_batch_size=8)
+
+        return context().all_reduce("sum", jax.grad(loss)(jnp.full((3, 3, 4, 4), 0.1)))
+
+    compare(step, 2, 5, 5, 4)
+
+
 def of_one_after_the_other(x: jax.Array) -> dict[str, Any]:
     mine = context().replica_id_in_sync_group
 

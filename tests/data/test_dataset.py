@@ -147,6 +147,13 @@ def test_what_is_no_batch(pair, batch, error, message) -> None:
         next(iterator)
 
 
+def test_a_later_batch_whose_arrays_differ_in_size(pair) -> None:
+    iterator = iter(pair.distribute_dataset([(np.zeros(4), np.zeros(4)), (np.zeros(4), np.zeros(2))]))
+    next(iterator)
+    with pytest.raises(ValueError, match=r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"):
+        next(iterator)
+
+
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -206,6 +206,18 @@ def test_what_is_no_example_is_reduced_as_it_is(pair, options) -> None:
 
 
 @pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+def test_a_mean_along_several_dims_counts_the_numbers_of_the_examples(pair, options) -> None:
+    batch = padded_batch(pair, X[:5], 4)
+    inside = pair.run(
+        lambda x: replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=(0, 1)), args=(x,)),
+        args=(batch,),
+        options=options,
+    )
+    for found in (inside, pair.reduce("mean", batch, axis=(0, 1))):
+        close(found, X[:5].mean())
+
+
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
 def test_losses_and_metrics_need_an_entry_for_each_row(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
     with pair.scope():
