@@ -15,11 +15,14 @@ from tests.conftest import strategy_of
 
 
 @pytest.fixture(scope="module")
-def owners():
+def owners(tmp_path_factory):
     strategy = strategy_of(2)
     with strategy.scope():
         v = replicax.Variable(1.0)
+        mean = replicax.Mean()
     return {
+        "CheckpointManager": replicax.CheckpointManager(replicax.Checkpoint(v=v), tmp_path_factory.mktemp("run")),
+        "Mean": mean,
         "replicax": replicax,
         "Strategy": strategy,
         "StrategyExtended": strategy.extended,

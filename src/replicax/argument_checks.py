@@ -22,7 +22,8 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
         with contextlib.suppress(ValueError):
             return kind(value.lower().replace("-", "_"))
     names = ", ".join(repr(member.value) for member in kind)
-    raise ValueError(f"{what} must be one of {names} or a {kind.__name__}, got {value!r}")
+    article = "an" if kind.__name__[0] in "AEIO" else "a"
+    raise ValueError(f"{what} must be one of {names} or {article} {kind.__name__}, got {value!r}")
 
 
 def as_integer(value: Any) -> int | None:

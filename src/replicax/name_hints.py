@@ -62,6 +62,16 @@ NAMES: dict[str, dict[str, str]] = {
         "reduce": "all_reduce(reduce_op, value)",
         "replica_id": "replica_id_in_sync_group",
     },
+    "CheckpointManager": {
+        "checkpoints": "steps",
+        "latest_checkpoint": "latest_step",
+        "restore_or_initialize": "restore_latest",
+    },
+    "Mean": {
+        "reset_state": "reset",
+        "reset_states": "reset",
+        "update_state": "update",
+    },
     "DistributedIterator": {
         "get_next_as_optional": "next(iterator), which ends with StopIteration",
     },
@@ -131,7 +141,7 @@ def missing(owner: Any, name: str, otherwise: str | None = None) -> AttributeErr
         kinds = [kind.__name__ for kind in type(owner).__mro__]
         what = f"{kinds[0]!r} object"
     today = next((NAMES[kind][name] for kind in kinds if name in NAMES.get(kind, ())), None)
-    hint = "" if today is None else f": a name of tf.distribute's; here it is {today}"
+    hint = "" if today is None else f": a name of TensorFlow's; here it is {today}"
     text = f"{what} has no attribute {name!r}{hint}"
     return AttributeError(text if today or otherwise is None else otherwise, name=name, obj=owner)
 

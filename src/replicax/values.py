@@ -246,6 +246,7 @@ class PerReplica:
         except RuntimeError:  # it was deleted, or is lost
             return []
 
+    @_jax.hiding_frames
     def __format__(self, spec: str) -> str:
         """Format it as a number if all replicas are on this worker and have the same value."""
         if not spec:
@@ -270,9 +271,11 @@ class PerReplica:
             message = f"{self._described()} has no attribute {name!r}: it {_NO_ARRAY}"
             raise AttributeError(message, name=name, obj=self)
 
+    @_jax.hiding_frames
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"{self._described()} {_NO_ARRAY}")
 
+    @_jax.hiding_frames
     def _refuse_as_array(self) -> NoReturn:
         raise LocalityError(f"{self._described()} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
 

@@ -56,7 +56,7 @@ def test_what_to_paste_into_an_issue(devices, capsys) -> None:
     assert lines[3] == f"packages:    jax {jax.__version__}"
     assert "devices:     8 × NVIDIA H100 80GB HBM3 (gpu), 59.5 GiB each" in lines
     assert "environment: NCCL_DEBUG=INFO" in lines
-    assert lines[-1] == "not well:    none"
+    assert lines[-1] == "problems:    none"
     text = "\n".join(lines)
     assert "/me" not in text  # variables that don't matter stay at home
     assert "pytest" not in text  # as do packages for working on Replicax
@@ -68,7 +68,7 @@ def test_what_is_not_well_is_in_it(devices, capsys) -> None:
     assert main(["env", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert "devices" not in report
-    assert "devices: importing JAX did not end within 20.0 s" in report["not well"]
+    assert "devices: importing JAX did not end within 20.0 s" in report["problems"]
     assert report["environment"] == {"NCCL_DEBUG": "INFO"}
 
 

@@ -579,3 +579,22 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         again = strategy.run(step, args=(x,))  # said once, and not tried again
     assert len(traced._refused) == 1
     check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]
+
+
+def test_an_error_for_replicas_without_examples_says_that_they_have_none() -> None:
+    strategy = strategy_of(4)
+    five = [np.ones((5, 2, 3), np.float32)]
+
+    def step(x):
+        return replicax.compute_average_loss(x.reshape(len(x), -1).sum(-1))
+
+    [batch] = strategy.distribute_dataset(five)
+    with pytest.raises(ZeroDivisionError) as caught:
+        strategy.run(step, args=(batch,))
+    assert "0 rows" in caught.value.__notes__[0]
+    assert "partial_batch='pad'" in caught.value.__notes__[0]
+
+    first, last = strategy.distribute_dataset(
+        [np.ones((8, 2, 3), np.float32), *five], replicax.InputOptions(partial_batch="pad")
+    )
+    assert [float(strategy.reduce("sum", strategy.run(step, args=(x,)))) for x in (first, last)] == [6.0, 6.0]

@@ -93,6 +93,18 @@ def test_the_last_line_is_the_users(pair, w, call) -> None:
         lambda s: s.distribute_dataset(3),
         lambda s: replicax.train(lambda x: None, [BATCH], -1),
         lambda s: s.run_steps(lambda ctx, x: None, [BATCH], 1),
+        lambda s: replicax.MirroredStrategy(["gpu:0"]),
+        lambda s: replicax.MirroredStrategy(8),
+        lambda s: replicax.GPUClusterResolver(topology="h100"),
+        lambda s: replicax.use_cpu_devices(0),
+        lambda s: replicax.CheckpointManager(replicax.Checkpoint(x=1), "nowhere").save(),
+        lambda s: replicax.Checkpoint(x=1).restore("nowhere"),
+        lambda s: replicax.Checkpoint(x=print).save("nowhere"),
+        lambda s: s.make_numpy_dataset((np.ones(3), np.ones(4))),
+        lambda s: replicax.data.text_lines("nowhere/*.txt"),
+        lambda s: replicax.Optimizer("adam"),
+        lambda s: f"{next(iter(s.distribute_dataset([BATCH]))):.2f}",
+        lambda s: next(iter(s.distribute_dataset([BATCH]))) + 1,
     ],
 )
 def test_of_an_error_of_replicax_the_last_line_is_the_call(pair, call) -> None:

@@ -473,6 +473,11 @@ def test_it_can_be_waited_for(pair) -> None:
         v.block_until_ready()
 
 
+def test_in_notebooks(pair) -> None:
+    shown = make(pair)._repr_html_()
+    assert shown == "<code>Variable &#x27;v&#x27; float32[] mirrored on 2 replicas</code><pre>10.</pre>"
+
+
 def test_repr(pair) -> None:
     assert repr(make(pair)) == "<Variable 'v' float32[] mirrored on 2 replicas: 10.>"
     assert "a copy on each of 2 replicas: [10. 10.]" in repr(make(pair, synchronization="on_read"))

@@ -158,6 +158,7 @@ from replicax._jax.tracebacks import (
     debugging as debugging,
     hide_frames as hide_frames,
     hiding_frames as hiding_frames,
+    hiding_frames_of as hiding_frames_of,
     raised_by as raised_by,
 )
 from replicax._jax.traces import (

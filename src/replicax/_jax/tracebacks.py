@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
 import os
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import jax
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=type)
 
 VARIABLE = "REPLICAX_TRACEBACK"
 """The environment variable that says whether frames are hidden: ``"full"`` keeps all of them."""
@@ -40,6 +42,14 @@ def hiding_frames(fn: Callable[Args, Result]) -> Callable[Args, Result]:
             raise  # which, unlike `raise error`, adds no line of this function
 
     return call
+
+
+def hiding_frames_of(kind: Kind) -> Kind:
+    """Decorate a public class: errors of its constructor and public methods show the frames of users only."""
+    for name, member in list(vars(kind).items()):
+        if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, hiding_frames(member))
+    return kind
 
 
 def hide_frames(error: BaseException) -> None:

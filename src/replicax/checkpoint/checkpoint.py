@@ -28,6 +28,7 @@ from replicax.workers.lockstep import Lockstep
 _counter = itertools.count()
 
 
+@_jax.hiding_frames_of
 class Checkpoint:
     """The objects of a run, which are saved and restored together.
 

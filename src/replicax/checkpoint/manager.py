@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from replicax import _jax
 from replicax.argument_checks import checked_integer
 from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.errors import CheckpointError
+from replicax.name_hints import NameHints
 from replicax.workers import heartbeat, heartbeat_page
 from replicax.workers.lockstep import Lockstep
 
@@ -24,7 +26,8 @@ log = logging.getLogger("replicax")
 _MOST_LINES = 20
 
 
-class CheckpointManager:
+@_jax.hiding_frames_of
+class CheckpointManager(NameHints):
     """The checkpoints of a run in one folder: when to save, which one to restore, and how long to keep each.
 
     Call :meth:`save` after every step, and :meth:`restore_latest` before the first. Checkpoints are written in the

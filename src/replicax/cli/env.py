@@ -72,7 +72,7 @@ def _report(findings: Sequence[Finding]) -> dict[str, Any]:
         "packages": _packages(),
         **shown,
         "environment": next((f.data["variables"] for f in findings if "variables" in f.data), {}),
-        "not well": [f"{f.topic}: {f.what}" for f in findings if f.state is not State.OK],
+        "problems": [f"{f.topic}: {f.what}" for f in findings if f.state is not State.OK],
     }
 
 

@@ -56,6 +56,7 @@ class InputMixin:
         context.check_present(self.extended.replicas, "strategy.distribute_dataset")
         return DistributedDataset(dataset, options, workers_of(self.extended.replicas), "strategy.distribute_dataset")
 
+    @_jax.hiding_frames
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
@@ -123,6 +124,7 @@ class InputMixin:
         checked_function(value_fn, "strategy.distribute_values_from_function(value_fn)", "value_fn")
         return values_from_function(value_fn, self.extended.replicas)
 
+    @_jax.hiding_frames
     def make_numpy_dataset(self, numpy_input: Any) -> Any:
         """A Grain dataset of single examples: the slices of ``numpy_input`` along dim 0.
 

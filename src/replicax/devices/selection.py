@@ -16,6 +16,7 @@ from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit
 _NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?")
 
 
+@_jax.hiding_frames
 def use_cpu_devices(n: int) -> None:
     """Emulate ``n`` CPU devices, so that code for many devices runs on one machine.
 
@@ -85,6 +86,11 @@ def resolve_devices(
         cure = f"for one device: [{devices!r}]"
         if hasattr(devices, "devices"):  # a cluster resolver
             cure = "a cluster resolver has them as its attribute devices: pass resolver.devices"
+        elif as_integer(devices) is not None:
+            cure = (
+                f"name them, as in ['gpu:0', 'gpu:1']; replicax.use_cpu_devices({devices}), called first, emulates "
+                f"{devices}; num_replicas={devices} puts several replicas on each device"
+            )
         raise TypeError(f"devices must be a list of devices or None, got {devices!r}; {cure}")
     if devices is not None and not devices:
         raise ValueError("devices is empty: name at least one, or pass None for all local devices")

@@ -17,6 +17,7 @@ from replicax.gpu.cuda_compiler import described_devices
 from replicax.gpu.gpu_models import GpuModel, model_of, parse_cluster
 
 
+@_jax.hiding_frames_of
 class GPUClusterResolver(ClusterResolver):
     """Which NVIDIA GPUs there are, on which hosts; or would be.
 

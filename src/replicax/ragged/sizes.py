@@ -109,7 +109,16 @@ def _captured(
         )
     except Exception as error:  # which may come from a wrong guess
         put_back()
+        if any(0 in aval.shape for aval, _ in mine) and _NO_ROWS not in getattr(error, "__notes__", ()):
+            error.add_note(_NO_ROWS)
         return error
+
+
+_NO_ROWS = (
+    "(raised for the replicas that get no example of this batch: their arrays have 0 rows, from which reshape can't "
+    "infer a size. Write x.reshape(len(x), 128) in place of x.reshape(len(x), -1), or have small batches padded: "
+    "strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or 'drop')"
+)
 
 
 @dataclasses.dataclass

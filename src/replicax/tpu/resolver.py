@@ -27,6 +27,7 @@ _JOB = "worker"
 """The job of the processes that drive TPUs."""
 
 
+@_jax.hiding_frames_of
 class TPUClusterResolver(ClusterResolver):
     """The available TPUs: their devices, their topology, and the addresses of their hosts.
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from replicax import context
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
+from replicax.name_hints import NameHints
 from replicax.training.losses import along_rows
 from replicax.variables.store import current_collection
 from replicax.variables.variable import Variable
 
 
-class Mean:
+class Mean(NameHints):
     """The running mean of per-example values, over batches and replicas.
 
     Create it in the strategy's scope; call ``update`` in a step, and ``result`` and ``reset`` outside. Its sums are two

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import optax
 
 
+@_jax.hiding_frames_of
 class Optimizer:
     """Updates variables with the rule of an Optax transformation.
 
@@ -67,6 +68,10 @@ class Optimizer:
         self._tree: Any = None
         self._state: Any = None
         self._changes: tuple[Any, Callable[..., tuple[Any, Any]]] | None = None
+
+    def __repr__(self) -> str:
+        for_what = f"for {len(self._variables)} variables" if self._variables else "not built"
+        return f"Optimizer({self.name!r}, {for_what})"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise cant_be_pickled(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.devices.host_values import check_numbers
+from replicax.errors import shortened
 from replicax.indexed_slices import is_slices
 from replicax.variables import Variable
 
@@ -42,6 +43,16 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     return pairs
 
 
+def _described(leaf: Any) -> str:
+    """What a leaf is that should be a variable, and what to pass instead."""
+    if type(leaf).__module__.partition(".")[0] == "keras":
+        return (
+            f"the Keras variable {getattr(leaf, 'path', '')!r}: train the model by compile and fit, or make variables "
+            "of its values and call model.stateless_call ('A loop of your own' in docs/keras.md)"
+        )
+    return f"{shortened(repr(leaf))}; replicax.as_variables makes them of a pytree"
+
+
 def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
     """The variables among the leaves of a pytree that have gradients, without counters and the like.
 
@@ -55,5 +66,5 @@ def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
     for leaf in leaves:
         if not isinstance(leaf, Variable) and (not variables or isinstance(leaf, jax.Array)):
-            raise TypeError(f"{what}: expected Variables, got {leaf!r}; replicax.as_variables makes them of a pytree")
+            raise TypeError(f"{what}: expected Variables, got {_described(leaf)}")
     return [v for v in variables if v.trainable or jnp.issubdtype(v.dtype, jnp.inexact)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import html
 import itertools
 import operator
 import weakref
@@ -267,12 +268,20 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return f"variable {self.name!r} ({kind_of(self)})"
 
     @_jax.outside_meshes
-    def __repr__(self) -> str:
+    def _about_and_value(self) -> tuple[str, str]:
         with _jax.outside_tracing():
             shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(self.replicas.mesh, self.replicas.per_device)
-        return f"<{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}: {shown}>"
+        return f"{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}", shown
+
+    def __repr__(self) -> str:
+        return "<{}: {}>".format(*self._about_and_value())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and below it the value as NumPy prints it."""
+        about, value = self._about_and_value()
+        return f"<code>{html.escape(about)}</code><pre>{html.escape(value)}</pre>"
 
     def _shown(self) -> str:
         if self.replicas.is_absent:

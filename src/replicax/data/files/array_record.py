@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, SupportsIndex
 
+from replicax import _jax
 from replicax._grain import BatchedSource
 from replicax.data.files.paths import Path, expand
 
@@ -16,6 +17,7 @@ from replicax.data.files.paths import Path, expand
 _AT_ONCE = 16
 
 
+@_jax.hiding_frames
 def array_records(files: Path | Iterable[Path]) -> Any:
     """The records of ArrayRecord files as a Grain dataset of ``bytes`` with random access.
 

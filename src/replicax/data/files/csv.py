@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from replicax import _jax
 from replicax.data.files.csv_values import Converter, converters, requested
 from replicax.data.files.file_bytes import Lines, check_encoding
 from replicax.data.files.format import Format, Reader
@@ -17,6 +18,7 @@ from replicax.errors import shortened
 _SAMPLE = 100
 
 
+@_jax.hiding_frames
 def csv_rows(
     files: Path | Iterable[Path],
     *,

@@ -9,6 +9,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from replicax import _jax
 from replicax.data.files import arrow
 from replicax.data.files.format import Format, Nothing, Reader, ended
 from replicax.data.files.paths import Path, expand
@@ -19,6 +20,7 @@ _ROWS = 1024
 _BUFFER = 1 << 20
 
 
+@_jax.hiding_frames
 def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = None) -> Any:
     """The rows of Parquet files as a Grain dataset of dicts from column to value.
 

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from replicax import _jax
 from replicax.data.files.file_bytes import Lines, check_encoding
 from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
 
 
+@_jax.hiding_frames
 def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors: str = "strict") -> Any:
     r"""The lines of text files, plain or gzipped, as a Grain dataset of ``str``.
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+from replicax import _jax
 from replicax.data.files.file_bytes import Bytes
 from replicax.data.files.format import Format, Reader
 from replicax.data.files.paths import Path, expand
@@ -16,6 +17,7 @@ _HEADER = 12
 _FOOTER = 4
 
 
+@_jax.hiding_frames
 def tfrecords(files: Path | Iterable[Path]) -> Any:
     """The records of TFRecord files, plain or gzipped, as a Grain dataset of ``bytes``.
 

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from replicax import _jax
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
 
@@ -101,6 +102,7 @@ class _Table:
         part.replace(self._path)
 
 
+@_jax.hiding_frames_of
 class TensorBoardLog(Callback):
     """Writes event files, which TensorBoard shows: ``tensorboard --logdir FOLDER``.
 

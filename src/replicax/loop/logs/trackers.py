@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from replicax import _jax
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
 
@@ -17,6 +18,7 @@ AHEAD = 100
 """How many messages to MLflow may be on their way."""
 
 
+@_jax.hiding_frames_of
 class WandbLog(Callback):
     """Logs the numbers of a run with Weights & Biases, on the chief.
 
@@ -84,6 +86,7 @@ class WandbLog(Callback):
             self.run.log({"step": step, **{f"{group}/{name}": value for name, value in values.items()}})
 
 
+@_jax.hiding_frames_of
 class MLflowLog(Callback):
     """Logs the numbers of a run with MLflow, on the chief.
 
