@@ -80,7 +80,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _jax.hiding_frames(vars(cls)["__init__"])
+            cls.__init__ = _jax.hiding_frames(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     def __copy__(self) -> NoReturn:
         raise RuntimeError(f"{self!r} can't be copied, as two strategies would share one state; use copy.deepcopy")

@@ -111,7 +111,7 @@ def test_on_emulated_cpus(model) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.startswith("step on 4 replicas, 4 × cpu\nneeds ")
-    assert "how much there is, is not known" in done.stdout
+    assert "whose memory is unknown" in done.stdout
     assert "Predicted" not in done.stdout
 
 

@@ -248,7 +248,7 @@ def test_on_cpus(replicas: int) -> None:
     assert plan.cost.matrix_flops == FLOPS
     state = 2 * 4 * PARAMETERS
     assert plan.memory.aliased == state
-    assert "how much there is, is not known" in plan.verdict
+    assert "whose memory is unknown" in plan.verdict
     assert bool(plan.collectives) == (replicas > 1)
 
     [x] = strategy.distribute_dataset([np.ones((128 * replicas, WIDTH), np.float32)])

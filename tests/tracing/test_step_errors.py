@@ -205,3 +205,20 @@ def test_other_errors_stay_as_they_are(pair) -> None:
 
     with pytest.raises(TypeError, match="^mine$"):
         pair.run(step, args=(X,))
+
+
+def test_a_tuple_that_is_one_argument(pair) -> None:
+    def step(batch):
+        return batch[0] + batch[1]
+
+    batch = (np.ones(4), np.ones(4))
+    with pytest.raises(
+        TypeError, match=r"takes 1 positional argument but 2 were given\. .*args=\(batch,\), with a comma"
+    ):
+        pair.run(step, args=batch)
+
+    def inside(batch):
+        return step(*batch)
+
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given$"):
+        pair.run(inside, args=(batch,))

@@ -127,7 +127,7 @@ class Plan:
     >>> found.replicas, found.mesh, found.to_dict()["collectives"][0]["kind"]
     (2, {'replica': 2}, 'all-reduce')
     >>> found
-    <Plan of <lambda> on 2 replicas, 2 × cpu: needs ... on each device; how much there is, is not known>
+    <Plan of <lambda> on 2 replicas, 2 × cpu: needs ... on each device, whose memory is unknown>
     """
 
     step: str
@@ -167,7 +167,7 @@ class Plan:
         """Whether it fits, in a line."""
         needed = f"{bytes_in_words(self.memory.total)} on each device"
         if self.memory.capacity is None:
-            return f"needs {needed}; how much there is, is not known"
+            return f"needs {needed}, whose memory is unknown"
         answer = "fits" if self.fits else "does not fit"
         return f"{answer}: needs {needed}, of {bytes_in_words(self.memory.capacity)}"
 

@@ -105,6 +105,11 @@ def _explanation(
             f"{said}. An element of a dataset is one argument, also if it is a tuple. Take it apart in the step: "
             f"def {function_name(fn)}(batch): x, y = batch; strategy.run also takes its parts: args=batch."
         )
+    if _gets_several_for_one(error):
+        return (
+            f"{said}. args is the tuple of the step's arguments: for one argument that is a tuple, "
+            "args=(batch,), with a comma."
+        )
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
@@ -146,6 +151,12 @@ def _gets_one_of_several(error: Exception, fn: Callable[..., Any]) -> bool:
     return (
         len(needed) > 1 and all(repr(name) in str(error) for name in needed[1:]) and repr(needed[0]) not in str(error)
     )
+
+
+def _gets_several_for_one(error: Exception) -> bool:
+    """Whether the step itself has not been entered, as it takes one argument and was given several."""
+    of_step = isinstance(error, TypeError) and _users_frame(error.__traceback__) is None
+    return of_step and re.search(r"takes 1 positional argument but \d+ were given$", str(error)) is not None
 
 
 def _where(error: Exception, fn: Callable[..., Any]) -> str:
