@@ -89,7 +89,7 @@ gpu: $(GPU_READY)  ## compile every program of the tests for GPUs that are not t
 oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replicax, and compare
 	$(ORACLE)/python -m tests.oracle $(ARGS)
 
-integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face, and models of Keras
+integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face, models of Keras, weights of transformers
 	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest tests/integration $(ARGS)
 
 keras: $(INTEGRATIONS_READY)  ## test models of Keras with its three latest series: KERAS="3.13.2 …"
@@ -137,14 +137,14 @@ $(ORACLE_READY): pyproject.toml constraints.txt tests/oracle/constraints.txt
 $(INTEGRATIONS_READY): pyproject.toml constraints.txt tests/integration/constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT="constraints.txt tests/integration/constraints.txt" \
-	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,parquet,ray,torch]' \
-	    pytest tensorflow-cpu tensorboard keras
+	    $(INTEGRATIONS)/python -m pip install --editable '.[datasets,demo,nnx,parquet,ray,safetensors,torch]' \
+	    pytest hypothesis tensorflow-cpu tensorboard keras transformers
 	touch $@
 
 $(TRACKERS_READY): pyproject.toml constraints.txt tests/integration/constraints-trackers.txt
 	$(PYTHON) -m venv .venv-trackers
 	PIP_CONSTRAINT="constraints.txt tests/integration/constraints-trackers.txt" \
-	    $(TRACKERS)/python -m pip install --editable '.[wandb]' mlflow-skinny sqlalchemy alembic pytest
+	    $(TRACKERS)/python -m pip install --editable '.[wandb]' mlflow-skinny sqlalchemy alembic pytest hypothesis
 	touch $@
 
 $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers/constraints.txt

@@ -74,6 +74,8 @@ class Config:
         rule = rope.get("rope_type", "default")
         if kind not in ("llama", "gpt2"):
             raise ValueError(f"{file}: its model_type is {kind!r}; this program has 'llama' and 'gpt2'")
+        if kind == "gpt2" and not said.get("tie_word_embeddings", True):
+            raise ValueError(f"{file}: this program has no GPT-2 whose last layer is not its embedding")
         if rule not in ("default", "llama3") or said.get("attention_bias") or said.get("mlp_bias"):
             raise ValueError(f"{file}: this program has no biases in Llamas, and no rotary embeddings of type {rule!r}")
         if kind == "gpt2":
@@ -266,7 +268,7 @@ class FineTuning:
         if self.config.kind == "gpt2" and not any(name.startswith("transformer.") for name in names_in(folder)):
             names = {path: name.removeprefix("transformer.") for path, name in names.items()}  # as GPT-2 was published
         ignored = [*IGNORED, "lm_head.weight"] if self.config.is_tied else IGNORED
-        safetensors.load(folder, self.weights, names, ignore=ignored)
+        safetensors.load(folder, self.weights, names, ignore=ignored, cast=True)
 
     def save(self, folder, source):
         """Write the weights; and what else the folder has that they come from: its config and tokenizer."""

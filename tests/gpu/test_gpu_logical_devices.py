@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import replicax
-from examples import ring_attention
+from examples import fine_tune, ring_attention
 from tests.gpu.described import devices, needs_compiler
 from tests.gpu.golden import check
 from tests.programs.programs import third_party
@@ -29,3 +29,15 @@ def test_long_sequences() -> None:
     used = [plans[parts].memory.temporaries for parts in (2, 4, 8)]
     assert used[1] < 0.55 * used[0]
     assert used[2] < 0.55 * used[1]
+
+
+@third_party
+def test_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = fine_tune.Config("llama", 1024, 256, 2, 4, 2, 512, 1e-5, False, dtype="bfloat16")
+    monkeypatch.setitem(fine_tune.SIZES, "8b", small)
+    strategy = replicax.ShardedStrategy(devices("h100:1x8"), num_logical_devices=2)
+    plan = replicax.plan(strategy, *fine_tune.plan(strategy, length=256))
+    check("example fine_tune", plan.collectives)
+    # Of the gradients only those of adapters are summed over the replicas: all together less than one weight.
+    [summed] = [c for c in plan.collectives if c.kind == "reduce-scatter" and c.participants == 4]
+    assert summed.bytes * 4 < 256 * 512 * 2
