@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
@@ -16,7 +17,7 @@ import jax
 from replicax.errors import ContextError, WorkerError
 from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.actors import Actor, Actors
-from replicax.parameter_server.definitions import Definitions
+from replicax.parameter_server.definitions import Definitions, PickledFunction
 from replicax.parameter_server.dispatcher import Dispatcher
 from replicax.parameter_server.pickling import Named, Reference, dumps, loads
 from replicax.parameter_server.recovery import Recovery
@@ -34,6 +35,7 @@ from replicax.user_functions import checked_args, checked_function, checked_kwar
 from replicax.variables.variable import Variable
 
 _KEPT_FUNCTIONS = 64
+_VARIABLES = "the pytree of an optimizer's variables"
 _SHARED_SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -237,8 +239,7 @@ class _Cluster:
             WorkerSettings(index, strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict)
             for index in range(strategy.num_workers)
         ]
-        definitions = Definitions(lambda value: self._dumps(value, "the pytree of an optimizer's variables"))
-        self._definitions = definitions
+        self._definitions = definitions = Definitions()
         self._functions: dict[FunctionKey, tuple[str, bytes, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
@@ -248,7 +249,8 @@ class _Cluster:
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
-            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions)
+            pickle = functools.partial(self._dumps, what=_VARIABLES)
+            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions, pickle)
             self.dispatcher = Dispatcher(
                 strategy.num_workers,
                 self._start_worker,
@@ -284,11 +286,11 @@ class _Cluster:
         uses = list(used)
         pickled = self._dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
-        return self.dispatcher.schedule(name, digest, data, pickled, uses)
+        return self.dispatcher.schedule(PickledFunction(name, digest, data, pickled), uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         number = next(self._numbers)
-        self._definitions.add_dataset(number, self._dumps(dataset_fn, "dataset_fn"))
+        self._definitions.add("dataset", number, self._dumps(dataset_fn, "dataset_fn"))
         return PerWorkerDataset(number, self._iterators, self._definitions.drop)
 
     def _dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
@@ -321,7 +323,7 @@ class _Cluster:
         return None
 
     def _build(self, optimizer: int, variables: bytes) -> None:
-        self.home.build(optimizer, loads(variables, self._find, "the pytree of an optimizer's variables"))
+        self.home.build(optimizer, loads(variables, self._find, _VARIABLES))
         self.home.define()
 
     def _find(self, reference: Reference) -> Any:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax.parameter_server.actors import Actor
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.server.shards import Shards
-from replicax.training.optimizer import Optimizer
 from replicax.variables.variable import Variable
 
 Definition = tuple[str, int, Any]
@@ -33,17 +31,11 @@ class VariableDefinition:
 class Definitions:
     """All definitions; a worker gets those that it does not know yet.
 
-    Each object appears once, with its last definition. Dropped ones stay until all workers know of it.
-
-    Args:
-      dumps: pickles objects that refer to variables.
-
-    Attributes:
-      shards: of each variable, by number.
+    Each object appears once, with its last definition. Dropped ones stay until all workers know of it. ``shards`` has
+    those of each variable, by number.
     """
 
-    def __init__(self, dumps: Callable[[Any], bytes]) -> None:
-        self._dumps = dumps
+    def __init__(self) -> None:
         self._all: dict[tuple[str, int], tuple[int, Any]] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -61,7 +53,12 @@ class Definitions:
             for key in [key for key, (count, content) in self._all.items() if content is None and count < known]:
                 del self._all[key]
 
-    def _add(self, kind: str, number: int, content: Any) -> None:
+    def add(self, kind: str, number: int, content: Any) -> None:
+        """Define an object.
+
+        The content is a :class:`VariableDefinition`; the pickled pytree of an optimizer's variables; the pickled
+        function that makes a dataset; or the present server processes: values that were read before are out of date.
+        """
         with self._lock:
             self._all.pop((kind, number), None)  # keeps the newest last
             self._all[kind, number] = self._count, content
@@ -80,33 +77,25 @@ class Definitions:
                 variables.append(number)
             elif kind == "optimizer":
                 optimizers.append(number)
-            self._add(kind, number, None)
+            self.add(kind, number, None)
         return variables, optimizers
 
     def add_variable(self, variable: Variable, shards: Shards) -> None:
         """Define a variable, or move it to other servers."""
         self.shards[variable.number] = shards
-        definition = VariableDefinition(
-            variable.name,
-            tuple(variable.shape),
-            variable.dtype,
-            variable.trainable,
-            variable.aggregation.value,
-            shards,
-        )
-        self._add("variable", variable.number, definition)
+        v, shape = variable, tuple(variable.shape)
+        definition = VariableDefinition(v.name, shape, v.dtype, v.trainable, v.aggregation.value, shards)
+        self.add("variable", v.number, definition)
 
-    def add_optimizer(self, number: int, optimizer: Optimizer) -> None:
-        """Define an optimizer that has been built, by the pytree of its variables."""
-        self._add("optimizer", number, self._dumps(optimizer.parameters))
 
-    def add_servers(self, actors: Sequence[Actor]) -> None:
-        """Define the present server processes; values that were read before are out of date."""
-        self._add("servers", 0, tuple(actors))
+@dataclasses.dataclass(frozen=True)
+class PickledFunction:
+    """A scheduled function, pickled, which its digest identifies; and ``(args, kwargs)``, pickled, too."""
 
-    def add_dataset(self, number: int, dataset_fn: bytes) -> None:
-        """Define a dataset for each worker, by the pickled function that makes it."""
-        self._add("dataset", number, dataset_fn)
+    name: str
+    digest: str
+    fn: bytes | None
+    arguments: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +104,7 @@ class FunctionCall:
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
-      digest: identifies its function.
-      fn: the function, pickled; ``None`` if the worker has it.
-      arguments: ``(args, kwargs)``, pickled.
+      function: without its ``fn`` if the worker has that.
       definitions: those that the worker does not know yet.
       ended: the functions that had ended at the time of sending.
       old_functions: digests of functions for the worker to forget.
@@ -125,10 +112,7 @@ class FunctionCall:
     """
 
     number: int
-    name: str
-    digest: str
-    fn: bytes | None
-    arguments: bytes
+    function: PickledFunction
     definitions: Sequence[Definition]
     ended: Ended
     old_functions: Sequence[str]

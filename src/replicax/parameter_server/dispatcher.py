@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
-from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall
+from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall, PickledFunction
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import (
@@ -73,8 +73,7 @@ class Dispatcher:
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
         self._closed: str | None = None
         self._changed = threading.Condition()
-        self._inbox: queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]
-        self._inbox = queue.SimpleQueue()
+        self._inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]()
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
@@ -83,8 +82,8 @@ class Dispatcher:
 
     # --- called by the user -----------------------------------------------------------------------------
 
-    def schedule(self, name: str, digest: str, fn: bytes, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
-        """Schedule a pickled function; blocks while very many are waiting.
+    def schedule(self, function: PickledFunction, uses: Sequence[Any]) -> RemoteValue:
+        """Schedule a function; blocks while very many are waiting.
 
         ``uses`` are the objects that it and its arguments refer to: it waits for results of other functions.
 
@@ -95,9 +94,9 @@ class Dispatcher:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
             self._raise_error()
             number, self._next = self._next, self._next + 1
-            value = RemoteValue(f"{name} (scheduled function {number})", number, self)
+            value = RemoteValue(f"{function.name} (scheduled function {number})", number, self)
             self._unfinished.add(number)
-            self._queue.append(ScheduledFunction(number, name, digest, fn, arguments, uses, value))
+            self._queue.append(ScheduledFunction(number, function, uses, value))
             self.log.begin()
             self._send()
             return value
@@ -235,16 +234,13 @@ class Dispatcher:
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        known, old = worker.before_sending(scheduled.digest)
+        function, old = worker.before_sending(scheduled.function)
         worker.definitions, new = self._definitions.since(worker.definitions)
         if new:
             self._definitions.known_to_all(min(w.definitions for w in self._workers))
         call = FunctionCall(
             scheduled.number,
-            scheduled.name,
-            scheduled.digest,
-            None if known else scheduled.fn,
-            scheduled.arguments,
+            function,
             new,
             Ended(self._recovery.era, min(self._unfinished)),
             old,

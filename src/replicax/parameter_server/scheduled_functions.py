@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply
-from replicax.parameter_server.definitions import CallOutcome
+from replicax.parameter_server.definitions import CallOutcome, PickledFunction
 from replicax.parameter_server.remote_values import RemoteValue
 
 _KEPT_FUNCTIONS = 64
@@ -25,10 +25,7 @@ class ScheduledFunction:
     """A function to be run once."""
 
     number: int
-    name: str
-    digest: str
-    fn: bytes
-    arguments: bytes
+    function: PickledFunction
     uses: Sequence[Any]
     """The objects that it refers to, kept alive as long as the function may run."""
     value: RemoteValue
@@ -56,15 +53,15 @@ class BusyWorker:
         self.definitions = 0
         self._functions: dict[str, None] = {}
 
-    def before_sending(self, digest: str) -> tuple[bool, list[str]]:
-        """Before sending a function: whether the process already has it, and which others it must forget."""
-        known = digest in self._functions
-        self._functions.pop(digest, None)
-        self._functions[digest] = None  # keeps the most recently used last
+    def before_sending(self, function: PickledFunction) -> tuple[PickledFunction, list[str]]:
+        """The function as it is sent, without what the process has already, and which others it must forget."""
+        known = function.digest in self._functions
+        self._functions.pop(function.digest, None)
+        self._functions[function.digest] = None  # keeps the most recently used last
         old = list(self._functions)[:-_KEPT_FUNCTIONS]
         for one in old:
             del self._functions[one]
-        return known, old
+        return dataclasses.replace(function, fn=None) if known else function, old
 
 
 class WorkerStartup:

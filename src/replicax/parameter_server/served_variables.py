@@ -130,6 +130,7 @@ class VariableHome:
       servers: of the variables.
       choice: chooses a server for each variable.
       definitions: of variables and optimizers for workers; extended here.
+      dumps: pickles the pytree of an optimizer's variables.
 
     Attributes:
       lost: why the servers could not be restored; their present state is useless.
@@ -137,9 +138,15 @@ class VariableHome:
     """
 
     def __init__(
-        self, variables: VariableCollection, servers: Servers, choice: ShardChoice, definitions: Definitions
+        self,
+        variables: VariableCollection,
+        servers: Servers,
+        choice: ShardChoice,
+        definitions: Definitions,
+        dumps: Callable[[Any], bytes],
     ) -> None:
         self._variables = variables
+        self._dumps = dumps
         self._servers = servers
         self._choice = choice
         self._definitions = definitions
@@ -336,7 +343,7 @@ class VariableHome:
             parts[server] = OptimizerPart(number, optimizer.tx, numbers, tree, tuple(s.number for s in slots), empty)
         with self.log.sending("optimizer", {number: parts}):
             self._servers.define(parts)
-        self._definitions.add_optimizer(number, optimizer)
+        self._definitions.add("optimizer", number, self._dumps(optimizer.parameters))
 
 
 def check_across(method: str) -> None:

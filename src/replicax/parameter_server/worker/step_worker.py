@@ -154,21 +154,21 @@ class StepWorker:
 
     def _run(self, call: FunctionCall) -> CallOutcome:
         """Run it, without sending its last change."""
-        self._inputs = call.inputs
-        for digest in call.old_functions:
-            self._functions.pop(digest, None)
-            self._pickled.pop(digest, None)
-        if call.fn is not None:
-            self._pickled[call.digest] = call.fn
+        self._inputs, function, digest = call.inputs, call.function, call.function.digest
+        for old in call.old_functions:
+            self._functions.pop(old, None)
+            self._pickled.pop(old, None)
+        if function.fn is not None:
+            self._pickled[digest] = function.fn
         try:
-            if call.digest in self._pickled:  # it is not sent again, so it stays until it has been unpickled
-                self._functions[call.digest] = loads(self._pickled[call.digest], self._find, call.name)
-                del self._pickled[call.digest]
-            args, kwargs = loads(call.arguments, self._find, f"an argument of {call.name}")
+            if digest in self._pickled:  # it is not sent again, so it stays until it has been unpickled
+                self._functions[digest] = loads(self._pickled[digest], self._find, function.name)
+                del self._pickled[digest]
+            args, kwargs = loads(function.arguments, self._find, f"an argument of {function.name}")
             for iterator in self._iterators:
                 iterator.begin()
             with self.strategy.scope():
-                returned = self._functions[call.digest](*args, **kwargs)
+                returned = self._functions[digest](*args, **kwargs)
                 self.server_variables.end()
                 return CallOutcome(_fetched(self.strategy, returned))
         except NotBuiltError as needed:
