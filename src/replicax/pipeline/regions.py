@@ -9,13 +9,14 @@ for each microbatch, forward and backward, one that adds up the gradients, and s
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from replicax import _jax
+from replicax._jax.primitive_families import SCANS
 from replicax.execution.program.marks import assign_p
 from replicax.pipeline.flat_program import Flat
-from replicax.pipeline.operation_cost import cost_of
 from replicax.pipeline.placement import Placement
 
 
@@ -181,3 +182,18 @@ def _siblings(region: Region, flat: Flat) -> Iterator[list[int]]:
         group.append(i)
     if group:
         yield group
+
+
+# --- the cost of an operation -------------------------------------------------------------------------
+
+
+def cost_of(equation: Any) -> float:
+    """Multiplications and additions of one run, or for want of these the number of elements of the results."""
+    name, params = equation.primitive.name, equation.params
+    inner = sum(sum(map(cost_of, program.eqns)) for program in _jax.sub_jaxprs(equation))
+    elements = float(sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars))
+    if name in SCANS:
+        return float(_jax.scan_of(params).length) * inner
+    if inner:
+        return inner
+    return float(_jax.product_flops(equation)) or elements

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _jax
+from replicax import _jax, collectives
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
 from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.arguments import CantJoinError
-from replicax.ragged.ragged_collectives import gathered, part_of_sum
 from replicax.ragged.straight_line import Straight, StraightOperation
 from replicax.ragged.value_numbering import ValueNumbering
 
@@ -272,3 +271,22 @@ def _taken(array: Any, shape: tuple[int, ...]) -> Any:
     if array.ndim != len(shape):
         return lax.slice(array, (0,), (int(np.prod(shape)),)).reshape(shape)
     return lax.slice(array, (0,) * len(shape), shape)
+
+
+# --- collectives of arrays with room for the largest --------------------------------------------------
+
+
+def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:
+    """What ``uneven_gather`` is, of arrays with room for the largest."""
+    everyone = collectives.all_gather(array[None], 0, options)
+    parts = [lax.slice_in_dim(everyone[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
+    return jnp.concatenate(parts, axis)
+
+
+def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any, own: int) -> Any:
+    """What ``uneven_part`` is, with room for the largest."""
+    [total] = collectives.sum_over_replicas([array], options)
+    starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]).astype(np.int32))
+    mine = lax.dynamic_index_in_dim(starts, lax.axis_index(REPLICA_AXIS), keepdims=False)
+    config = [(0, max(sizes) if i == axis else 0, 0) for i in range(array.ndim)]
+    return lax.dynamic_slice_in_dim(lax.pad(total, np.zeros((), total.dtype), config), mine, max(sizes), axis)

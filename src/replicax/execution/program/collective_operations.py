@@ -16,7 +16,7 @@ def _never(x: Any, **_: Any) -> Any:
 
 
 # Collectives of arrays that differ in size between replicas. While the program of one size is captured they only say
-# what comes out; what they become when programs are joined says replicax.ragged.ragged_collectives.
+# what comes out; what they become when programs are joined says replicax.ragged.assembly.
 uneven_gather_p: _jax.Primitive = _jax.linear_primitive(
     "uneven_gather",
     _never,

@@ -20,9 +20,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
+from replicax._jax.operation_params import dims_along
+from replicax._jax.primitive_families import SUMS
 from replicax.collectives import all_reduce_p
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.local.entered_programs import enter
+from replicax.devices.summation_order import elements_in_order
+from replicax.execution.compiled.local.entered_programs import BareWalk, enter
 from replicax.execution.compiled.local.local_collectives import (
     LOCAL_REDUCTIONS,
     check_all_take_part,
@@ -31,9 +34,7 @@ from replicax.execution.compiled.local.local_collectives import (
     reduced_in_groups,
 )
 from replicax.execution.compiled.local.local_sums import LocalSums, wide
-from replicax.execution.compiled.local.once_for_all import OnceForAll
-from replicax.execution.compiled.local.one_replica import OneReplica
-from replicax.execution.compiled.local.replica_stages import ReplicaStage, stages_of, used_by
+from replicax.execution.compiled.local.replica_stages import ReplicaStage, asks_for_position, stages_of, used_by
 from replicax.execution.compiled.local.replicas_together import ReplicaTerm, can_be_together, terms_of
 from replicax.execution.compiled.local_values import Each
 from replicax.execution.program.collective_operations import over_replicas
@@ -190,3 +191,60 @@ class LocalReplicas:
         in_order = self.sums.blocks is not None
         results = [exchanged(equation, stack, self.numbers, self.count, in_order) for stack in stacks]
         return [Each(r) if self.differs(v) else r for r, v in zip(results, equation.outvars, strict=True)]
+
+
+# --- what one replica does by itself ------------------------------------------------------------------
+
+
+class OneReplica(BareWalk):
+    """Does what one replica does by itself; all that differs between replicas is in the values.
+
+    Args:
+      number: the replica's.
+    """
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        if asks_for_position(equation):
+            return [self.number]
+        if any(_jax.contains(inner, asks_for_position) for inner in _jax.sub_jaxprs(equation)):
+            return enter(self, equation, operands)
+        return _jax.bind(equation, operands)
+
+
+# --- what a device computes once for all of its replicas ----------------------------------------------
+
+
+class OnceForAll(BareWalk):
+    """Does what all replicas would do alike.
+
+    Args:
+      in_order: whether elements are added up in an order that does not depend on how an array lies in memory: a norm
+        then has the same bits where its operand is in pieces between steps, and where it is not.
+    """
+
+    def __init__(self, in_order: bool) -> None:
+        self.in_order = in_order
+
+    def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        if not self.in_order:
+            return _jax.bind(equation, operands)
+        if _adds_up(equation):
+            array = jnp.asarray(operands[0])
+            total = elements_in_order(wide(array), dims_along(equation.params, array.ndim))
+            return [total.astype(array.dtype)]
+        is_entered = _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
+        if is_entered and any(_jax.contains(inner, _adds_up) for inner in _jax.sub_jaxprs(equation)):
+            return enter(self, equation, operands)
+        return _jax.bind(equation, operands)
+
+
+def _adds_up(equation: _jax.Equation) -> bool:
+    """Whether it adds up elements of an array, and rounds."""
+    return equation.primitive.name in SUMS and jnp.issubdtype(_dtype(equation.invars[0]), jnp.inexact)
+
+
+def _dtype(atom: Any) -> Any:
+    return atom.aval.dtype
