@@ -35,10 +35,6 @@ class Ragged:
     """Components that differ in size only, in one global array ``[num_replicas, *largest]``.
 
     Each component is at the start of its slice; the rest of the slice has no meaning.
-
-    Attributes:
-      array: a slice on each replica's devices.
-      shapes: of the components of all workers' replicas.
     """
 
     array: jax.Array

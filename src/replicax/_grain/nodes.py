@@ -24,12 +24,7 @@ class Iterator(grain.DatasetIterator):
 
 
 class Iterated(grain.IterDataset):
-    """A dataset whose passes are our own iterators.
-
-    Args:
-      iterator: the class.
-      arguments: of its constructor.
-    """
+    """A dataset whose passes are our own iterators."""
 
     def __init__(self, iterator: Callable[..., Iterator], *arguments: Any) -> None:
         super().__init__()

@@ -57,11 +57,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branches:
-    """A ``cond``: its operands are the number of one of its programs, and then what that takes.
-
-    Attributes:
-      programs: one for each branch.
-    """
+    """A ``cond``: its operands are the number of one of its programs, and then what that takes."""
 
     programs: Sequence[Jaxpr]
 

@@ -94,10 +94,6 @@ Leaf = ArrayLeaf | PlainLeaf | IteratorLeaf | OptimizerLeaf
 class Leaves:
     """The leaves of some objects.
 
-    Args:
-      objects: pytrees, by name.
-      workers: the number of processes that save together.
-
     Attributes:
       by_name: the leaves, in the order of the objects.
 
@@ -258,12 +254,7 @@ def _has_variables(value: Any) -> bool:
 
 
 def _containers(tree: Any, leaves: set[int]) -> list[Contents] | None:
-    """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change.
-
-    Args:
-      tree: the pytree.
-      leaves: the ids of its leaves.
-    """
+    """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change."""
     found, nodes = [], [tree]
     while nodes:
         node = nodes.pop()

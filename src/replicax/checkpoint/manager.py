@@ -291,12 +291,7 @@ def _log_more(count: int, what: str) -> None:
 
 
 class _Alarm:
-    """Whether some time has passed: the chief decides, and is asked as rarely as its clock allows.
-
-    Args:
-      seconds: the time.
-      lockstep: of the workers, which ask together.
-    """
+    """Whether some time has passed: the chief decides, and is asked as rarely as its clock allows."""
 
     def __init__(self, seconds: float, lockstep: Lockstep) -> None:
         self._seconds = seconds

@@ -20,12 +20,6 @@ _MOST_LINES = 20
 def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial: bool) -> None:
     """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
 
-    Args:
-      leaves: of the objects.
-      entries: of the checkpoint.
-      path: of the checkpoint.
-      partial: whether leaves and entries may be missing.
-
     Raises:
       ValueError: lists all differences.
     """

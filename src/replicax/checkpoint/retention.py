@@ -36,9 +36,6 @@ _OWNER = "manager.json"
 class Folder:
     """The folder of a manager, on one disk.
 
-    Args:
-      path: of the folder, which exists.
-
     Attributes:
       id: of every checkpoint that is written here; ``None`` before :meth:`own`.
     """
@@ -96,10 +93,6 @@ class Folder:
 
     def make_room(self, step: int, is_damaged: bool) -> None:
         """Rename an incomplete checkpoint of a step.
-
-        Args:
-          step: the step.
-          is_damaged: whether it is known to be damaged.
 
         Raises:
           FileExistsError: it is complete.

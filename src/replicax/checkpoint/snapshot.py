@@ -85,13 +85,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers; valid as long as the leaves keep their layout.
-
-    Args:
-      leaves: the leaves to save.
-      groups: the workers that share a disk.
-      worker: this one.
-    """
+    """Assigns the pieces of some leaves to workers; valid as long as the leaves keep their layout."""
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
         self.kinds: dict[str, ArrayKind] = {}

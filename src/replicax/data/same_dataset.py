@@ -32,13 +32,6 @@ File = tuple[str, int | None]
 def check_same_dataset(source: Source, reading: Reading, policy: str, lockstep: Lockstep, method: str) -> None:
     """Raise unless all workers have been given the same dataset, as far as that is known without reading it.
 
-    Args:
-      source: the dataset.
-      reading: how it is read.
-      policy: the requested sharding policy.
-      lockstep: of the workers.
-      method: the user's call.
-
     Raises:
       ValueError: one has other files, in names, sizes or order; or other lengths, batches, seeds of shuffling, or, in
         memory, other examples. Names it, and what it has.

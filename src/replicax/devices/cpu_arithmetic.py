@@ -45,12 +45,7 @@ def thread_limit() -> int:
 
 
 def warn_unless_fixed(device: jax.Device, replicas: int) -> None:
-    """Warn, once, if a CPU device of this process computes unlike those of other processes with as many replicas.
-
-    Args:
-      device: of this process.
-      replicas: the number on all workers.
-    """
+    """Warn, once, if a CPU device of this process computes unlike those of other processes with as many replicas."""
     if device.platform != "cpu":
         return
     if not _rounds(device):

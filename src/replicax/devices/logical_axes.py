@@ -20,12 +20,6 @@ Axes = tuple[tuple[str, ...], ...]
 def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int, what: str) -> Axes:
     """Assign the logical axes of a mesh to the dims of an array, so that each dim is split as requested.
 
-    Args:
-      shape: of the array.
-      partition_dimensions: the number of parts along each dim.
-      logical_devices: the number of each replica's.
-      what: the name of the array in errors.
-
     Raises:
       ValueError: not one positive int for each dim; a product that is not the number of logical devices; a size
         that does not divide by its number of parts.

@@ -78,9 +78,6 @@ def programs_for(devices: np.ndarray) -> int:
 def slices_in_turn(devices: np.ndarray) -> int:
     """The number of slices of the replicas if each slice's are consecutive and all have as many; otherwise 0.
 
-    Args:
-      devices: the devices of each replica.
-
     >>> import jax, numpy as np
     >>> from replicax.devices.mesh import slices_in_turn
     >>> slices_in_turn(np.array(jax.devices()).reshape(-1, 1))

@@ -124,13 +124,7 @@ class Blocks:
         return [jnp.zeros((fan if fan % 2 else fan // 2, *shape), dtype) for fan in self.fans]
 
     def with_term(self, known: Sequence[Known], terms: Sequence[Any], number: Any) -> list[Known]:
-        """The state after one more term of each sum: adds sums of complete blocks.
-
-        Args:
-          known: the present state, of each sum.
-          terms: the next term of each.
-          number: how many terms have come before.
-        """
+        """The state after one more term of each sum: adds sums of complete blocks."""
         fan, *rest = self.fans
         paired = [_with_term(k[0], term, number % fan, fan % 2 == 0) for k, term in zip(known, terms, strict=True)]
         if not rest:

@@ -170,13 +170,7 @@ def devices_that_hold(mesh: Mesh, variables: Sequence[Variable]) -> tuple[jax.De
 
 
 def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: int) -> Holding:
-    """The parts of a variable on ``devices``.
-
-    Args:
-      variable: any variable.
-      devices: of all workers.
-      per_device: the number of replicas of each.
-    """
+    """The parts of a variable on ``devices``."""
     mesh, layout = variable.replicas.mesh, variable.layout
     array = layout.from_stored(variable.stored(), mesh)
     own = isinstance(layout, Copies)

@@ -144,10 +144,6 @@ class ProgramDevices:
 def collectives_of(module: Module, placement: ProgramDevices) -> list[CollectiveUse]:
     """The collectives of a program, equal ones as one, in the order of their first appearance.
 
-    Args:
-      module: a compiled program.
-      placement: of its devices.
-
     >>> from replicax.hlo.instructions import parse
     >>> from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
     >>> module = parse('''
@@ -209,13 +205,7 @@ def use_of(
 
 
 def use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:
-    """What the first device of a slice receives from those of other slices, if that is what an instruction does.
-
-    Args:
-      instruction: of the program of the first slice.
-      each: how many devices a slice has.
-      slices: how many there are.
-    """
+    """What the first device of a slice receives from those of other slices, if that is what an instruction does."""
     transfer = _TRANSFER.search(instruction.attributes) if instruction.opcode == "recv" else None
     if transfer is None:
         return None

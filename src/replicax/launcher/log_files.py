@@ -47,12 +47,7 @@ def check_log_folder(folder: Path) -> None:
 
 
 class LogFile:
-    """A file to append output to. If that fails, as on a full disk, it warns once, and the launch goes on.
-
-    Args:
-      path: of the file.
-      console: where to warn.
-    """
+    """A file to append output to. If that fails, as on a full disk, it warns once, and the launch goes on."""
 
     def __init__(self, path: Path, console: Console) -> None:
         self.path = path
@@ -89,11 +84,6 @@ class WorkerOutput:
     """The output of one worker: goes into its file as it comes, and onto the console line by line.
 
     Lines stay whole in the file, too, unless their end takes long to come.
-
-    Args:
-      worker: which.
-      file: its file.
-      console: of the launcher.
     """
 
     def __init__(self, worker: int, file: LogFile, console: Console) -> None:

@@ -75,11 +75,7 @@ def end_marked(launch_id: str) -> list[int]:
 
 
 class Guard:
-    """A process that ends those of a launch if the launcher can't. Create it while this process has a single thread.
-
-    Args:
-      launch_id: marks the processes of the launch.
-    """
+    """A process that ends those of a launch if the launcher can't. Create it while this process has a single thread."""
 
     def __init__(self, launch_id: str) -> None:
         ours, self._end = os.pipe()

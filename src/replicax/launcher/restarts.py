@@ -33,9 +33,6 @@ class RestartPolicy:
 
     A *place* has a part of the devices; each attempt numbers its workers by the places that are left.
 
-    Args:
-      settings: of the launch.
-
     Attributes:
       places: of the workers of the next attempt.
       faults: the number of faults that were followed by another attempt.

@@ -118,12 +118,6 @@ class WorkerProcess:
     Its standard output and standard error are pipes, in ``output``; it has no standard input. It was started at
     ``since``, by ``time.monotonic``.
 
-    Args:
-      worker: its number.
-      command: to run.
-      environment: of the process.
-      prepare: called in the process before its program.
-
     Raises:
       OSError: it can't be started.
     """

@@ -115,10 +115,6 @@ def _stands_at(moment: float) -> Callable[[], float]:
 def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
     """What is printed at the end of a run.
 
-    Args:
-      seconds: by kind.
-      attempts: of how many attempts these are.
-
     >>> from replicax.loop.wall_time import table
     >>> print(table({"start": 1.0, "steps": 6.5, "saving": 0.0, "lost work": 2.5}, attempts=2))
     wall time of 2 attempts

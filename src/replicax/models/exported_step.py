@@ -100,11 +100,7 @@ def export(
 
 
 class _Weights:
-    """A store in which variables are constants, with the values that they have now.
-
-    Args:
-      name: of the step.
-    """
+    """A store in which variables are constants, with the values that they have now."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -170,9 +170,6 @@ def _new(name: str, cell: Any) -> Variable:
 class Structure:
     """The structure of objects: their static parts, and their ``nnx.Variable`` objects.
 
-    Args:
-      objects: NNX objects, which may share parts.
-
     Attributes:
       graphdef: the static parts.
       leaves: the other parts, in the order of ``graphdef``: an ``nnx.Variable``, or a bare array.

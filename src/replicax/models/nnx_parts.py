@@ -16,11 +16,7 @@ Collect = Callable[[list[Any], dict[str, Any], Callable[[list[Any]], None]], Non
 
 
 class NNXParts:
-    """One replica's objects, of which each turn of a loop gets copies.
-
-    Args:
-      objects: as the step has got them.
-    """
+    """One replica's objects, of which each turn of a loop gets copies."""
 
     def __init__(self, objects: tuple[Any, ...]) -> None:
         self._objects = objects

@@ -30,16 +30,7 @@ from replicax.variables.store import current_store
 
 
 class NNXStep:
-    """One replica's copies of some objects, while its step runs.
-
-    Args:
-      graphdef: the structure of a tuple of objects.
-      values: of the leaves.
-      names: of the leaves.
-
-    Attributes:
-      objects: the copies.
-    """
+    """One replica's copies of some objects, while its step runs."""
 
     def __init__(self, graphdef: Any, values: Sequence[Any], names: Sequence[str]) -> None:
         self.objects: tuple[Any, ...] = nnx.graphlib.unflatten(graphdef, list(values))

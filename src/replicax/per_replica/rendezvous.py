@@ -74,9 +74,6 @@ class Rendezvous:
       plays: the function of each replica, by its number.
       count: the number of replicas of all workers.
       lockstep: the exchange with the other workers.
-
-    Attributes:
-      count: the number of replicas of all workers.
     """
 
     def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:

@@ -33,14 +33,7 @@ class DeviceReport:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What is sent from one logical device to another in a run, for one replica.
-
-    Attributes:
-      origin: from which.
-      target: to which.
-      values: how many arrays.
-      bytes: how large they are together.
-    """
+    """What is sent from one logical device to another in a run, for one replica."""
 
     origin: int
     target: int
@@ -50,13 +43,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementReport:
-    """Where each operation and byte of a step is; see :meth:`PlacedExecutable.placement`. Print it.
-
-    Attributes:
-      name: of the step.
-      devices: one report for each logical device.
-      transfers: between them.
-    """
+    """Where each operation and byte of a step is; see :meth:`PlacedExecutable.placement`. Print it."""
 
     name: str
     devices: tuple[DeviceReport, ...]

@@ -93,14 +93,7 @@ class ScalingPoint:
 
 
 def estimate_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> Estimate:
-    """The bounds of a step.
-
-    Args:
-      cost: on one device.
-      uses: its collectives.
-      device: what one JAX device has.
-      network: how the chips are linked.
-    """
+    """The bounds of a step."""
     between = [use for use in uses if SLICE_AXIS in use.axes]
     inside = [use for use in uses if SLICE_AXIS not in use.axes]
     return Estimate(
@@ -115,12 +108,7 @@ def estimate_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network
 
 
 def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[ScalingPoint, ...]:
-    """Predictions from one replica to a slice and then to all; none if a slice's replicas fill no box of chips.
-
-    Args:
-      walks: through the programs of a step.
-      network: how the chips are linked.
-    """
+    """Predictions from one replica to a slice and then to all; none if a slice's replicas fill no box of chips."""
     if network.grid is None:
         return ()
     smallest = (1,) * len(network.grid)

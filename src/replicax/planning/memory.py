@@ -110,12 +110,7 @@ def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buff
 
 
 def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) -> Iterator[Buffer]:
-    """What lies in memory before and after the step.
-
-    Args:
-      executable: the step.
-      argument_names: of its traced arguments, in order.
-    """
+    """What lies in memory before and after the step."""
     donated, _, arguments, constants = inputs = executable.inputs()
     yield from read_variables(executable)
     for name, array in zip(argument_names, arguments, strict=True):

@@ -68,14 +68,7 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
 def shares_of(
     executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int = 1
 ) -> list[Share]:
-    """What each logical device has of a pipeline.
-
-    Args:
-      executable: the pipeline.
-      names: of its traced arguments, in order.
-      programs: of its launches, compiled.
-      slices: how many slices have its devices.
-    """
+    """What each logical device has of a pipeline."""
     memories = _Memories(executable, names, programs).found()
     replicas = int(executable.mesh.shape[REPLICA_AXIS])
     width = executable.mesh.size // replicas

@@ -53,12 +53,7 @@ class Parts:
 
 
 class Assembly:
-    """Puts the joint program together.
-
-    Args:
-      parts: what it is made of.
-      outputs: what it gives.
-    """
+    """Puts the joint program together."""
 
     def __init__(self, parts: Parts, outputs: Sequence[Joint]) -> None:
         self.parts = parts

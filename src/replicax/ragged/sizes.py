@@ -39,9 +39,6 @@ def check_arms(text: str) -> None:
     among the devices of one replica, which all take the same arm of a branch. In a permute all devices take part, also
     those that take another arm.
 
-    Args:
-      text: of the program.
-
     Raises:
       CantJoinError: it would.
     """
@@ -149,14 +146,7 @@ class _Questions:
         self._asked[number] = []
 
     def ask(self, number: int, what: str, offer: Any, dim: int = 0) -> tuple[Any, ...]:
-        """What every replica says, while those of one size say ``offer``.
-
-        Args:
-          number: of that size.
-          what: it is about.
-          offer: a number or a shape.
-          dim: in which shapes probably differ.
-        """
+        """What every replica says, while those of one size say ``offer``."""
         position = len(self._asked[number])
         by_size = [
             offer if i == number else self._expected(number, i, position, what, offer, dim)

@@ -20,11 +20,6 @@ Path = tuple[Any, ...]
 def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
     """The variable that a leaf of the state is a slot of, according to paths and shapes; ``None`` for a counter.
 
-    Args:
-      path: of the leaf, in the state.
-      shape: of the leaf.
-      variables: with their paths in the parameters' tree.
-
     >>> import jax, replicax
     >>> from replicax.training.optimizer_state import owner_of
     >>> w, b = replicax.Variable([1.0], name="w"), replicax.Variable(0.0, name="b")

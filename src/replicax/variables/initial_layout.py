@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """An initial value that is on its devices already.
-
-    Attributes:
-      array: the stored array.
-      layout: how it is stored.
-      shape: of the value.
-    """
+    """An initial value that is on its devices already."""
 
     array: jax.Array
     layout: Layout
@@ -200,15 +194,7 @@ def _layout_by(
 
 
 def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
-    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica of a group.
-
-    Args:
-      shape: of the value.
-      dim: along which it is split.
-      pieces: how many are wanted.
-      replicas: of a group.
-      groups: how many there are.
-    """
+    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica of a group."""
     pieces = min(pieces, replicas, shape[dim])
     if pieces <= 1:
         return Mirrored()

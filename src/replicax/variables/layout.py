@@ -185,11 +185,7 @@ class Mirrored(_Usual):
 
 @dataclasses.dataclass(frozen=True)
 class Central(Mirrored):
-    """The whole value on one device. Each program copies it from there, and copies the new value back.
-
-    Attributes:
-      home: the device.
-    """
+    """The whole value on one device. Each program copies it from there, and copies the new value back."""
 
     home: jax.Device  # type: ignore[misc]
 

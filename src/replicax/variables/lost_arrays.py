@@ -45,10 +45,6 @@ class LostArray:
 def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
     """The array of a variable.
 
-    Args:
-      slot: of the variable.
-      describe: returns the variable's name, dtype and shape.
-
     Raises:
       VariableLostError: it is gone, or the program that was to compute it has failed.
     """

@@ -158,12 +158,7 @@ class DerivedStore:
 
 
 class Creations:
-    """The variables that a step creates when it first runs, and gets again, in the same order, afterwards.
-
-    Args:
-      replicas: of the step.
-      variables: the variables created so far; grows.
-    """
+    """The variables that a step creates when it first runs, and gets again, in the same order, afterwards."""
 
     def __init__(self, replicas: Replicas, variables: list[Variable]) -> None:
         self._replicas = replicas

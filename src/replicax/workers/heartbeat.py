@@ -35,11 +35,7 @@ Result = TypeVar("Result")
 
 
 class Heartbeat:
-    """Writes this worker's progress into its page.
-
-    Args:
-      its_page: the page.
-    """
+    """Writes this worker's progress into its page."""
 
     def __init__(self, its_page: HeartbeatPage) -> None:
         self._page = its_page

@@ -80,10 +80,6 @@ class HeartbeatPage:
 
     Args:
       file: the descriptor of the page; may be closed afterwards.
-
-    Attributes:
-      numbers: the whole ones.
-      seconds: the others.
     """
 
     def __init__(self, file: int) -> None:

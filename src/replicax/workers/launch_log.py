@@ -58,12 +58,7 @@ class RunningProgram:
 
 
 class LaunchLog:
-    """The programs that this worker has launched under one strategy.
-
-    Attributes:
-      count: how many programs.
-      digest: a hash of their order.
-    """
+    """The programs that this worker has launched under one strategy."""
 
     def __init__(self) -> None:
         self.count = self.digest = 0

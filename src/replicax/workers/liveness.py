@@ -50,16 +50,7 @@ END_PATIENCE = 300.0
 
 
 class Liveness:
-    """Tracks the processes of the other workers, and reports the end of this one.
-
-    Args:
-      client: of the coordination service.
-      index: which worker this is.
-      count: how many there are.
-
-    Attributes:
-      launches: what this worker has launched, by strategy.
-    """
+    """Tracks the processes of the other workers, and reports the end of this one."""
 
     def __init__(self, client: Any, index: int, count: int) -> None:
         self._client = client
@@ -132,12 +123,7 @@ class Liveness:
         self._threads.add(threading.get_ident())
 
     def explained(self, error: Exception, doing: str) -> Exception:
-        """``error``, or the cause of it if it reports a lost connection to other workers.
-
-        Args:
-          error: raised while a program ran.
-          doing: a description of the program.
-        """
+        """``error``, or the cause of it if it reports a lost connection to other workers."""
         text = str(error)
         if not is_of_connections(text):
             return error

@@ -30,9 +30,6 @@ class Lockstep:
       name: the topic.
       timeout: how many seconds to wait for the others by default.
 
-    Attributes:
-      several: whether there are other workers.
-
     >>> from replicax.workers.lockstep import Lockstep
     >>> from replicax.workers.exchange import Alone
     >>> Lockstep(Alone()).exchange("counts its rows", 5)

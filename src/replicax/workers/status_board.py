@@ -86,13 +86,7 @@ class Board:
         return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # the latest of several reports of one worker
 
     def problem(self, index: int, count: int, launched: Recent) -> Problem | None:
-        """The problem that the messages show, if any: a worker has failed, or workers run different programs.
-
-        Args:
-          index: the worker that asks.
-          count: how many there are.
-          launched: what it has launched last itself.
-        """
+        """The problem that the messages show, if any: a worker has failed, or workers run different programs."""
         failed = [worker for worker, end in sorted(self.ends.items()) if end.failed]
         if failed:
             own = [worker for worker in failed if self.ends[worker].because_of is None]
@@ -132,12 +126,7 @@ class Board:
 
 
 class Service:
-    """One worker's access to the board.
-
-    Args:
-      client: of the coordination service.
-      index: which worker this is.
-    """
+    """One worker's access to the board."""
 
     def __init__(self, client: Any, index: int) -> None:
         self._client = client

@@ -161,13 +161,7 @@ class Calls:
 
 
 class StepTimer:
-    """The thread of the step timer.
-
-    Args:
-      its_page: the page that it writes into.
-      calls: the calls that it watches.
-      is_wanted: whether to go on.
-    """
+    """The thread of the step timer."""
 
     def __init__(self, its_page: HeartbeatPage, calls: Calls, is_wanted: Callable[[], bool]) -> None:
         self._page, self._calls, self._is_wanted = its_page, calls, is_wanted
@@ -252,12 +246,7 @@ class StepTimer:
 
 
 class StepWatch:
-    """Looks for the ends of programs, and records each step between two of them.
-
-    Args:
-      its_page: the page for the records.
-      calls: the programs.
-    """
+    """Looks for the ends of programs, and records each step between two of them."""
 
     def __init__(self, its_page: HeartbeatPage, calls: Calls) -> None:
         self._page, self._calls = its_page, calls

@@ -20,11 +20,7 @@ from replicax._jax.traces import of_no_generation
 
 
 class LinearMap:
-    """A program without constants.
-
-    Args:
-      jaxpr: what it does.
-    """
+    """A program without constants."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.program = ClosedJaxpr(jaxpr, ())

@@ -209,12 +209,7 @@ def host_function(equation: Equation) -> Any:
 
 
 def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
-    """A value of another program that ``jaxpr`` uses, and the user's line that uses it; ``None`` if there is none.
-
-    Args:
-      jaxpr: the program.
-      closed_over: its last inputs' values.
-    """
+    """A value of another program that ``jaxpr`` uses, and the user's line that uses it; ``None`` if there is none."""
     inputs = jaxpr.invars[len(jaxpr.invars) - len(closed_over) :]
     lost = next((v for v, value in zip(inputs, closed_over, strict=True) if isinstance(value, jax.core.Tracer)), None)
     if lost is None:

@@ -18,12 +18,7 @@ from replicax.locality import T
 
 
 def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
-    """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed.
-
-    Args:
-      program: a program with derivatives, for several replicas.
-      names: the names of its arguments.
-    """
+    """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed."""
     if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
         return
     arrays = [

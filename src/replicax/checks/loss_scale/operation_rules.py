@@ -74,12 +74,7 @@ class ScaledOperation:
 
 
 def own_result(o: ScaledOperation, place: Place) -> ScaleFact:
-    """The fact of a result that may differ between replicas.
-
-    Args:
-      o: the operation.
-      place: where the examples are in the result.
-    """
+    """The fact of a result that may differ between replicas."""
     kind = _KINDS.get(o.shapes.name)
     made = _other_function(o) if kind is None else _RULES[kind](o)
     made = dataclasses.replace(

@@ -28,11 +28,7 @@ _GRACE = 0.3
 
 
 def check(seconds: float) -> list[Finding]:
-    """The devices of this machine, and whether they compute.
-
-    Args:
-      seconds: after which the process is killed.
-    """
+    """The devices of this machine, and whether they compute."""
     lines, printed, ended = _probe(seconds)
     done = {line["stage"]: line for line in lines}
     findings: list[Finding] = []

@@ -9,11 +9,7 @@ from replicax.cli.diagnosis.check_runner import Check
 
 
 def machine_checks(directory: Path | None = None) -> list[Check]:
-    """The checks, in the order of their findings.
-
-    Args:
-      directory: a folder whose disk is checked, too.
-    """
+    """The checks, in the order of their findings."""
     disk = [] if directory is None else [Check("disk", lambda seconds: host_machine.look_at_disk(directory))]
     return [
         Check("software", installed_packages.check),

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class BatchGroup:
-    """Some elements, with the states of the pass before, between and after them.
-
-    Attributes:
-      batches: the elements.
-      states: pickled, one more than there are elements.
-    """
+    """Some elements, with the states of the pass before, between and after them."""
 
     batches: ElementGroup | Single
     states: list[bytes]
@@ -55,10 +50,6 @@ class Staged:
 
     Elements are copied when they are added, as the dataset may fill the same buffers again; each example is copied only
     once, as for a single element.
-
-    Args:
-      first: the first element.
-      room: the largest number of elements.
     """
 
     def __init__(self, first: GlobalBatch, room: int) -> None:

@@ -71,10 +71,6 @@ class UnfitBatchError(Exception):
 
     The message needs the number of the element, which is unknown when the batch is read ahead, because others may leave
     elements out; so :meth:`named` makes it later.
-
-    Args:
-      checker: that refused the batch.
-      batch: the original.
     """
 
     def __init__(self, checker: Checker, batch: Any) -> None:

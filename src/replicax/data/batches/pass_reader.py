@@ -114,11 +114,7 @@ class PassReader:
 
 
 class IteratorSource:
-    """The elements of a pass, for one call of ``run_steps``.
-
-    Args:
-      reader: of the pass.
-    """
+    """The elements of a pass, for one call of ``run_steps``."""
 
     def __init__(self, reader: PassReader) -> None:
         self._reader = reader

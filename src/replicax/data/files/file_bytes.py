@@ -115,12 +115,7 @@ def _has_mark(encoding: str) -> bool:
 
 
 class Lines:
-    r"""The lines of ``file`` as text, with their ends (``\n``, ``\r\n``, or none at the end of the file).
-
-    Attributes:
-      file: the path.
-      byte: the offset of the next line.
-    """
+    r"""The lines of ``file`` as text, with their ends (``\n``, ``\r\n``, or none at the end of the file)."""
 
     def __init__(self, file: str, encoding: str, errors: str) -> None:
         self.file = file

@@ -22,11 +22,7 @@ from replicax.data.reading.remaining_parts import check_count
 
 
 class FilesDataset(grain.IterDataset):
-    """The records of ``files``, file after file.
-
-    Attributes:
-      files: the files, in the order of reading.
-    """
+    """The records of ``files``, file after file."""
 
     def __init__(self, files: Iterable[str], file_format: Format, skipped: Mapping[str, int] | None = None) -> None:
         super().__init__()

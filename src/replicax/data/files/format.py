@@ -7,12 +7,7 @@ from typing import Any
 
 
 class Format(abc.ABC):
-    """A format with its options. A value: it is sent to other processes, and has no open file.
-
-    Attributes:
-      name: the function that users called, for messages.
-      places: the keys of a position.
-    """
+    """A format with its options. A value: it is sent to other processes, and has no open file."""
 
     name: str
     places: tuple[str, ...]

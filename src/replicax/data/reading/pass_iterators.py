@@ -103,13 +103,7 @@ class LoaderIterator(nodes.Iterator):
 
 
 class SequenceIterator(nodes.Iterator):
-    """The elements of parts, one part after the other; its state has the unfinished parts and the place in the first.
-
-    Args:
-      make: makes the dataset of a part.
-      parts: the parts.
-      is_ahead: whether a stage in it reads ahead.
-    """
+    """The elements of parts, one after the other; its state has the unfinished parts and the place in the first."""
 
     def __init__(self, make: Callable[[Part], Any], parts: Sequence[Part], is_ahead: bool) -> None:
         super().__init__()

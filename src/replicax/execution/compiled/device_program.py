@@ -92,16 +92,7 @@ def evaluated_for_each(
     in_pieces: bool,
     in_order: bool = False,
 ) -> list[Any]:
-    """Apply ``jaxpr`` to the values of all replicas of a device.
-
-    Args:
-      jaxpr: the program of a replica.
-      values: its operands.
-      wanted: how its results are to lie.
-      local_replicas: the pass.
-      in_pieces: whether there are pieces.
-      in_order: whether sums have a fixed order.
-    """
+    """Apply ``jaxpr`` to the values of all replicas of a device."""
     differ = [isinstance(w, Copies) for w in wanted]
     if not in_pieces:
         return local_replicas().run(jaxpr, values, differ)

@@ -100,12 +100,7 @@ def sliced_place(place: Place) -> Place:
 
 
 def stacked_place(place: Place, over_examples: bool) -> Place:
-    """Where the examples are in what a scan makes of its turns' results.
-
-    Args:
-      place: in the result of a turn.
-      over_examples: whether each turn is about one example.
-    """
+    """Where the examples are in what a scan makes of its turns' results."""
     if isinstance(place, Rows):
         return UNKNOWN if over_examples else place.moved(place.dim + 1)
     if isinstance(place, Untraceable):

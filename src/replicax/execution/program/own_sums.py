@@ -16,12 +16,7 @@ from replicax.locality import Locality, R
 
 
 def with_all_reduces(jaxpr: _jax.Jaxpr, inputs: Sequence[Locality]) -> _jax.Jaxpr:
-    """``jaxpr`` with an all-reduce for each :data:`~replicax.collectives.own_sum_p`, of what has not been reduced.
-
-    Args:
-      jaxpr: a program over one replica's values.
-      inputs: the locality of each input.
-    """
+    """``jaxpr`` with an all-reduce for each :data:`~replicax.collectives.own_sum_p`, of what has not been reduced."""
     found: dict[Any, Locality] = {}
     infer(jaxpr, inputs, {}, check=False, found=found)
     return _rewritten(jaxpr, found)

@@ -20,10 +20,6 @@ from replicax.values import Local, PerReplica
 class SpmdCommunicator:
     """See :class:`replicax.collectives.Communicator`. Everything here only records operations.
 
-    Args:
-      examples: of a padded batch.
-      options: of collectives that are given none.
-
     Attributes:
       timeout: the longest that a collective has, in seconds; ``None`` if none has one.
       is_ragged: whether replicas may have arguments of other sizes.

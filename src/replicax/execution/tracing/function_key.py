@@ -22,11 +22,7 @@ from replicax.user_functions import function_name
 
 
 class ByKey(Opaque):
-    """Base of the leaves that stand for a state of things: two with equal keys are the same to a step.
-
-    Args:
-      key: that key.
-    """
+    """Base of the leaves that stand for a state of things: two with equal keys are the same to a step."""
 
     __slots__ = ("key",)
 
@@ -72,9 +68,6 @@ class FunctionKey(_jax.Hashed):
 
 class Wrapper:
     """What makes another step of a function; it is the same step as any other of its kind around that function.
-
-    Args:
-      fn: the function.
 
     Attributes:
       kind: its type, and whatever else tells it from others around the function.

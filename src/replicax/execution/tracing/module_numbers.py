@@ -19,9 +19,6 @@ _NONE: frozenset[int] = frozenset()
 def module_numbers(tree: Any) -> frozenset[int]:
     """The positions of the leaves that are in a module of Equinox, if the user has loaded that.
 
-    Args:
-      tree: the structure of the arguments.
-
     >>> import equinox, jax
     >>> from replicax.execution.tracing.module_numbers import module_numbers
     >>> module_numbers(jax.tree.structure((1.0, equinox.nn.Dropout(0.5))))

@@ -27,10 +27,6 @@ changed_by_tracing: set[tuple[type, str]] = set()
 class ObjectKey:
     """Equal to another of the same object with the same attributes.
 
-    Args:
-      value: the object.
-      names: the names in the step's code.
-
     Attributes:
       attributes: those that the step may read, by name, each in a form that can be compared.
     """

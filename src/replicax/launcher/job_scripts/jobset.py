@@ -26,9 +26,6 @@ _PLAIN = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./]*")
 def jobset_manifest(request: JobRequest) -> str:
     """The manifest for a job, as YAML.
 
-    Args:
-      request: the job.
-
     Raises:
       LaunchError: there is no image, or the name can't be one of Kubernetes' objects.
     """

@@ -16,9 +16,6 @@ from replicax.system.exit_codes import EXIT_PREEMPTED
 def sbatch_script(request: JobRequest) -> str:
     """The script for a job.
 
-    Args:
-      request: the job.
-
     Raises:
       LaunchError: the name can't be one of Slurm's jobs.
     """

@@ -31,11 +31,7 @@ def silence(callback: Any) -> None:
 
 
 class _NoSummaries:
-    """``tensorflow.summary``, whose writers write nothing.
-
-    Args:
-      summary: the module.
-    """
+    """``tensorflow.summary``, whose writers write nothing."""
 
     def __init__(self, summary: Any) -> None:
         self._summary = summary

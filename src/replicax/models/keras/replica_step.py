@@ -36,9 +36,6 @@ def running_step() -> ReplicaStep | None:
 class ReplicaStep:
     """One replica's step.
 
-    Args:
-      batch: this replica's batch.
-
     Attributes:
       rows: the number of rows of all replicas.
       own_rows: the number of this replica's rows.

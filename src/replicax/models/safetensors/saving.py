@@ -158,11 +158,7 @@ def _on_host(value: Any) -> np.ndarray[Any, Any]:
 
 
 class _Writer:
-    """Writes the files of a checkpoint, and gives them their names at the end.
-
-    Args:
-      folder: where.
-    """
+    """Writes the files of a checkpoint, and gives them their names at the end."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder

@@ -15,11 +15,7 @@ _OURS = (PACKAGE, *(sysconfig.get_paths()[name] for name in ("purelib", "stdlib"
 
 
 class SourceLines:
-    """The lines of the user's program that instructions come from.
-
-    Attributes:
-      instructions: of all computations, by name.
-    """
+    """The lines of the user's program that instructions come from."""
 
     def __init__(self, module: Module) -> None:
         self._module = module

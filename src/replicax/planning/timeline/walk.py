@@ -33,13 +33,7 @@ INTERFERENCE = 0.08
 
 @dataclasses.dataclass
 class KernelRun:
-    """A kernel, as often as it runs.
-
-    Attributes:
-      instruction: which.
-      kernel: what it is.
-      count: how often it runs in one step.
-    """
+    """A kernel, as often as it runs."""
 
     instruction: Instruction
     kernel: Kernel
@@ -99,11 +93,6 @@ class _Started:
 
 class ScheduleWalk:
     """Walks through the schedule of a program.
-
-    Args:
-      module: the program.
-      chip: what one device has.
-      devices: where its devices lie.
 
     >>> import replicax
     >>> from replicax.hlo.collective_instructions import ProgramDevices

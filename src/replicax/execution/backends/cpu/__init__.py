@@ -60,11 +60,7 @@ RULES: tuple[type[CPURule], ...] = (PoolingGradients, SmallSums, Convolutions)
 
 
 class CPU(Backend):
-    """The backend of CPUs.
-
-    Args:
-      kinds: of its rules.
-    """
+    """The backend of CPUs."""
 
     def __init__(self, kinds: Sequence[type[CPURule]] = RULES) -> None:
         self.kinds = kinds

@@ -197,11 +197,7 @@ class LocalReplicas:
 
 
 class OneReplica(BareWalk):
-    """Does what one replica does by itself; all that differs between replicas is in the values.
-
-    Args:
-      number: the replica's.
-    """
+    """Does what one replica does by itself; all that differs between replicas is in the values."""
 
     def __init__(self, number: Any) -> None:
         self.number = number
