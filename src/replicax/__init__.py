@@ -150,128 +150,75 @@ __all__ = [
 ]
 
 
+def _by_name(names: dict[str, str]) -> dict[str, str]:
+    """The module of each name, from the names of each module."""
+    return {name: module for module, some in names.items() for name in some.split()}
+
+
 # Loaded on demand: so commands that need no JAX start quickly, and `import replicax` is as fast as possible.
-_LATER = {
-    "Accuracy": "replicax.training",
-    "Aggregation": "replicax.variables",
-    "CSVLog": "replicax.loop",
-    "Callback": "replicax.loop",
-    "CentralStorageStrategy": "replicax.strategies",
-    "Checkpoint": "replicax.checkpoint",
-    "CheckpointManager": "replicax.checkpoint",
-    "ClusterCoordinator": "replicax.parameter_server",
-    "Collective": "replicax.hlo.collective_instructions",
-    "CommunicationImplementation": "replicax.communication",
-    "CommunicationOptions": "replicax.communication",
-    "DefaultStrategy": "replicax.strategies.default",
-    "DeviceAssignment": "replicax.tpu.assignment",
-    "DistributedDataset": "replicax.data",
-    "DistributedIterator": "replicax.data",
-    "EarlyStopping": "replicax.loop",
-    "Executable": "replicax.execution",
-    "GPUClusterResolver": "replicax.gpu.gpu_resolver",
-    "IndexedSlices": "replicax.indexed_slices",
-    "InputContext": "replicax.data",
-    "InputOptions": "replicax.data",
-    "Locality": "replicax.execution",
-    "Mean": "replicax.training",
-    "MirroredStrategy": "replicax.strategies",
-    "MultiStepContext": "replicax.execution.many_steps.step_outputs",
-    "MultiWorkerMirroredStrategy": "replicax.strategies",
-    "OneDeviceStrategy": "replicax.strategies",
-    "Optimizer": "replicax.training",
-    "ParameterServerStrategy": "replicax.parameter_server",
-    "PerReplica": "replicax.values",
-    "REPLICA_AXIS": "replicax.devices.mesh",
-    "ReduceOp": "replicax.collectives",
-    "ReplicaContext": "replicax.context",
-    "RunOptions": "replicax.execution.run",
-    "ShardedStrategy": "replicax.strategies",
-    "Strategy": "replicax.strategy",
-    "StrategyExtended": "replicax.extended",
-    "Synchronization": "replicax.variables",
-    "TPUClusterResolver": "replicax.tpu.resolver",
-    "TPUStrategy": "replicax.strategies.tpu",
-    "TensorBoardLog": "replicax.loop",
-    "Topology": "replicax.tpu.topology",
-    "TrainingRun": "replicax.loop",
-    "ValueContext": "replicax.data",
-    "Variable": "replicax.variables",
-    "as_arrays": "replicax.variables",
-    "as_share": "replicax.training",
-    "as_variables": "replicax.variables",
-    "assign": "replicax.variables",
-    "compute_average_loss": "replicax.training",
-    "debug": "replicax.execution.run",
-    "get_replica_context": "replicax.context",
-    "get_strategy": "replicax.context",
-    "has_strategy": "replicax.context",
-    "in_cross_replica_context": "replicax.context",
-    "initialize_workers": "replicax.cluster.initialization",
-    "paused": "replicax.workers.heartbeat",
-    "plan": "replicax.planning",
-    "scale_regularization_loss": "replicax.training",
-    "set_strategy": "replicax.context",
-    "total_of_shares": "replicax.training",
-    "train": "replicax.loop",
-    "use_cpu_devices": "replicax.devices.selection",
-    "value_and_grad": "replicax.training",
-}
+_LATER = _by_name(
+    {
+        "replicax.checkpoint": "Checkpoint CheckpointManager",
+        "replicax.cluster.initialization": "initialize_workers",
+        "replicax.collectives": "ReduceOp",
+        "replicax.communication": "CommunicationImplementation CommunicationOptions",
+        "replicax.context": (
+            "ReplicaContext get_replica_context get_strategy has_strategy in_cross_replica_context set_strategy"
+        ),
+        "replicax.data": "DistributedDataset DistributedIterator InputContext InputOptions ValueContext",
+        "replicax.devices.mesh": "REPLICA_AXIS",
+        "replicax.devices.selection": "use_cpu_devices",
+        "replicax.execution": "Executable Locality",
+        "replicax.execution.many_steps.step_outputs": "MultiStepContext",
+        "replicax.execution.run": "RunOptions debug",
+        "replicax.extended": "StrategyExtended",
+        "replicax.gpu.gpu_resolver": "GPUClusterResolver",
+        "replicax.hlo.collective_instructions": "Collective",
+        "replicax.indexed_slices": "IndexedSlices",
+        "replicax.loop": "CSVLog Callback EarlyStopping TensorBoardLog TrainingRun train",
+        "replicax.parameter_server": "ClusterCoordinator ParameterServerStrategy",
+        "replicax.planning": "plan",
+        "replicax.strategies": (
+            "CentralStorageStrategy MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy ShardedStrategy"
+        ),
+        "replicax.strategies.default": "DefaultStrategy",
+        "replicax.strategies.tpu": "TPUStrategy",
+        "replicax.strategy": "Strategy",
+        "replicax.tpu.assignment": "DeviceAssignment",
+        "replicax.tpu.resolver": "TPUClusterResolver",
+        "replicax.tpu.topology": "Topology",
+        "replicax.training": (
+            "Accuracy Mean Optimizer as_share compute_average_loss scale_regularization_loss total_of_shares "
+            "value_and_grad"
+        ),
+        "replicax.values": "PerReplica",
+        "replicax.variables": "Aggregation Synchronization Variable as_arrays as_variables assign",
+        "replicax.workers.heartbeat": "paused",
+    }
+)
 
 # Names that were here before, with the module that has them now.
-_MOVED = {
-    name: module
-    for module, names in {
+_MOVED = _by_name(
+    {
         "replicax.cluster": (
-            "ClusterResolver",
-            "ClusterSpec",
-            "KubernetesClusterResolver",
-            "KubernetesExecutableLocation",
-            "SimpleClusterResolver",
-            "SlurmClusterResolver",
-            "TFConfigClusterResolver",
-            "UnionClusterResolver",
+            "ClusterResolver ClusterSpec KubernetesClusterResolver KubernetesExecutableLocation "
+            "SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver UnionClusterResolver"
         ),
         "replicax.data": (
-            "AutoShardPolicy",
-            "InputPlan",
-            "PartialBatch",
-            "array_records",
-            "csv_rows",
-            "parquet_rows",
-            "text_lines",
-            "tfrecords",
+            "AutoShardPolicy InputPlan PartialBatch array_records csv_rows parquet_rows text_lines tfrecords"
         ),
         "replicax.errors": (
-            "AbsentDeviceError",
-            "CheckpointError",
-            "CompilationError",
-            "ContextError",
-            "DeadlockError",
-            "ExecutorWarning",
-            "IntegerRangeError",
-            "LocalityError",
-            "LocalityWarning",
-            "PlacementError",
-            "ReproducibilityWarning",
-            "RetraceWarning",
-            "ShareWarning",
-            "TraceError",
-            "VariableLostError",
-            "WorkerError",
+            "AbsentDeviceError CheckpointError CompilationError ContextError DeadlockError ExecutorWarning "
+            "IntegerRangeError LocalityError LocalityWarning PlacementError ReproducibilityWarning RetraceWarning "
+            "ShareWarning TraceError VariableLostError WorkerError"
         ),
-        "replicax.parameter_server": ("RemoteValue", "WorkReport"),
-        "replicax.planning": ("Chip", "Plan"),
+        "replicax.parameter_server": "RemoteValue WorkReport",
+        "replicax.planning": "Chip Plan",
         "replicax.variables": (
-            "FixedShardsPartitioner",
-            "GroupPartitioner",
-            "MaxSizePartitioner",
-            "MinSizePartitioner",
-            "ShardedVariable",
+            "FixedShardsPartitioner GroupPartitioner MaxSizePartitioner MinSizePartitioner ShardedVariable"
         ),
-    }.items()
-    for name in names
-}
+    }
+)
 _PLACES = dict.fromkeys(__all__, __name__) | _MOVED
 """The module of each public name."""
 
