@@ -125,13 +125,6 @@ class VariableHome:
     assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: with that lock
     it uses only the log.
 
-    Args:
-      variables: of the strategy.
-      servers: of the variables.
-      choice: chooses a server for each variable.
-      definitions: of variables and optimizers for workers; extended here.
-      dumps: pickles the pytree of an optimizer's variables.
-
     Attributes:
       lost: why the servers could not be restored; their present state is useless.
       dispatcher: takes snapshots, and makes servers that have died go back; ``None`` while there is none.

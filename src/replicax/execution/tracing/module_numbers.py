@@ -10,9 +10,6 @@ import functools
 import sys
 from typing import Any
 
-NUMBERS = (int, float, complex)
-"""Of Python; other leaves of modules are arrays, or no numbers."""
-
 _NONE: frozenset[int] = frozenset()
 
 
