@@ -187,12 +187,9 @@ class Actors:
                     self._processes |= {process, *_descendants(process)}
 
 
-def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: float = TIMEOUT) -> list[Any]:
-    """The results of several calls, in their order, within ``timeout`` seconds for all of them.
-
-    Errors name the actor: ``whom`` returns the name of the one that the call with a number was made to.
-    """
-    deadline = time.monotonic() + timeout
+def all_results(replies: Sequence[Reply], whom: Callable[[int], str]) -> list[Any]:
+    """The results of several calls, in their order. Errors name the actor: ``whom`` has that of each call's number."""
+    deadline = time.monotonic() + TIMEOUT
     found = []
     for number, reply in enumerate(replies):
         try:
@@ -200,7 +197,7 @@ def all_results(replies: Sequence[Reply], whom: Callable[[int], str], timeout: f
         except ActorDiedError as error:
             raise type(error)(f"{whom(number)} has died: {error}") from None
         except TimeoutError:
-            raise TimeoutError(f"{whom(number)} has not answered within {timeout:g} seconds") from None
+            raise TimeoutError(f"{whom(number)} has not answered within {TIMEOUT:g} seconds") from None
     return found
 
 
