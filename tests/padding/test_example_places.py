@@ -289,6 +289,7 @@ MIXED = {
     "put at a place that all labels name": lambda b: lax.scatter(
         jnp.zeros((4,) * ROWS), b["y"], jnp.ones(()), ALL_DIMS
     ),
+    "windows of several": lambda b: jax.vmap(lambda i: lax.dynamic_slice_in_dim(b["x"], i, 2))(jnp.arange(3)),
     "rows by other numbers": lambda b: b["x"][jnp.arange(4) * 2 % 4, b["y"]],
 }
 
