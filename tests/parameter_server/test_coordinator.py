@@ -276,6 +276,20 @@ def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers() -> No
             coordinator.join(WAIT)
 
 
+def test_an_optimizer_that_needs_the_whole_of_a_variable_is_refused_for_parts_of_it() -> None:
+    parts = replicax.variables.FixedShardsPartitioner(2)
+    strategy = replicax.ParameterServerStrategy(num_servers=2, variable_partitioner=parts)
+    model = regression(strategy, optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1)))
+    [batch] = batches(1)
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch)
+        with pytest.raises(
+            replicax.errors.WorkerError,
+            match="can't be applied to parts of variable .* as in optax.lamb or optax.adafactor",
+        ):
+            coordinator.join(WAIT)
+
+
 def test_in_the_program_that_schedules_nothing_runs(strategy: replicax.ParameterServerStrategy) -> None:
     for call in (
         lambda: strategy.run(lambda: 1),
