@@ -3,7 +3,7 @@
     python examples/fine_tune.py --devices 8 --parts 2
     python examples/fine_tune.py --checkpoint Llama-3.2-1B --tokens tokens.npy --out runs/mine
     replicax plan examples/fine_tune.py --topology h100:1x8 --strategy sharded --with size=8b
-    replicax plan examples/fine_tune.py --topology v5e:2x4 --strategy sharded --with size=1b
+    replicax plan examples/fine_tune.py --topology v5e:2x4 --strategy sharded --with size=1b --with layers=2
 
 A checkpoint is a folder with ``config.json`` and safetensors, one file or several with an index. Its tensors are read
 one by one, straight onto the devices: each weight is split over the replicas, and with ``--parts`` also over the
@@ -318,10 +318,15 @@ def make_checkpoint(folder, described=SMALL):
     safetensors.save(folder, weights, NAMES[config.kind], max_file_bytes=1 << 20)
 
 
-def plan(strategy, size="8b", batch=1, length=2048, rank=16):
-    """The step, and what one REPLICA of it takes: so many texts of so many words."""
+def plan(strategy, size="8b", batch=1, length=2048, rank=16, layers=None):
+    """The step, and what one REPLICA of it takes: so many texts of so many words.
+
+    Each layer is compiled by itself, for which the compiler for TPUs takes about a minute: a model of fewer ``layers``
+    is planned sooner.
+    """
+    config = dataclasses.replace(SIZES[size], layers=layers or SIZES[size].layers)
     with strategy.scope():
-        tuning = FineTuning(SIZES[size], strategy.extended.num_logical_devices, rank)
+        tuning = FineTuning(config, strategy.extended.num_logical_devices, rank)
     return tuning.train_step, jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
 
 

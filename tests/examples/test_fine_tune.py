@@ -168,12 +168,12 @@ def test_the_host_has_one_tensor_more_at_most(parts: int, tmp_path: pathlib.Path
 
 @third_party
 def test_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Config("llama", 512, 256, 1, 2, 2, 512, 1e-5, False, dtype="bfloat16")
+    small = Config("llama", 512, 256, 3, 2, 2, 512, 1e-5, False, dtype="bfloat16")
     monkeypatch.setitem(fine_tune.SIZES, "1b", small)
     resolver = replicax.TPUClusterResolver(topology="v5e:2x4")
     assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 2, 1, 1], num_replicas=4)
     partitioner = replicax.variables.FixedShardsPartitioner(4)
     strategy = replicax.TPUStrategy(resolver, assignment, variable_partitioner=partitioner)
-    plan = replicax.plan(strategy, *fine_tune.plan(strategy, "1b", length=256))
+    plan = replicax.plan(strategy, *fine_tune.plan(strategy, "1b", length=256, layers=1))
     assert plan.fits
     assert {c.kind for c in plan.collectives} >= {"all-gather", "all-reduce"}
