@@ -22,6 +22,7 @@ library's source code. For a published model give the numbers that its tokenizer
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -37,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 import replicax
 from replicax.models import safetensors
@@ -301,12 +302,14 @@ def variable(parts, path, shape):
 
 
 def names_in(folder):
-    """The names of a checkpoint's tensors."""
+    """The names of a checkpoint's tensors; none if it is damaged, which ``safetensors.load`` reports."""
     index = pathlib.Path(folder, "model.safetensors.index.json")
-    if index.exists():
-        return list(json.loads(index.read_text())["weight_map"])
-    with safe_open(pathlib.Path(folder, "model.safetensors"), "np") as file:
-        return list(file.keys())
+    with contextlib.suppress(OSError, ValueError, KeyError, SafetensorError):
+        if index.exists():
+            return list(json.loads(index.read_text())["weight_map"])
+        with safe_open(pathlib.Path(folder, "model.safetensors"), "np") as file:
+            return list(file.keys())
+    return []
 
 
 def make_checkpoint(folder, described=SMALL):
