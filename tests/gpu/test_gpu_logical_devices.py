@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import replicax
-from examples import fine_tune, ring_attention
+from examples import experts, fine_tune, ring_attention
 from tests.gpu.described import devices, needs_compiler
 from tests.gpu.golden import check
 from tests.programs.programs import third_party
@@ -41,3 +41,14 @@ def test_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the gradients only those of adapters are summed over the replicas: all together less than one weight.
     [summed] = [c for c in plan.collectives if c.kind == "reduce-scatter" and c.participants == 4]
     assert summed.bytes * 4 < 256 * 512 * 2
+
+
+@third_party
+def test_experts() -> None:
+    strategy = replicax.MirroredStrategy(devices("h100:8x8"), num_logical_devices=8)
+    size = {"length": 512, "width": 128, "heads": 2, "layers": 1, "experts": 16, "hidden": 256, "letters": 256}
+    plan = replicax.plan(strategy, *experts.plan(strategy, **size))
+    check("example experts", plan.collectives)
+    sends = [c for c in plan.collectives if c.kind == "all-to-all"]
+    assert {(c.participants, c.way) for c in sends} == {(8, "NVLink")}
+    assert sum(c.count for c in sends) == 4  # to the experts and back, and so do the gradients
