@@ -1,6 +1,7 @@
 """Fine-tune a published language model: Llama or GPT-2 in Hugging Face's layout, by LoRA, and save it again.
 
     python examples/fine_tune.py --devices 8 --parts 2
+    replicax launch --workers 2 --devices-per-worker 4 examples/fine_tune.py --parts 2
     python examples/fine_tune.py --checkpoint Llama-3.2-1B --tokens tokens.npy --out runs/mine
     replicax plan examples/fine_tune.py --topology h100:1x8 --strategy sharded --with size=8b
     replicax plan examples/fine_tune.py --topology v5e:2x4 --strategy sharded --with size=1b --with layers=2
@@ -69,7 +70,10 @@ class Config:
     def read(cls, folder):
         """That of a folder in Hugging Face's layout."""
         file = pathlib.Path(folder) / "config.json"
-        said = json.loads(file.read_text())
+        return cls.of(json.loads(file.read_text()), file)
+
+    @classmethod
+    def of(cls, said, file):
         kind, dtype = said.get("model_type"), said.get("dtype") or said.get("torch_dtype") or "float32"
         rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
         rule = rope.get("rope_type", "default")
@@ -312,11 +316,14 @@ def names_in(folder):
     return []
 
 
-def make_checkpoint(folder, described=SMALL):
-    """A checkpoint with random weights, in several files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(described, indent=2))
-    config = Config.read(folder)
+def make_checkpoint(folder):
+    """A checkpoint with random weights, in several files. All workers call it, and the chief writes."""
+    config = Config.of(SMALL, "SMALL")
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(SMALL, indent=2))
+        for old in folder.glob("model*"):
+            old.unlink()
     _, _, weights = nnx.split(Decoder(config, 1, None, rngs=nnx.Rngs(0)), nnx.LoRAParam, nnx.Param)
     safetensors.save(folder, weights, NAMES[config.kind], max_file_bytes=1 << 20)
 
@@ -367,13 +374,13 @@ def main(arguments=None):
         parser.error(f"--out: {args['out']} has weights already; name another folder, or remove them")
     if devices:
         replicax.use_cpu_devices(devices)
+    strategy = replicax.ShardedStrategy(num_logical_devices=parts)  # with several workers, it connects them
     if not checkpoint:
         checkpoint = pathlib.Path(args["out"]).parent / "random"
-        if not list(checkpoint.glob("*.index.json")):
-            make_checkpoint(checkpoint)
+        make_checkpoint(checkpoint)
     text = b"".join(pathlib.Path(name).read_bytes() for name in sorted(glob.glob(TEXT)))
     words = np.load(tokens) if tokens else np.frombuffer(text, np.uint8)
-    train(replicax.ShardedStrategy(num_logical_devices=parts), checkpoint, words, **args)
+    train(strategy, checkpoint, words, **args)
 
 
 if __name__ == "__main__":
