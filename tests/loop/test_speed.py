@@ -85,6 +85,28 @@ def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, m
     assert run.numbers["mfu"] == pytest.approx(2 * 8 * 16 * 8 * steps_per_second / (1e9 * devices), rel=1e-6)
 
 
+def test_the_speed_is_logged_as_a_share_of_what_the_plan_predicts() -> None:
+    strategy, slow = strategy_of(2), replicax.planning.Chip("slow card", flops=1e6, memory=1e9, bandwidth=1e6)
+    with strategy.scope():
+        w = replicax.Variable(np.ones((16, 8), np.float32), name="w")
+
+    def step(x: Any) -> Any:
+        return replicax.compute_average_loss((x @ w).sum(1))
+
+    spec = jax.ShapeDtypeStruct((4, 16), np.float32)
+    plan = replicax.plan(strategy, step, spec, chip=slow)
+    dataset = strategy.distribute_dataset([np.ones((8, 16), np.float32)])
+    run = replicax.train(step, dataset, 40, log_every=10, plan=plan, progress=False)
+    assert plan.examples_per_second is not None
+    assert run.numbers["of_plan"] == pytest.approx(run.numbers["examples_per_second"] / plan.examples_per_second)
+
+    unknown = replicax.plan(strategy, step, spec)
+    with pytest.raises(ValueError, match=r"the plan \(of cpu\) has no predicted time.*replicax.plan\(chip=…\)"):
+        replicax.train(step, dataset, 1, plan=unknown, progress=False)
+    with pytest.raises(TypeError, match=r"takes what replicax.plan\(strategy, step, spec\) returns, got 'plan.json'"):
+        replicax.train(step, dataset, 1, plan="plan.json", progress=False)  # type: ignore[arg-type]
+
+
 def test_on_cpus_there_is_no_mfu() -> None:
     dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)])
     run = replicax.train(lambda x: x.sum(), dataset, 2, progress=False)

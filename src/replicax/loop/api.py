@@ -20,6 +20,7 @@ from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
 from replicax.loop.wrapped_steps.precision import KINDS, Precision
+from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.user_functions import function_name
 
@@ -51,6 +52,7 @@ def train(
     precision: Literal["bf16", "fp16"] | Precision | None = None,
     accumulate: int = 1,
     tokens_per_example: int | None = None,
+    plan: Plan | None = None,
     progress: bool | float = True,
     strategy: Strategy | None = None,
 ) -> TrainingRun:
@@ -95,6 +97,8 @@ def train(
       accumulate: into how many micro-batches each replica splits its batch. Their gradients are added up, and applied
         once: the same update with the memory of a micro-batch. See :func:`replicax.loop.accumulated`.
       tokens_per_example: the length of a sequence: then ``tokens_per_second`` is logged, too.
+      plan: what :func:`replicax.plan` found for this step and these devices: then ``of_plan`` is logged, too, the speed
+        as a share of the predicted one.
       progress: whether the chief shows a bar, and at the end where the time went. In a notebook the bar is a line of
         text; where there is no terminal, a line is printed every ten seconds. A number: after so many seconds instead.
       strategy: whose replicas run the step. By default it is the dataset's, or else the current one.
@@ -138,6 +142,8 @@ def train(
         raise ValueError("replicax.train(profile=…) needs a folder to write to: pass logs, too")
     if tokens_per_example is not None:
         checked_integer(tokens_per_example, "replicax.train: tokens_per_example")
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"replicax.train(plan=…) takes what replicax.plan(strategy, step, spec) returns, got {plan!r}")
     if not isinstance(progress, bool | int | float) or progress < 0:
         raise ValueError(f"replicax.train(progress=…) takes a bool, or seconds between two lines, got {progress!r}")
     callbacks = _checked_callbacks(callbacks)
@@ -165,6 +171,7 @@ def train(
         precision=_checked_precision(precision),
         accumulate=checked_integer(accumulate, "replicax.train: accumulate"),
         tokens_per_example=tokens_per_example,
+        plan=plan,
         progress=progress,
     )
     return loop.run()

@@ -34,6 +34,7 @@ from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
 from replicax.loop.wrapped_steps.accumulation import accumulated
 from replicax.loop.wrapped_steps.precision import Precision
+from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
 from replicax.workers import heartbeat
@@ -73,6 +74,7 @@ class TrainingLoop:
         precision: str | Precision | None,
         accumulate: int,
         tokens_per_example: int | None,
+        plan: Plan | None,
         progress: bool | float,
     ) -> None:
         replicas = strategy.extended.replicas
@@ -93,7 +95,7 @@ class TrainingLoop:
         self._run = TrainingRun(strategy, steps, wall, self._requests.request)
         lines = LINES if isinstance(progress, bool) else float(progress)
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
-        self._speed = Speed(strategy, tokens_per_example)
+        self._speed = Speed(strategy, tokens_per_example, plan)
         self._restores = best_of(callbacks)
         self._callbacks = callbacks
         self._files: list[Callback] = [] if self._show is None else [self._show]

@@ -171,8 +171,15 @@ def described(values: Mapping[str, float]) -> str:
     'loss 0.1235   accuracy 1   12,346 examples/s'
     >>> described({"loss": 2.0, "tokens_per_second": 1e6, "mfu": 0.4321})
     'loss 2   1,000,000 tokens/s   43.2% MFU'
+    >>> described({"of_plan": 0.97})
+    "97.0% of the plan's speed"
     """
-    speeds = {"examples_per_second": "{:,.0f} examples/s", "tokens_per_second": "{:,.0f} tokens/s", "mfu": "{:.1%} MFU"}
+    speeds = {
+        "examples_per_second": "{:,.0f} examples/s",
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "mfu": "{:.1%} MFU",
+        "of_plan": "{:.1%} of the plan's speed",
+    }
     parts = [f"{name} {value:.4g}" for name, value in values.items() if name not in speeds]
     parts += [text.format(values[name]) for name, text in speeds.items() if name in values]
     return "   ".join(parts)

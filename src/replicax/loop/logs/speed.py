@@ -7,6 +7,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.planning.chip_specs import chip_of
+from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 
 RATED = 4
@@ -19,16 +20,18 @@ class Speed:
     Args:
       strategy: whose devices run them.
       tokens_per_example: to know tokens a second; ``None``: they are not wanted.
+      plan: of the step, to know the speed as a share of the predicted one.
 
     Attributes:
       flops: what a step computes on all replicas; 0: that is not known.
       peak: see :func:`peak_of`.
     """
 
-    def __init__(self, strategy: Strategy, tokens_per_example: int | None) -> None:
+    def __init__(self, strategy: Strategy, tokens_per_example: int | None, plan: Plan | None = None) -> None:
         self.flops = 0
         self.peak = peak_of(strategy)
         self._tokens = tokens_per_example
+        self._predicted = None if plan is None else predicted_seconds(plan)
         # Steps, examples, and seconds of training.
         self._rates = collections.deque([(0, 0, 0.0)], maxlen=RATED + 1)
 
@@ -51,6 +54,8 @@ class Speed:
             values["tokens_per_second"] = values["examples_per_second"] * self._tokens
         if self.peak is not None and self.flops:
             values["mfu"] = self.flops * (step - first_step) / taken / self.peak
+        if self._predicted is not None:
+            values["of_plan"] = self._predicted * (step - first_step) / taken
         return values
 
 
@@ -76,6 +81,22 @@ def flops_of(jaxpr: Any) -> int:
             case _:
                 total += sum(inside) + _jax.product_flops(equation)
     return total
+
+
+def predicted_seconds(plan: Plan) -> float:
+    """How long the plan says that a step takes.
+
+    Raises:
+      ValueError: it does not say.
+    """
+    if plan.timeline is not None:
+        return plan.timeline.seconds
+    if plan.estimate is not None:
+        return plan.estimate.at_least
+    raise ValueError(
+        f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is not "
+        "known: pass a replicax.planning.Chip to replicax.plan(chip=…)"
+    )
 
 
 def peak_of(strategy: Strategy) -> float | None:
