@@ -96,7 +96,7 @@ def test_their_members_are_there(document: Document) -> None:
 
 RENAMED = {
     "DistributedValues": "replicax.PerReplica",
-    "initialize_tpu_system": "nothing to do: devices are ready",
+    "initialize_tpu_system": "nothing to do: JAX initializes the devices",
     "experimental_run": "strategy.run(fn, args=(next(iterator),))",
 }
 """All that the documents name and Replicax calls otherwise, and what it says of these."""
