@@ -51,7 +51,7 @@ def test_losses_are_those_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None
     expected, plain, _ = ring_attention.train(replicax.OneDeviceStrategy("cpu:0"), steps=3, attention=dense)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(variables), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     # Pieces go around, gradients are summed, and nothing is gathered.
     assert {c.kind for c in program.collectives()} == {"collective-permute", "all-reduce"}
 
@@ -93,7 +93,7 @@ def test_on_tpus() -> None:
 
     def planned(shape: list[int]) -> tuple[int, replicax.planning.Plan]:
         assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=shape, num_replicas=2)
-        return used(replicax.TPUStrategy(resolver, assignment), batch=1, length=4096, width=256)
+        return used(replicax.TPUStrategy(resolver, assignment), batch=1, length=16384, width=256)
 
     two, _ = planned([1, 2, 1, 1])
     four, plan = planned([2, 2, 1, 1])
