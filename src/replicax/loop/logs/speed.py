@@ -89,14 +89,12 @@ def predicted_seconds(plan: Plan) -> float:
     Raises:
       ValueError: it does not say.
     """
-    if plan.timeline is not None:
-        return plan.timeline.seconds
-    if plan.estimate is not None:
-        return plan.estimate.at_least
-    raise ValueError(
-        f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is not "
-        "known: pass a replicax.planning.Chip to replicax.plan(chip=…)"
-    )
+    if plan.timeline is None:
+        raise ValueError(
+            f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is "
+            "not known: pass a replicax.planning.Chip to replicax.plan(chip=…)"
+        )
+    return plan.timeline.seconds
 
 
 def peak_of(strategy: Strategy) -> float | None:
