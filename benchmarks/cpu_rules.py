@@ -154,8 +154,9 @@ def _own(name: str, strategy: Any) -> Any:
 
 def _sides(step: Recorded, steps: int | None, rules: list[Any]) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """The step compiled with no rule and with each that is for it, and the processor times of doing so."""
-    from replicax.execution.backends.cpu import CPU
-    from replicax.execution.compiled.backend import Target, register
+    from replicax.backends import BACKENDS
+    from replicax.backends.cpu import CPU
+    from replicax.execution.compiled.backend import Target
     from replicax.execution.compiled.replicate import replicate
 
     target = Target(in_a_loop=steps is not None)
@@ -165,7 +166,7 @@ def _sides(step: Recorded, steps: int | None, rules: list[Any]) -> tuple[dict[st
     kinds = {"": (), **wanted}
     for turn in range(2 if wanted else 0):
         for side in list(kinds) if turn else list(kinds)[::-1]:
-            register("cpu", CPU(kinds[side]))
+            BACKENDS["cpu"] = CPU(kinds[side])
             start = time.process_time()
             executable = replicate(step.program, step.mesh, steps)
             compiled = executable.call.lower(*executable.inputs()).compile()
@@ -212,7 +213,7 @@ def _is_number(x: Any) -> bool:
 
 def measure_here(name: str, devices: int, chosen: list[str], seconds: float, loops: bool) -> dict[str, Any]:
     """For each way of running it: the times with each rule and without."""
-    from replicax.execution.backends import cpu
+    from replicax.backends import cpu
 
     step = recorded(name, devices)
     rules = [r for r in cpu.RULES if not chosen or r.__name__ in chosen]

@@ -261,6 +261,12 @@ def _load_ragged_steps() -> Any:
     return capture_ragged, check_arms
 
 
+def _load_backends() -> Any:
+    from replicax.backends import BACKENDS
+
+    return BACKENDS
+
+
 def _load_per_replica_executor() -> Any:
     from replicax.per_replica.executor import run_per_replica
     from replicax.per_replica.fallback import fall_back
@@ -271,10 +277,13 @@ def _load_per_replica_executor() -> Any:
 registry.default_strategy = _load_default_strategy
 registry.ragged_steps = _load_ragged_steps
 registry.per_replica_executor = _load_per_replica_executor
-registry.step_checks.append(_load_step_check)
 registry.placed_steps = _load_placed_steps
 registry.object_adapters["flax.nnx"] = _load_nnx_adapter
 registry.scoped_libraries["keras"] = _adapt_keras
+if importlib.util.find_spec("replicax.checks") is not None:
+    registry.step_checks.append(_load_step_check)
+if importlib.util.find_spec("replicax.backends") is not None:
+    registry.backends = _load_backends
 
 
 def __getattr__(name: str) -> Any:

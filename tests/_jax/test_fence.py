@@ -20,7 +20,7 @@ import replicax
 from replicax._jax import primitive_table
 
 SOURCES = pathlib.Path(replicax.__file__).parent
-INSIDE = sorted([*(SOURCES / "_jax").rglob("*.py"), *(SOURCES / "execution" / "backends" / "cpu").glob("*.py")])
+INSIDE = sorted([*(SOURCES / "_jax").rglob("*.py"), *(SOURCES / "backends" / "cpu").glob("*.py")])
 OUTSIDE = sorted(set(SOURCES.rglob("*.py")).difference(INSIDE))
 
 DECLARED = [primitive_table.parameters(version) for version in primitive_table.VERSIONS]

@@ -13,9 +13,9 @@ from jax import lax
 
 import replicax
 from replicax._jax import contains
-from replicax.execution.backends.cpu import CPU, NEEDED
-from replicax.execution.backends.cpu.convolutions import Convolutions
-from replicax.execution.backends.cpu.pooling import PoolingGradients
+from replicax.backends.cpu import CPU, NEEDED
+from replicax.backends.cpu.convolutions import Convolutions
+from replicax.backends.cpu.pooling import PoolingGradients
 from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of

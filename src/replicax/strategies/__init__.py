@@ -1,6 +1,5 @@
 """The strategies: each is a short file that chooses devices (``tpu`` is loaded on demand)."""
 
-from replicax.execution import backends  # noqa: F401  (they register themselves, for whatever a strategy runs)
 from replicax.strategies import default
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.mirrored import MirroredStrategy

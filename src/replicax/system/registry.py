@@ -8,7 +8,7 @@ and the package itself (``replicax/__init__.py``) registers them here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 default_strategy: Callable[[], tuple[Callable[[], Any], type]]
@@ -22,6 +22,9 @@ placed_steps: Callable[[], Callable[[Any, Any], Any]]
 
 ragged_steps: Callable[[], tuple[Callable[..., Any], Callable[[str], None]]]
 """Loads what captures a step whose arguments differ in size between replicas, and what checks its compiled text."""
+
+backends: Callable[[], Mapping[str, Any]] = dict
+"""Loads what the compilers of single platforms need, by platform."""
 
 per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]
 """Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""

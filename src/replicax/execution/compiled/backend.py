@@ -1,7 +1,7 @@
 """Backends: what the compiler for one platform needs and others do not.
 
-A room at the edge (:mod:`replicax.execution.backends`) registers one for its platform. Nothing here knows which there
-are: a platform without one gets programs as the other passes leave them.
+A room at the edge (:mod:`replicax.backends`) has them. Nothing here knows which there are: a platform without one gets
+programs as the other passes leave them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.execution.compiled.program_rewriting import Rule
+from replicax.system import registry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,15 +46,10 @@ class Backend:
         return None
 
 
-_backends: dict[str, Backend] = {}
 _NONE = Backend()
-
-
-def register(platform: str, backend: Backend) -> None:
-    """Have programs for ``platform`` compiled as ``backend`` says."""
-    _backends[platform] = backend
 
 
 def backend_of(mesh: Mesh) -> Backend:
     """The backend of the devices of ``mesh``."""
-    return _backends.get(mesh.devices.flat[0].platform, _NONE)
+    backend: Backend = registry.backends().get(mesh.devices.flat[0].platform, _NONE)
+    return backend

@@ -11,10 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.backends.cpu.apart import cut_alike
+from replicax.backends.cpu.rule import CPURule
 from replicax.collectives import PACK_LIMIT, all_reduce_p, packs
 from replicax.communication import CommunicationImplementation, CommunicationOptions
-from replicax.execution.backends.cpu.apart import cut_alike
-from replicax.execution.backends.cpu.rule import CPURule
 from replicax.execution.compiled.program_rewriting import Rewriting
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_ARITHMETIC, CONVOLUTIONS, MATRIX_PRODUCTS
+from replicax.backends.cpu.rule import CPURule
 from replicax.collectives import all_reduce_p
-from replicax.execution.backends.cpu.rule import CPURule
 from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 

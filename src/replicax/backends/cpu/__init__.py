@@ -1,7 +1,7 @@
 """Rules and options for XLA's CPU backend: operations that it compiles badly are rewritten.
 
-The room registers itself for the platform ``cpu`` (:mod:`replicax.execution.compiled.backend`), and the core knows
-nothing else of it. Without the room, programs are compiled as they are.
+The core knows nothing of this room (:mod:`replicax.execution.compiled.backend`). Without it, programs are compiled as
+they are.
 
 A rule stays if it makes a step 1.2 times as quick in at least three of 24 programs (the gallery, the peers' models, and
 ten for which no rule was written), slows none by more than 3%, and does not slow the first call; see
@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.backends.cpu.convolutions import Convolutions
-from replicax.execution.backends.cpu.narrow_floats import NarrowProducts, NarrowSums
-from replicax.execution.backends.cpu.pooling import PoolingGradients
-from replicax.execution.backends.cpu.rule import CPURule
-from replicax.execution.backends.cpu.small_sums import SmallSums
-from replicax.execution.compiled.backend import Backend, Target, register
+from replicax.backends.cpu.convolutions import Convolutions
+from replicax.backends.cpu.narrow_floats import NarrowProducts, NarrowSums
+from replicax.backends.cpu.pooling import PoolingGradients
+from replicax.backends.cpu.rule import CPURule
+from replicax.backends.cpu.small_sums import SmallSums
+from replicax.execution.compiled.backend import Backend, Target
 from replicax.execution.compiled.program_rewriting import Rule
 
 SAME_BITS = {
@@ -70,6 +70,3 @@ class CPU(Backend):
 
     def options(self, target: Target) -> Mapping[str, Any] | None:
         return SAME_BITS if target.in_order else SUMS_APART if target.in_pieces else None
-
-
-register("cpu", CPU())

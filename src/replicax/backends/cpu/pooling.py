@@ -19,8 +19,8 @@ from jax import lax
 from replicax import _jax
 from replicax._jax.operation_params import PoolingWindows, pooling_windows
 from replicax._jax.primitive_families import POOLING_GRADIENTS
-from replicax.execution.backends.cpu.apart import kept
-from replicax.execution.backends.cpu.rule import CPURule
+from replicax.backends.cpu.apart import kept
+from replicax.backends.cpu.rule import CPURule
 from replicax.execution.compiled.program_rewriting import Rewriting
 
 LARGEST_WINDOW = 16

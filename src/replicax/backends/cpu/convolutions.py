@@ -13,7 +13,7 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.primitive_families import CONTROL_FLOW, CONVOLUTIONS
-from replicax.execution.backends.cpu.rule import CPURule
+from replicax.backends.cpu.rule import CPURule
 from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.compiled.backend import Backend, Target, register
+from replicax.execution.compiled.backend import Backend, Target
 
 
 class GPU(Backend):
@@ -22,6 +22,3 @@ class GPU(Backend):
             for name, value in _jax.GATHERS_AHEAD_ON_GPU.items()
             if f"--{name.replace('_enable_pipelined_', '_pipeline_')}" not in flags
         }
-
-
-register("gpu", GPU())

@@ -1,0 +1,111 @@
+"""The core trains with the same numbers without the rooms that hang on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection
+
+import numpy as np
+import pytest
+
+import replicax
+
+STEP = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax import lax
+import replicax
+
+replicax.use_cpu_devices(2)
+
+def train(strategy):
+    rng = np.random.default_rng(0)
+    initial = {
+        "kernel": rng.normal(size=(3, 3, 2, 8)) / 4,
+        "queries": rng.normal(size=(8, 2, 8)) / 3,
+        "values": rng.normal(size=(8, 2, 8)) / 3,
+        "small": rng.normal(size=(8,)),
+    }
+    with strategy.scope():
+        params = replicax.as_variables({k: v.astype(np.float32) for k, v in initial.items()})
+        optimizer = replicax.Optimizer(optax.adam(1e-2))
+
+    def loss_fn(params, x):
+        x = lax.conv_general_dilated(x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = lax.reduce_window(jnp.tanh(x), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        x = x.reshape(x.shape[0], -1, 8) + params["small"]
+        q, v = (jnp.einsum("btd,dhe->bthe", x, params[name]) for name in ("queries", "values"))
+        x = jax.nn.dot_product_attention(q, q, v)
+        return replicax.compute_average_loss(jnp.square(x).mean((1, 2, 3)))
+
+    def step(x):
+        loss, gradients = replicax.value_and_grad(loss_fn, params)(params, x)
+        optimizer.apply_gradients(gradients, params)
+        return loss
+
+    batches = rng.normal(size=(5, 8, 8, 12, 2)).astype(np.float32)
+    losses = []
+    for batch in strategy.distribute_dataset(list(batches[:2])):
+        losses.append(float(strategy.reduce("sum", strategy.run(step, args=(batch,)))))
+    strategy.run_steps(lambda ctx, x: step(x), iter(strategy.distribute_dataset(list(batches[2:]))), 3)
+    return losses + [float(np.abs(v.numpy()).sum()) for v in params.values()]
+
+from replicax.system import registry
+
+strategies = eval(sys.argv[1])
+print(json.dumps([sorted(registry.backends()), [train(strategy) for strategy in strategies]]))
+"""
+
+SOURCE = pathlib.Path(replicax.__file__).parent
+EDGES = (
+    *("backends", "checks", "pipeline", "per_replica", "ragged"),
+    *("checkpoint", "cli", "compat", "launcher", "loop", "models", "parameter_server", "planning"),
+)
+
+
+def trained(path: pathlib.Path, strategies: str) -> tuple[list[str], list[list[float]]]:
+    environment = {**os.environ, "PYTHONPATH": str(path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", STEP, strategies]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    platforms, numbers = json.loads(done.stdout.splitlines()[-1])
+    return platforms, numbers
+
+
+def without(rooms: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path:
+    """A copy of the library under ``path``."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return {"__pycache__", *(room.name for room in rooms if room.parent == pathlib.Path(folder))}
+
+    shutil.copytree(SOURCE, path / "replicax", ignore=ignored)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_backends_of_single_platforms_may_be_taken_out(tmp_path: pathlib.Path) -> None:
+    strategies = (
+        "replicax.MirroredStrategy(), replicax.MirroredStrategy(reproducible=True), "
+        "replicax.MirroredStrategy(num_replicas=4), replicax.ShardedStrategy()"
+    )
+    (platforms, expected) = trained(SOURCE.parent, strategies)
+    (fewer, found) = trained(without([SOURCE / "backends" / "cpu"], tmp_path), strategies)
+    assert platforms == ["cpu", "gpu"]
+    assert fewer == ["gpu"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(found, [found[0]] * 4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) -> None:
+    """What registers itself for a kind of steps is looked for when there is such a step."""
+    strategies = "replicax.MirroredStrategy(), replicax.ShardedStrategy()"
+    (_, expected) = trained(SOURCE.parent, strategies)
+    (platforms, found) = trained(without([SOURCE / room for room in EDGES], tmp_path), strategies)
+    assert platforms == []
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
