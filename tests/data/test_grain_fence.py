@@ -89,7 +89,7 @@ def names_in_fence() -> set[str]:
 
 def test_the_installed_grain_has_the_private_names() -> None:
     used = names_in_fence()
-    assert used >= {"_parent", "_parents", "_getitems", "_assert_not_closed", "_batch_size", "_seed", "_stats"}
+    assert used >= {"_parents", "_getitems", "_batch_size", "_seed", "_stats"}
     assert used - in_grain()[0] == set()
 
 

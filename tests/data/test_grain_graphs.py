@@ -62,7 +62,10 @@ GRAPHS = {
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lines")
+    return write_lines(tmp_path_factory.mktemp("lines"))
+
+
+def write_lines(folder):
     start = 0
     for i, size in enumerate((3, 11, 0, 7, 5)):
         (folder / f"{i}.txt").write_text("".join(f"{n}\n" for n in range(start, start + size)))

@@ -1,9 +1,9 @@
 """The only package that uses Grain's private names.
 
-:mod:`~replicax._grain.graph` analyses the nodes of datasets, :mod:`~replicax._grain.nodes` has our own nodes. Grain
-loads slowly, so this file does not import it, and others import those two only when a dataset is created.
-`tests/data/test_grain_fence.py` looks for each private name in the installed Grain, and for uses outside this package;
-`pyproject.toml` bounds the version.
+:mod:`~replicax._grain.graph` analyses the nodes of datasets, :mod:`~replicax._grain.nodes` has our own nodes, and
+:mod:`~replicax._grain.installed` says what the installed version lacks. Grain loads slowly, so this file does not
+import it, and others import those three only when a dataset is created. `tests/data/test_grain_fence.py` looks for each
+private name in the installed Grain, and for uses outside this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Grain's graphs: analyses the nodes of a dataset, and rebuilds its graph on another source or with other batches.
 
 A Grain dataset is a chain of nodes, each of which knows its parent. The name of its class, and private attributes, say
-what a node does. `tests/data/test_grain_graphs.py` runs all kinds of graphs.
+what a node does. Where the installed Grain lacks these (:mod:`replicax._grain.installed`), every dataset counts as one
+unknown node. `tests/data/test_grain_graphs.py` runs all kinds of graphs.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ from typing import Any
 import grain
 import numpy as np
 
+from replicax._grain.installed import STRUCTURE_LACKS
+
 
 def chain(dataset: Any) -> list[Any]:
     """The nodes of ``dataset``, itself first, as long as each has one parent."""
     nodes = [dataset]
-    while len(getattr(nodes[-1], "_parents", ())) == 1:
-        nodes.append(nodes[-1]._parents[0])
+    while len(_parents(nodes[-1])) == 1:
+        nodes += _parents(nodes[-1])
     return nodes
+
+
+def _parents(node: Any) -> Sequence[Any]:
+    return () if STRUCTURE_LACKS else getattr(node, "parents", ())
 
 
 def parent(node: Any) -> Any:
     """The only parent of a node."""
-    [only] = node._parents
+    [only] = _parents(node)
     return only
 
 
@@ -70,7 +77,7 @@ def _with_parents(nodes: Sequence[Any]) -> list[Any]:
     """``nodes``, and all their ancestors."""
     found = list(nodes)
     for node in found:  # grows
-        found += getattr(node, "_parents", ())
+        found += _parents(node)
     return found
 
 
@@ -89,7 +96,7 @@ def length(dataset: Any) -> int | None:
     nodes = chain(dataset)
     at = next((i for i, node in enumerate(nodes) if is_random_access(node)), None)
     one_by_one = _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | _SHUFFLES
-    if at is None or not all(_name(node) in one_by_one for node in nodes[:at]):
+    if STRUCTURE_LACKS or at is None or not all(_name(node) in one_by_one for node in nodes[:at]):
         return None
     if any(_name(node) in _FILTERS | _FLAT_MAPS for node in _with_parents([nodes[at]])):
         return None
@@ -110,7 +117,7 @@ def is_movable(node: Any) -> bool:
     """Whether :func:`on_top_of` can put ``node`` on another parent."""
     if is_batch(node) or _name(node) == "RepeatMapDataset":
         return True
-    if len(getattr(node, "_parents", ())) != 1:
+    if len(_parents(node)) != 1:
         return False
     return not is_random_access(node) or not {"_length", "_parent_length"} & set(vars(node))
 
@@ -191,8 +198,8 @@ def on_top_of(nodes: list[Any], parent: Any) -> Any:
 
 
 def _name(node: Any) -> str:
-    """The class of one of Grain's own nodes; empty for other nodes."""
-    return type(node).__name__ if type(node).__module__.split(".")[0] == "grain" else ""
+    """The class of one of Grain's own nodes; empty for unknown nodes."""
+    return type(node).__name__ if not STRUCTURE_LACKS and type(node).__module__.split(".")[0] == "grain" else ""
 
 
 # --- files ----------------------------------------------------------------------------------------------

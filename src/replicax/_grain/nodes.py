@@ -6,20 +6,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
+from grain import experimental
 
 from replicax._grain import graph
+from replicax._grain.installed import READS_SEVERAL
 
 
 class Iterator(grain.DatasetIterator):
     """An iterator without a parent; its ``__next__`` must begin with ``check_open()``."""
 
-    check_open = grain.DatasetIterator._assert_not_closed
+    _is_closed = False
+
+    def check_open(self) -> None:
+        """Raise if it was closed."""
+        if self._is_closed:
+            raise ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
 
     def release(self) -> None:
         """Free its resources. May be called again, and before ``__init__`` has ended."""
 
     def close(self) -> None:
         super().close()
+        self._is_closed = True
         self.release()
 
 
@@ -63,9 +71,10 @@ class Batches(grain.MapDataset):
     def __init__(self, batch: Any, own: Callable[[int], tuple[int, int]] | None, batched: bool) -> None:
         super().__init__(graph.parent(batch))
         self._length = len(batch)
-        self._examples, self._size, self._stack = len(self._parent), graph.batch_size(batch), batch._batch_fn
+        self._read = graph.parent(batch)
+        self._examples, self._size, self._stack = len(self._read), graph.batch_size(batch), batch._batch_fn
         self._own = own
-        self._batched = batched
+        self._batched = batched and READS_SEVERAL
 
     def __len__(self) -> int:
         return self._length
@@ -80,18 +89,34 @@ class Batches(grain.MapDataset):
         start, count = min(start, rows - 1), max(1, count)
         start += first + epoch * self._examples
         numbers = range(start, start + count)
-        read = self._parent._getitems(list(numbers)) if self._batched else [self._example(i) for i in numbers]
+        read = self._read._getitems(list(numbers)) if self._batched else [self._example(i) for i in numbers]
         batch = self._stack(read)
         return batch if self._own is None else OwnRows(batch, rows)
 
     def _example(self, number: int) -> Any:
         try:
-            return self._parent[number]
+            return self._read[number]
         except Exception as error:
             error.add_note(
                 f"(raised by example {number} of the dataset, counted from 0, in the order that it is read in)"
             )
             raise
+
+
+def rebatched(dataset: Any, rows: int) -> Any:
+    """A dataset of batches with so many rows, made of one with other batches.
+
+    Raises:
+      RuntimeError: the installed Grain can't.
+    """
+    kind = getattr(experimental, "RebatchIterDataset", None)
+    if kind is None:
+        raise RuntimeError(
+            f"a dataset whose batches are not Grain's can't be read in batches of {rows} rows, as this version of "
+            "Grain has no experimental.RebatchIterDataset. Batch its examples with dataset.batch(…), or install "
+            "grain==0.2.18."
+        )
+    return kind(dataset, rows)
 
 
 def with_batched_reads(root: Any) -> Any:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
-from grain import experimental
 
 from replicax._grain import graph, nodes
 from replicax.data.reading.pass_iterators import Replayed, SequenceIterator
@@ -100,7 +99,7 @@ class Reading(abc.ABC):
         if graph.is_random_access(dataset):
             usual = READ_NOTHING_AHEAD if self._is_in_memory else READ_AHEAD
             dataset = dataset.to_iter_dataset(read_options=ahead or usual)
-        iterator = iter(dataset if rows is None else experimental.RebatchIterDataset(dataset, rows))
+        iterator = iter(dataset if rows is None else nodes.rebatched(dataset, rows))
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator

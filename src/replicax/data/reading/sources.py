@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,8 +14,10 @@ import jax
 import numpy as np
 
 from replicax._grain import graph, nodes
+from replicax._grain.installed import what_is_lost
 from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
 from replicax.devices.host_values import check_no_keys
+from replicax.errors import stack_level
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
 
@@ -49,6 +52,8 @@ def as_source(dataset: Any, method: str) -> Source:
     elif (foreign := adapted(dataset)) is not None:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
+    if isinstance(dataset, grain.MapDataset | grain.IterDataset) and (lost := what_is_lost()):
+        warnings.warn(lost, stacklevel=stack_level())
     if isinstance(dataset, grain.MapDataset):
         return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):
