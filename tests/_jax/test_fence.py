@@ -1,6 +1,7 @@
 """The fence around JAX: what its primitives and their parameters are called is known in ``replicax._jax`` only.
 
-The rules for XLA's CPU backend know it, too: they rewrite single operations, and may be removed.
+Two rooms that may be removed know it, too: the rules for XLA's CPU backend rewrite single operations, and the
+per-replica executor computes them.
 
 Elsewhere a primitive of JAX is in a family of :mod:`replicax._jax.primitive_families`, its parameters are read by a
 function of ``_jax``, and a primitive of Replicax is referred to by its object. Ordinary words are names of primitives,
@@ -20,7 +21,8 @@ import replicax
 from replicax._jax import primitive_table
 
 SOURCES = pathlib.Path(replicax.__file__).parent
-INSIDE = sorted([*(SOURCES / "_jax").rglob("*.py"), *(SOURCES / "backends" / "cpu").glob("*.py")])
+FOLDERS = ("_jax", "backends/cpu", "per_replica/eager")
+INSIDE = sorted(path for folder in FOLDERS for path in (SOURCES / folder).rglob("*.py"))
 OUTSIDE = sorted(set(SOURCES.rglob("*.py")).difference(INSIDE))
 
 DECLARED = [primitive_table.parameters(version) for version in primitive_table.VERSIONS]

@@ -38,13 +38,6 @@ from replicax._jax.control_flow import (
     scan_of as scan_of,
     with_calls_for_solves as with_calls_for_solves,
 )
-from replicax._jax.eager.derivatives import tracing_rules_once as tracing_rules_once
-from replicax._jax.eager.eager_trace import (
-    EagerTrace as EagerTrace,
-    WatchingTrace as WatchingTrace,
-    program_p as program_p,
-)
-from replicax._jax.eager.library_functions import AtOnce as AtOnce
 from replicax._jax.jaxprs.keys import (
     BY_VALUE as BY_VALUE,
     CONTAINERS as CONTAINERS,
@@ -162,6 +155,7 @@ from replicax._jax.tracebacks import (
     raised_by as raised_by,
 )
 from replicax._jax.traces import (
+    at_once as at_once,
     current_trace as current_trace,
     eval_trace as eval_trace,
     kept_programs as kept_programs,

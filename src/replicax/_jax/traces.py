@@ -46,6 +46,21 @@ def staging_trace(trace: Any) -> Any:
     return trace
 
 
+def at_once(fn: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, as one program where a step's operations are computed one by one; elsewhere just ``fn``.
+
+    Args:
+      fn: takes and returns pytrees of arrays.
+      of: the function of a library that it calls, which decides whether it may be one program.
+    """
+
+    def call(*args: Any) -> Any:
+        compute = getattr(_core.trace_ctx.trace, "compute_at_once", None)
+        return fn(*args) if compute is None else compute(fn, of, args)
+
+    return call
+
+
 def traced_for(trace: Any) -> str:
     """What a staging trace is for: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
     info = getattr(getattr(trace, "frame", None), "debug_info", None)

@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from replicax import _jax
 from replicax.execution.padding.example_places import OperationShapes, Place
 from replicax.execution.padding.example_rules import result_places
 from replicax.execution.padding.examples import number
@@ -16,6 +15,7 @@ from replicax.execution.program.infer import infer
 from replicax.execution.program.locality_rules import result_localities
 from replicax.locality import Locality, M, R
 from replicax.per_replica.collectives import sum_p, whole_p
+from replicax.per_replica.eager.eager_trace import program_p
 
 Fact = TypeVar("Fact")
 
@@ -60,7 +60,7 @@ class Localities(_Notes[Locality]):
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """Note the facts of an operation's results."""
         operands = list(map(self.of, args))
-        if primitive is _jax.program_p:
+        if primitive is program_p:
             found = _infer(params["program"], tuple(operands))
         elif primitive in _PUT_TOGETHER:
             found = [R] * len(results)

@@ -24,6 +24,7 @@ from replicax.execution.padding.questions import Question
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
 from replicax.locality import Locality, M, R, T
+from replicax.per_replica.eager.eager_trace import EagerTrace
 from replicax.per_replica.rendezvous import Offers, Rendezvous
 
 
@@ -51,7 +52,7 @@ class PerReplicaCommunicator:
         self._is_of_step = is_of_step
         self.examples = examples
         self._place_of = place_of
-        self._trace = _jax.EagerTrace(device)
+        self._trace = EagerTrace(device)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Compute on this replica's device, apart from the step's own operations."""

@@ -31,6 +31,7 @@ from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
 from replicax.per_replica.array_facts import Localities, Places
 from replicax.per_replica.collectives import PerReplicaCommunicator
+from replicax.per_replica.eager.derivatives import tracing_rules_once
 from replicax.per_replica.rendezvous import Rendezvous
 from replicax.per_replica.replica_store import PerReplicaStore
 from replicax.per_replica.results import check_expectations, merged, new_arrays, outcomes
@@ -89,7 +90,7 @@ def _run(
     rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
     for replica in mine:
         replica.communicator.rendezvous = rendezvous
-    with _jax.tracing_rules_once():
+    with tracing_rules_once():
         returned = rendezvous.run()
     stores = [r.store for r in mine]
     everyone = outcomes(returned, stores, replicas)

@@ -16,6 +16,7 @@ from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
 from replicax.per_replica.array_facts import Localities, Places
 from replicax.per_replica.collectives import PerReplicaCommunicator
+from replicax.per_replica.eager.eager_trace import WatchingTrace
 from replicax.values import Local, PerReplica, components_in
 from replicax.variables.layout import Split
 from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
@@ -45,7 +46,7 @@ class PerReplicaStore:
         self.mirrored: list[tuple[Any, frozenset[Locality], str]] = []
         self.differing: list[tuple[Any, frozenset[Locality], str]] = []
         self.obligations: list[Obligation] = []
-        self.trace = _jax.WatchingTrace(self.watch, communicator.device, each=places is not None)
+        self.trace = WatchingTrace(self.watch, communicator.device, each=places is not None)
 
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)

@@ -311,7 +311,7 @@ class Optimizer:
                 updates, state = tx.update(gradients, state, parameters, **further)
                 return optax.apply_updates(parameters, updates), state
 
-            self._changes = tx, _jax.AtOnce(change, tx.update)
+            self._changes = tx, _jax.at_once(change, tx.update)
         return self._changes[1]
 
     def _check_same(self, variables: list[Variable]) -> None:

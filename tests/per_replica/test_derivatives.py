@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.interpreters import ad
 
 import replicax
 from replicax import _jax
-from tests._jax.test_operations import on
+from replicax._jax.internals import ad
+from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
+from tests.per_replica.test_operations import on
 
 X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -90,13 +91,13 @@ def test_a_cotangent_goes_back_through_an_operation_as_one_program(name: str) ->
     }
     function, watched = functions[name], []
     device = jax.devices()[1]
-    trace = _jax.WatchingTrace(lambda primitive, *_: watched.append(primitive), device, each=False)
+    trace = WatchingTrace(lambda primitive, *_: watched.append(primitive), device, each=False)
     x = jax.device_put(np.full((3, 5), 1.5, np.float32), device)
     with on(device), _jax.set_current_trace(trace):
         y, back = jax.vjp(function, x)
         watched.clear()
         (found,) = back(y)
-    assert watched == [_jax.program_p]
+    assert watched == [program_p]
     (expected,) = jax.vjp(function, x)[1](y)
     assert found.devices() == {device}
     np.testing.assert_allclose(found, expected, rtol=1e-6)

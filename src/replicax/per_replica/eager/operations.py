@@ -18,7 +18,6 @@ from jax import lax
 from jax.extend import core as _extend
 from jax.sharding import SingleDeviceSharding
 
-from replicax._jax.eager.operation_keys import operation_key, program_key
 from replicax._jax.internals import (
     compilation_cache as _compilation_cache,
     compiler as _compiler,
@@ -33,6 +32,7 @@ from replicax._jax.jaxprs.mutable_arrays import is_mutable
 from replicax._jax.jaxprs.programs import calls_back
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.runtime import copy_on
+from replicax.per_replica.eager.operation_keys import operation_key, program_key
 
 _MOST = 8192  # operations that are kept
 _LARGE = 1 << 14  # elements from which on it pays to optimize a loop over them

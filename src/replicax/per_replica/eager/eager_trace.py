@@ -10,9 +10,6 @@ import jax
 import numpy as np
 
 from replicax._jax.control_flow import hides_in, solving
-from replicax._jax.eager.derivatives import derivative_of
-from replicax._jax.eager.linear_maps import linear_p
-from replicax._jax.eager.operations import Operations
 from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.primitive_families import (
@@ -26,6 +23,10 @@ from replicax._jax.primitive_families import (
 from replicax._jax.primitives import computed_by_python
 from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
+from replicax.per_replica.eager.derivatives import derivative_of
+from replicax.per_replica.eager.library_functions import computed_at_once
+from replicax.per_replica.eager.linear_maps import linear_p
+from replicax.per_replica.eager.operations import Operations
 
 program_p = Primitive("replicax_program")
 """What ``watch`` is told of a program that has been computed at once, its param ``program``."""
@@ -87,6 +88,10 @@ class WatchingTrace(EagerTrace):
         for result, needs in zip(results, derivative.needs, strict=True):
             self._watch(primitive, [args[i] for i in needs], params, [result])
         return derivative.linearized(args, results)
+
+    def compute_at_once(self, fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
+        """What a library's function computes; see :func:`replicax._jax.at_once`."""
+        return computed_at_once(self.compute_program, fn, of, args)
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         """The results of a library's program; ``None`` if it has to be computed operation by operation."""

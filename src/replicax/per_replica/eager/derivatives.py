@@ -17,12 +17,12 @@ from typing import Any
 import jax
 from jax.interpreters.ad import Zero as _Zero
 
-from replicax._jax.eager.linear_maps import LinearMap
-from replicax._jax.eager.operation_keys import operation_key
-from replicax._jax.eager.operations import Operations
 from replicax._jax.internals import ad as _ad, config as _config, core as _core
 from replicax._jax.jaxprs.types import Literal, Primitive, shape_of
 from replicax._jax.primitive_families import HANDED_ON
+from replicax.per_replica.eager.linear_maps import LinearMap
+from replicax.per_replica.eager.operation_keys import operation_key
+from replicax.per_replica.eager.operations import Operations
 
 _MOST = 16384  # derivatives that are kept
 _derivatives: dict[Any, Derivative | None] = {}

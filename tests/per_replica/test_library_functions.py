@@ -15,10 +15,11 @@ import pytest
 
 import replicax
 from replicax import _jax
-from replicax._jax.eager.library_functions import what_it_is
 from replicax.locality import M, T
 from replicax.per_replica.array_facts import Localities
-from tests._jax.test_operations import on
+from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
+from replicax.per_replica.eager.library_functions import what_it_is
+from tests.per_replica.test_operations import on
 
 EXACT = replicax.RunOptions(executor="per_replica")
 
@@ -96,13 +97,13 @@ def step_of(strategy: replicax.Strategy, tx: Any) -> tuple[Callable[[Any], Any],
 @pytest.mark.parametrize("name", ["a schedule", "a chain", "parts"])
 def test_updates_are_those_of_the_compiled_step(pair, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    compute = _jax.WatchingTrace.compute_program
+    compute = WatchingTrace.compute_program
 
     def note(self: Any, program: Any, args: Any) -> Any:
         made.append(compute(self, program, args))
         return made[-1]
 
-    monkeypatch.setattr(_jax.WatchingTrace, "compute_program", note)
+    monkeypatch.setattr(WatchingTrace, "compute_program", note)
     outcomes = []
     with jax.numpy_dtype_promotion("standard"):
         for options in (None, EXACT):
@@ -138,9 +139,9 @@ def test_whoever_follows_line_by_line_sees_values() -> None:
         return x * 2
 
     x, watched = jax.device_put(np.float32(3), jax.devices()[0]), sys.gettrace()
-    trace = _jax.WatchingTrace(lambda *_: None, jax.devices()[0], each=False)
+    trace = WatchingTrace(lambda *_: None, jax.devices()[0], each=False)
     with on(jax.devices()[0]), _jax.set_current_trace(trace):
-        function = _jax.AtOnce(double, of)
+        function = _jax.at_once(double, of)
         assert float(function(x)) == 6.0
         try:
             sys.settrace(lambda *_: None)
@@ -157,6 +158,6 @@ def test_each_result_has_a_locality_of_its_own() -> None:
     localities.note(x, T)
     program = jax.make_jaxpr(lambda x, y: (x + y, y * 2, jax.jit(jnp.sum)(x), 1.0))(x, y)
     results = [jnp.zeros(2), jnp.zeros(2), jnp.zeros(()), n]
-    localities.watch(_jax.program_p, [x, y], {"program": program.jaxpr}, results)
+    localities.watch(program_p, [x, y], {"program": program.jaxpr}, results)
     assert [localities.of(r) for r in results] == [T, M, T, M]
     assert localities.is_of_step(n)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from replicax import _jax
+from replicax.per_replica.eager.derivatives import tracing_rules_once
+from replicax.per_replica.eager.eager_trace import EagerTrace, WatchingTrace
 from tests import processes
 from tests.per_replica.test_programs import compilations
 
@@ -19,8 +21,8 @@ from tests.per_replica.test_programs import compilations
 def on(device: jax.Device) -> contextlib.ExitStack:
     """Compute operation by operation, on ``device``."""
     stack = contextlib.ExitStack()
-    trace = _jax.set_current_trace(_jax.EagerTrace(device))
-    for manager in (_jax.tracing_rules_once(), trace, jax.default_device(device), jax.disable_jit()):
+    trace = _jax.set_current_trace(EagerTrace(device))
+    for manager in (tracing_rules_once(), trace, jax.default_device(device), jax.disable_jit()):
         stack.enter_context(manager)
     return stack
 
@@ -57,7 +59,7 @@ def test_other_devices_load_what_one_has_compiled() -> None:
     found = []
     for device in jax.devices()[:4]:
         x = jax.device_put(np.ones((3, 7), np.float32), device)
-        trace = _jax.WatchingTrace(lambda *_: None, device, each=False)
+        trace = WatchingTrace(lambda *_: None, device, each=False)
         with compilations() as compiled, on(device), _jax.set_current_trace(trace):
             assert jnp.cosh(x).devices() == {device}
             assert jax.grad(lambda x: (x * jnp.arccosh(2 + x)).sum())(x).devices() == {device}

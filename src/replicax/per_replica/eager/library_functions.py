@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -22,49 +23,47 @@ from replicax._jax.traces import of_no_generation
 _MOST = 16  # programs of one function that are kept
 
 
-class AtOnce:
-    """``fn``, as one program where operations are computed one by one; elsewhere just ``fn``.
+_programs: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[Any, Any] | None]]
+_programs = weakref.WeakKeyDictionary()
+
+
+def computed_at_once(compute: Callable[..., Any], fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
+    """``fn(*args)``, as one program where that can be.
 
     Args:
+      compute: gives the results of a program; ``None`` if it can't.
       fn: takes and returns pytrees of arrays.
       of: what it calls, which decides whether it may be one program: see :func:`what_it_is`.
+      args: of ``fn``.
     """
+    identity = None if _is_watched() else what_it_is(of)
+    leaves, tree = jax.tree_util.tree_flatten(args)
+    if identity is None or not all(type(leaf) is _jaxlib.ArrayImpl for leaf in leaves):
+        return fn(*args)
+    with of_no_generation():
+        with jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
+            known = _programs.setdefault(fn, {})
+            key = identity, tree, _config.trace_context(), *(leaf.aval for leaf in leaves)
+            if key not in known:
+                known[key] = _traced(fn, tree, leaves)
+                while len(known) > _MOST:
+                    del known[next(iter(known))]
+            program = known[key]
+        results = None if program is None else compute(program[0], leaves)
+    if program is None or results is None:
+        return fn(*args)
+    return jax.tree_util.tree_unflatten(program[1], results)
 
-    def __init__(self, fn: Callable[..., Any], of: Callable[..., Any]) -> None:
-        self._fn = fn
-        self._of = of
-        self._programs: dict[Any, tuple[Any, Any] | None] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        compute = getattr(_core.trace_ctx.trace, "compute_program", None)
-        if compute is None or _is_watched():
-            return self._fn(*args)
-        identity = what_it_is(self._of)
-        leaves, tree = jax.tree_util.tree_flatten(args)
-        if identity is None or not all(type(leaf) is _jaxlib.ArrayImpl for leaf in leaves):
-            return self._fn(*args)
-        with of_no_generation():
-            with jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
-                key = identity, tree, _config.trace_context(), *(leaf.aval for leaf in leaves)
-                if key not in self._programs:
-                    self._programs[key] = self._traced(tree, leaves)
-                    while len(self._programs) > _MOST:
-                        del self._programs[next(iter(self._programs))]
-                program = self._programs[key]
-            results = None if program is None else compute(program[0], leaves)
-        if program is None or results is None:
-            return self._fn(*args)
-        return jax.tree_util.tree_unflatten(program[1], results)
+def _traced(fn: Callable[..., Any], tree: Any, leaves: list[Any]) -> tuple[Any, Any] | None:
+    def flat(*leaves: Any) -> Any:
+        return fn(*jax.tree_util.tree_unflatten(tree, leaves))
 
-    def _traced(self, tree: Any, leaves: list[Any]) -> tuple[Any, Any] | None:
-        def flat(*leaves: Any) -> Any:
-            return self._fn(*jax.tree_util.tree_unflatten(tree, leaves))
-
-        try:
-            program, results = jax.make_jaxpr(flat, return_shape=True)(*map(shape_of, leaves))
-        except Exception:  # it asks for values, or something is wrong, which is raised again
-            return None
-        return None if program.consts or program.effects else (program, jax.tree_util.tree_structure(results))
+    try:
+        program, results = jax.make_jaxpr(flat, return_shape=True)(*map(shape_of, leaves))
+    except Exception:  # it asks for values, or something is wrong, which is raised again
+        return None
+    return None if program.consts or program.effects else (program, jax.tree_util.tree_structure(results))
 
 
 def _is_watched() -> bool:
@@ -94,7 +93,7 @@ def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
     the library's.
 
     >>> import jax, optax
-    >>> from replicax._jax.eager.library_functions import what_it_is
+    >>> from replicax.per_replica.eager.library_functions import what_it_is
     >>> what_it_is(optax.adam(0.1).update) == what_it_is(optax.adam(0.1).update) != what_it_is(optax.adam(0.2).update)
     True
     >>> what_it_is(optax.adam(lambda count: 0.1).update) is None
