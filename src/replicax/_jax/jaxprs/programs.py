@@ -148,6 +148,79 @@ def staged(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn if staging_trace(current_trace()) is current_trace() else jax.jit(fn, inline=True)
 
 
+def called(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Apply a closed ``jaxpr`` to ``args`` as one call in what is being traced now, without tracing it again.
+
+    The compiler makes what is called part of the program. A step has thousands of operations, and to trace each of
+    them once more takes as long as lowering it.
+    """
+    if staging_trace(current_trace()) is not current_trace():
+        return evaluate(jaxpr, args)
+    params: dict[str, Any] = {}
+    for name, value in _call_params().items():
+        times = len(jaxpr.invars) if name.startswith(("in_", "donated_")) else len(jaxpr.outvars)
+        params[name] = value * times if isinstance(value, tuple) and name in _FOR_EACH else value
+    params.update(name=jaxpr.debug_info.func_name, jaxpr=ClosedJaxpr(jaxpr, ()))
+    results: list[Any] = _extend.primitives.jit_p.bind(*args, **params)
+    return results
+
+
+_FOR_EACH = ("in_shardings", "in_layouts", "donated_invars", "out_shardings", "out_layouts")
+"""Params of a call that say something of each operand, or of each result."""
+
+
+def _call_params() -> Mapping[str, Any]:
+    """Those of a call with one operand and one result."""
+    [equation] = jax.make_jaxpr(jax.jit(jax.numpy.negative))(0.0).jaxpr.eqns
+    return dict(equation.params)
+
+
+def spliced(jaxpr: Jaxpr, replacement: Callable[[Equation], Callable[..., Sequence[Any]] | None]) -> Jaxpr:
+    """``jaxpr`` with other operations in the place of some. The others are not traced again.
+
+    Args:
+      jaxpr: a program without constants.
+      replacement: for an equation the function of its operands that takes its place; ``None`` if it stays.
+    """
+    now: dict[Any, Any] = {}
+    equations: list[Equation] = []
+
+    def renamed(equation: Equation) -> Equation:
+        if any(not isinstance(v, Literal) and v in now for v in equation.invars):
+            return equation.replace(invars=list(map(atom, equation.invars)))
+        return equation
+
+    def atom(old: Any) -> Any:
+        return old if isinstance(old, Literal) else now.get(old, old)
+
+    for equation in jaxpr.eqns:
+        fn = replacement(equation)
+        if fn is None:
+            equations.append(renamed(equation))
+            continue
+        variables = [v for v in equation.invars if not isinstance(v, Literal)]
+        program = _program_of_operands(fn, equation, variables)
+        now.update(zip(program.invars, map(atom, variables), strict=True))
+        equations += [renamed(e) for e in program.eqns]
+        now.update(zip(equation.outvars, map(atom, program.outvars), strict=True))
+    return program_of(jaxpr, jaxpr.invars, equations, list(map(atom, jaxpr.outvars)))
+
+
+def _program_of_operands(fn: Callable[..., Sequence[Any]], equation: Equation, variables: Sequence[Any]) -> Jaxpr:
+    """``fn`` of the operands of an equation as a program over those that are no numbers."""
+
+    def of_variables(*values: Any) -> Sequence[Any]:
+        rest = iter(values)
+        return fn(*(v.val if isinstance(v, Literal) else next(rest) for v in equation.invars))
+
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in variables]
+    names = _source_infos.current_name_stack() + equation.source_info.name_stack
+    with _source_infos.user_context(equation.source_info.traceback, name_stack=names):
+        closed = jax.make_jaxpr(of_variables)(*avals)
+    assert not closed.consts
+    return closed.jaxpr
+
+
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, Callable[[], bytes]]:
     """What ``fn``, which returns an array, does: a function that does it without its Python.
 
@@ -182,7 +255,8 @@ def bind(equation: Equation, operands: Sequence[Any], params: Any = None) -> lis
 
 def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
-    return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(equation.params)]
+    params = equation.params
+    return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(params)] if params else []
 
 
 def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def evaluated(
     ``in_order`` says whether sums have a fixed order.
     """
     if localities is None:
-        return _jax.evaluate(jaxpr, values)
+        return _jax.called(jaxpr, values)
     return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities, in_order)
 
 

@@ -19,9 +19,6 @@ from replicax._jax.primitive_families import SHARD_MAPS
 class Rule(abc.ABC):
     """What says some operations in another way."""
 
-    def enter(self, jaxpr: _jax.Jaxpr) -> None:  # noqa: B027
-        """Look at a program as a whole, before any of its operations."""
-
     @abc.abstractmethod
     def is_ours(self, equation: _jax.Equation) -> bool:
         """Whether an operation is to be said in another way."""
@@ -51,35 +48,24 @@ class Rewriting:
             program, shape = jax.make_jaxpr(lambda *xs: fn(*jax.tree_util.tree_unflatten(tree, xs)), return_shape=True)(
                 *flat
             )
-            results = self.evaluated(_jax.opened(program.jaxpr), [*program.consts, *flat])
+            results = _jax.called(self.rewritten(program.jaxpr), [*program.consts, *flat])
             return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
 
         return call
 
-    def evaluated(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
-        """The results of a program without constants, as part of what is being traced now."""
-        results: list[Any] = _jax.staged(lambda *values: self.run(jaxpr, values))(*values)
-        return results
-
     def rewritten(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         """``jaxpr``, with its constants among its inputs."""
         opened = _jax.opened(jaxpr)
-        if not self.concerns(jaxpr) or any(map(_jax.is_mutable, opened.invars)):
-            return opened
-        return traced(lambda *values: self.run(opened, values), opened.invars)
+        return _jax.spliced(opened, self._replacement) if self.concerns(jaxpr) else opened
 
     def run(self, jaxpr: _jax.Jaxpr, values: Sequence[Any]) -> list[Any]:
-        """The results of a program without constants."""
-        for rule in self._rules:
-            rule.enter(jaxpr)
+        """The results of a program without constants, as part of what is being traced now."""
         return _jax.interpret(jaxpr, values, self._equation)
 
     def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether there is anything to rewrite."""
         known = self._concerned.get(id(jaxpr))
         if known is None:
-            for rule in self._rules:
-                rule.enter(jaxpr)
             known = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
         return known[1]
 
@@ -91,6 +77,12 @@ class Rewriting:
 
     def _rule_for(self, equation: _jax.Equation) -> Rule | None:
         return next((rule for rule in self._rules if rule.is_ours(equation)), None)
+
+    def _replacement(self, equation: _jax.Equation) -> Callable[..., list[Any]] | None:
+        """What takes the place of an operation. What uses mutable arrays stays as it is."""
+        if not self._concerns(equation) or any(map(_jax.is_mutable, equation.invars)):
+            return None
+        return lambda *operands: self._equation(equation, list(operands))
 
     def _equation(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if (rule := self._rule_for(equation)) is not None:

@@ -260,7 +260,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
             results = evaluated_for_each(program.jaxpr, values, wanted, local, split, in_order)
             results = results if here > 1 else one_of_each(results)
         elif rewriting is not None and localities is None:  # there is no other pass
-            results = rewriting.evaluated(program.jaxpr, values)
+            results = _jax.called(rewriting.rewritten(program.jaxpr), values)
         else:
             results = evaluated(program.jaxpr, values, wanted, localities)
         return [results[i] for i in written], results[n_written:]

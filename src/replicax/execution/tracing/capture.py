@@ -163,6 +163,7 @@ def capture(
         store.values.clear()  # traced values end here
         return written, computed
 
+    body.__name__ = name  # as which profilers show it
     with _jax.kept_programs():
         jaxpr, closed_over = traced_inside(replicas, body, [aval for aval, _ in arguments])
     assert store is not None
