@@ -135,13 +135,18 @@ def calls(variables: int, steps: int) -> dict[str, float]:
     def count() -> None:
         """From now on note all calls that leave the worker."""
         servers: Any = vs[0].server_variables.servers  # type: ignore[attr-defined]
-        usual, servers.noted = servers._call, []
+        usual, servers.noted = servers._all, []
 
         def noted(method: str, calls: Any) -> Any:
             servers.noted += [(method, server) for server in calls]
             return usual(method, calls)
 
-        servers._call = noted
+        def noted_push(pushes: Any) -> Any:
+            servers.noted += [("push", server) for server in pushes]
+            return usual_push(pushes)
+
+        usual_push = servers.push
+        servers._all, servers.push = noted, noted_push
 
     def counted() -> list[tuple[str, int]]:
         return vs[0].server_variables.servers.noted  # type: ignore[attr-defined,no-any-return]

@@ -18,7 +18,7 @@ WAIT = 100.0
 
 def server_with_one(groups: int) -> ShardServer:
     """A server that has one variable."""
-    server = ShardServer(0, groups, {})
+    server = ShardServer(groups, {})
     server.put({0: (np.zeros(2, np.float32), "sum")}, Ended())
     return server
 

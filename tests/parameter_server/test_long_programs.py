@@ -11,14 +11,14 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import scheduled_functions
+from replicax.parameter_server.worker import step_worker
 from tests.parameter_server.thread_actors import coordinator_of
 
 WAIT = 100.0
 
 
 def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduled_functions, "_KEPT_FUNCTIONS", 3)
+    monkeypatch.setattr(step_worker, "_KEPT_FUNCTIONS", 3)
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
 
     def adding(v: replicax.Variable, optimizer: replicax.Optimizer) -> Callable[[Any], Any]:

@@ -54,7 +54,7 @@ def test_each_variable_is_in_the_parts_that_are_asked_for(
     with coordinator_of(strategy) as (coordinator, _):
         for _ in range(2):
             coordinator.schedule(lambda: strategy.run(step)).fetch(WAIT)
-        shards = coordinator._cluster.home._definitions.shards[w.number]
+        shards = coordinator._cluster.home.definitions.shards[w.number]
         assert shards.dim == dim
         assert sorted(shards.bounds.values()) == bounds
         np.testing.assert_allclose(w.numpy(), -0.5 * before)

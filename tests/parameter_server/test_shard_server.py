@@ -35,7 +35,7 @@ def test_a_push_that_is_in_a_snapshot_does_not_count_again_when_its_function_run
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("sum", [2.0, 1.0]), ("mean", [1.0, 0.5])])
 def test_rows_of_several_functions_are_combined_by_the_aggregation(aggregation: str, expected: list[float]) -> None:
-    server = ShardServer(0, 2, {})
+    server = ShardServer(2, {})
     server.put({0: (np.zeros((2, 1), np.float32), aggregation)}, Ended())
     for function, rows in enumerate(([0], [0, 1])):
         added = np.array(rows), np.ones((len(rows), 1), np.float32)
@@ -61,3 +61,15 @@ def test_the_log_repeats_the_value_before_the_first_assignment_and_the_last_one_
             pass
     assert log.sent("value") == {7: 1.0}
     assert log.assigned("value") == {7: 3.0}
+
+
+def test_the_log_keeps_what_was_under_way_when_a_snapshot_began() -> None:
+    log = WriteAheadLog()
+    with log.sending("value", {7: 1.0}):
+        pass
+    with log.sending("value", {7: 2.0}, [7]):
+        in_snapshot = log.arrived
+    log.clear(in_snapshot)
+    assert (log.sent("value"), log.assigned("value")) == ({}, {7: 2.0})
+    log.clear(log.arrived)
+    assert not log.has_assigned

@@ -28,6 +28,11 @@ class ThreadActors:
         self.actors.append(actor)
         return actor
 
+    def store(self, value: Any) -> ThreadReply:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(value)
+        return ThreadReply(future)
+
     def check(self) -> None:
         if self.has_ended:
             raise ActorDiedError("the engine has ended")
@@ -70,8 +75,8 @@ class ThreadActor:
         except ActorDiedError as error:
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
             future.set_exception(error)
-            return ThreadReply(self, future)
-        return ThreadReply(self, self.executor.submit(self._called, method, sent))
+            return ThreadReply(future)
+        return ThreadReply(self.executor.submit(self._called, method, sent))
 
     def _called(self, method: str, sent: bytes) -> Any:
         with self.starting:
@@ -92,8 +97,7 @@ class ThreadActor:
 
 
 class ThreadReply:
-    def __init__(self, actor: ThreadActor, future: concurrent.futures.Future[Any]) -> None:
-        self.actor = actor
+    def __init__(self, future: concurrent.futures.Future[Any]) -> None:
         self.future = future
         self.is_lost = False
 

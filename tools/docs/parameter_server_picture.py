@@ -37,7 +37,7 @@ def variables() -> tuple[replicax.ParameterServerStrategy, list[tuple[str, tuple
         optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
         optimizer.build(model)
     choice = ShardChoice(SERVERS, strategy.variable_partitioner)
-    placed = [(v.name, v.shape, choice.shards_of(v.name, v.shape, v.dtype)) for v in model]
+    placed = [(v.name, v.shape, choice.shards_of(v)) for v in model]
     return strategy, placed
 
 

@@ -58,15 +58,7 @@ class Reply:
     error: Exception | None = None
 
     def result(self, timeout: float) -> Any:
-        """Wait for the result.
-
-        Raises:
-          ActorDiedError: the actor's process has ended, or one whose reply was an argument.
-          NoRoomError: there was no memory for the call or its result.
-          ReplyLostError: an argument was a lost reply, so the call was not made.
-          TimeoutError: the result has not come within ``timeout`` seconds.
-          Exception: raised by the method.
-        """
+        """Wait for the result; raises the method's error, one of the classes above, or ``TimeoutError``."""
         import ray
 
         if self.error is not None:
@@ -102,25 +94,18 @@ class Actor:
 
     def call(self, method: str, *args: Any) -> Reply:
         """Call a method; returns at once. Calls from one thread run in their order."""
-        import ray
-
         for arg in args:
             if isinstance(arg, Reply) and arg.error is not None:
                 return arg
-        if not ray.is_initialized():  # for instance at the end of the program; Ray would start another one
-            return Reply(None, ActorDiedError(_SHUT_DOWN))
-        try:
-            given = [arg.reference if isinstance(arg, Reply) else arg for arg in args]
-            return Reply(getattr(self.handle, method).remote(*given))
-        except ray.exceptions.RayError as error:  # Ray has ended, or has no memory for the arguments
-            return Reply(None, _as_ours(error) or ActorDiedError(_first_line(error)))
+        given = [arg.reference if isinstance(arg, Reply) else arg for arg in args]
+        return _reply(lambda: getattr(self.handle, method).remote(*given))
 
     def kill(self) -> None:
         """Kill its process; calls in progress have no reply."""
         import ray
 
         if ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError):
+            with contextlib.suppress(Exception):  # it has ended already
                 ray.kill(self.handle)
 
 
@@ -144,7 +129,7 @@ class Actors:
                 "parameter servers need Ray, which is not installed: pip install 'replicax[ray]'"
             ) from None
         self._ray = ray
-        self._actors: list[Any] = []
+        self._actors: list[Actor] = []
         self._is_ours = not ray.is_initialized()
         self._processes: set[Any] = set()
         if self._is_ours:
@@ -158,9 +143,13 @@ class Actors:
         _check_ray()  # otherwise Ray would start another one, with other settings
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
         handle: Any = self._ray.remote(kind).options(**options, runtime_env={"env_vars": dict(env)}).remote(*args)
-        self._actors.append(handle)
+        self._actors.append(Actor(handle))
         self._note_processes()
-        return Actor(handle)
+        return self._actors[-1]
+
+    def store(self, value: Any) -> Reply:
+        """Store a value, to be an argument of many calls."""
+        return _reply(lambda: self._ray.put(value))
 
     def check(self) -> None:
         """Raise :class:`ActorDiedError` if Ray itself has ended, so that no reply will come."""
@@ -169,12 +158,9 @@ class Actors:
     def stop(self) -> None:
         """End all actors that were started here; a second call does nothing."""
         actors, self._actors = self._actors, []
-        if not self._ray.is_initialized():
-            return
-        for handle in actors:
-            with contextlib.suppress(Exception):  # it has ended already
-                self._ray.kill(handle)
-        if self._is_ours:
+        for actor in actors:
+            actor.kill()
+        if self._is_ours and self._ray.is_initialized():
             self._note_processes()
             self._ray.shutdown()
             _end(self._processes)  # if Ray's own processes have died, others would run on for minutes
@@ -188,17 +174,38 @@ class Actors:
 
 
 def all_results(replies: Sequence[Reply], whom: Callable[[int], str]) -> list[Any]:
-    """The results of several calls, in their order. Errors name the actor: ``whom`` has that of each call's number."""
+    """The results of several calls, in their order; waits for all, even if one fails.
+
+    Errors name the actor: ``whom`` has that of each call's number. Those of dead actors come first.
+    """
     deadline = time.monotonic() + TIMEOUT
-    found = []
+    found: list[Any] = []
+    dead: list[Exception] = []
+    raised: list[Exception] = []
     for number, reply in enumerate(replies):
         try:
             found.append(reply.result(max(0.0, deadline - time.monotonic())))
         except ActorDiedError as error:
-            raise type(error)(f"{whom(number)} has died: {error}") from None
+            dead.append(type(error)(f"{whom(number)} has died: {error}"))
         except TimeoutError:
-            raise TimeoutError(f"{whom(number)} has not answered within {TIMEOUT:g} seconds") from None
+            dead.append(TimeoutError(f"{whom(number)} has not answered within {TIMEOUT:g} seconds"))
+        except Exception as error:
+            raised.append(error)
+    for first in [*dead, *raised]:
+        raise first
     return found
+
+
+def _reply(begin: Callable[[], Any]) -> Reply:
+    """The reply of a call that this begins, or of one that could not be made."""
+    import ray
+
+    if not ray.is_initialized():  # for instance at the end of the program; Ray would start another one
+        return Reply(None, ActorDiedError(_SHUT_DOWN))
+    try:
+        return Reply(begin())
+    except ray.exceptions.RayError as error:  # Ray has ended, or has no memory for the arguments
+        return Reply(None, _as_ours(error) or ActorDiedError(_first_line(error)))
 
 
 def _check_ray() -> None:

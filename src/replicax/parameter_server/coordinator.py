@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
+from replicax import context
 from replicax.errors import ContextError, WorkerError
 from replicax.execution.tracing.function_key import FunctionKey, function_key
-from replicax.parameter_server.actors import Actor, Actors
-from replicax.parameter_server.definitions import Definitions, PickledFunction
+from replicax.parameter_server.actors import Actor, Actors, Reply
+from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
 from replicax.parameter_server.pickling import Named, Reference, dumps, loads
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
-from replicax.parameter_server.served_variables import VariableHome, check_across
+from replicax.parameter_server.served_variables import VariableHome
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.server.shard_server import ShardServer
 from replicax.parameter_server.server.shards import ShardChoice
@@ -207,7 +209,8 @@ class ClusterCoordinator:
                 self._cluster.stop()
 
     def _check_open(self, method: str) -> None:
-        check_across(f"ClusterCoordinator.{method}")
+        if context.in_step():
+            raise ContextError(f"ClusterCoordinator.{method} was called inside a step: call it outside")
         if not self._finalizer.alive:
             raise ContextError(f"ClusterCoordinator.{method}: this coordinator has been closed")
 
@@ -240,12 +243,12 @@ class _Cluster:
             for index in range(strategy.num_workers)
         ]
         self._definitions = definitions = Definitions()
-        self._functions: dict[FunctionKey, tuple[str, bytes, Any, list[Any]]] = {}
+        self._functions: dict[FunctionKey, tuple[str, Reply, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
 
             def start_server(index: int) -> Actor:
-                return actors.start(ShardServer, index, strategy.groups, settings, env=_server_environment())
+                return actors.start(ShardServer, strategy.groups, settings, env=_server_environment())
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
@@ -281,28 +284,24 @@ class _Cluster:
                 self._functions.pop(next(iter(self._functions)))
             used: list[Any] = []
             data = self._dumps(fn, f"the scheduled function {name!r}", used)
-            self._functions[key] = hashlib.sha256(data).hexdigest(), data, fn, used
-        digest, data, _, used = self._functions[key]
+            stored = self._actors.store(np.frombuffer(data, np.uint8))
+            self._functions[key] = hashlib.sha256(data).hexdigest(), stored, fn, used
+        digest, stored, _, used = self._functions[key]
         uses = list(used)
         pickled = self._dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
-        return self.dispatcher.schedule(PickledFunction(name, digest, data, pickled), uses)
+        return self.dispatcher.schedule(name, digest, stored, pickled, uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         number = next(self._numbers)
         self._definitions.add("dataset", number, self._dumps(dataset_fn, "dataset_fn"))
-        return PerWorkerDataset(number, self._iterators, self._definitions.drop)
+        return PerWorkerDataset(number, self._iterators, self._definitions)
 
     def _dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
         return dumps(value, self._reference_of, what, uses)
 
     def _reference_of(self, value: Any) -> Reference | None:
-        """The reference to ``value``; ``None`` if it must be copied.
-
-        Raises:
-          ValueError: it belongs to another strategy or coordinator.
-          WorkerError: it is the result of a function that has failed.
-        """
+        """The reference to ``value``; ``None`` if it must be copied."""
         strategy = self._strategy()
         if isinstance(value, Named):
             value.check_owner(self.dispatcher)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replicax.errors import WorkerError
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.server.shards import Shards
 from replicax.variables.variable import Variable
@@ -68,6 +70,10 @@ class Definitions:
         """Note that the program has dropped an object. May be called from anywhere, even from the garbage collector."""
         self._gone.append((kind, number))
 
+    def drop_with(self, owner: Any, kind: str, number: int) -> None:
+        """Drop an object when the program drops its ``owner``."""
+        weakref.finalize(owner, self.drop, kind, number).atexit = False
+
     def forget(self) -> tuple[list[int], list[int]]:
         """Make workers forget dropped objects; returns the variables and the optimizers among them."""
         variables, optimizers = [], []
@@ -89,63 +95,45 @@ class Definitions:
 
 
 @dataclasses.dataclass(frozen=True)
-class PickledFunction:
-    """A scheduled function, pickled, which its digest identifies; and ``(args, kwargs)``, pickled, too."""
-
-    name: str
-    digest: str
-    fn: bytes | None
-    arguments: bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class FunctionCall:
     """A call of a scheduled function, to be sent to a worker.
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
-      function: without its ``fn`` if the worker has that.
+      name: of the function.
+      digest: of the pickled function.
+      arguments: ``(args, kwargs)``, pickled.
       definitions: those that the worker does not know yet.
       ended: the functions that had ended at the time of sending.
-      old_functions: digests of functions for the worker to forget.
       inputs: results of other functions that this one uses, by their numbers.
     """
 
     number: int
-    function: PickledFunction
+    name: str
+    digest: str
+    arguments: bytes
     definitions: Sequence[Definition]
     ended: Ended
-    old_functions: Sequence[str]
     inputs: Mapping[int, Any]
 
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """An error of a function on a worker; ``line`` is the user's."""
-
-    kind: str
-    text: str
-    line: str = ""
-    traceback: str = ""
-    error: bytes | None = None
+    def __str__(self) -> str:
+        return f"{self.name} (scheduled function {self.number})"
 
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """The result of a call; at most one of failure, to_build and lost is set.
+    """The result of a call; at most one of error, to_build and has_lost_server is set.
 
     Attributes:
       value: the function's result.
       staleness: of each of its pushes.
-      failure: its error.
+      error: its error, and the pickled exception that caused it, if that can be pickled.
       to_build: an optimizer that it needs, and the pickled pytree of the variables to build it for.
-      lost: how the worker or a server died.
-      is_server: whether a server died, so that other workers can try again.
+      has_lost_server: whether a server died, so that it must run again.
     """
 
     value: Any = None
     staleness: tuple[int, ...] = ()
-    failure: Failure | None = None
+    error: tuple[WorkerError, bytes | None] | None = None
     to_build: tuple[int, bytes] | None = None
-    lost: str | None = None
-    is_server: bool = False
+    has_lost_server: bool = False

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
-from replicax.parameter_server.definitions import CallOutcome, Definitions, Failure, FunctionCall, PickledFunction
+from replicax.parameter_server.definitions import CallOutcome, Definitions, FunctionCall
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import (
     BusyWorker,
     ScheduledFunction,
     WorkerStartup,
-    error_of,
     not_run,
     progress,
 )
@@ -35,14 +35,8 @@ _LOOK = 2.0
 class Dispatcher:
     """Sends each scheduled function to a worker; and again if the worker dies.
 
-    Args:
-      workers: the number of workers.
-      start: starts the process of a worker.
-      definitions: for the workers.
-      build: builds an optimizer: its number, and the pickled pytree of its variables.
-      recovery: of servers that die.
-      groups: the number of functions of a step; 1 without groups.
-      max_staleness: how many other functions may change variables while one runs; ``None`` for any number.
+    ``build`` gets the number of an optimizer, and the pickled pytree of its variables. ``groups`` is the number of
+    functions of a step.
     """
 
     def __init__(
@@ -82,10 +76,8 @@ class Dispatcher:
 
     # --- called by the user -----------------------------------------------------------------------------
 
-    def schedule(self, function: PickledFunction, uses: Sequence[Any]) -> RemoteValue:
-        """Schedule a function; blocks while very many are waiting.
-
-        ``uses`` are the objects that it and its arguments refer to: it waits for results of other functions.
+    def schedule(self, name: str, digest: str, data: Reply, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
+        """Schedule a :class:`ScheduledFunction`; blocks while very many are waiting.
 
         Raises:
           WorkerError: an earlier function has failed, or the coordinator is closed.
@@ -94,19 +86,17 @@ class Dispatcher:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
             self._raise_error()
             number, self._next = self._next, self._next + 1
-            value = RemoteValue(f"{function.name} (scheduled function {number})", number, self)
+            value = RemoteValue(f"{name} (scheduled function {number})", number, self)
             self._unfinished.add(number)
-            self._queue.append(ScheduledFunction(number, function, uses, value))
+            self._queue.append(ScheduledFunction(number, name, digest, data, arguments, uses, value))
             self.log.begin()
             self._send()
             return value
 
     def join(self, timeout: float | None) -> None:
         """Wait until all functions are done; raises if one has failed, or the time has passed."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, left):
+            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, timeout):
                 raise TimeoutError(f"join: after {timeout:g} seconds {progress(self._workers, len(self._queue))}")
             self._raise_error()
             self._begin_step()
@@ -145,41 +135,35 @@ class Dispatcher:
         if threading.current_thread() is not self._thread:
             self._thread.join(TIMEOUT)
 
-    def recover(self, era: int) -> None:
-        """After a call has failed in this era: go back to the last snapshot, unless the servers have since.
+    def settled(self, lost_in: int | None = None) -> int:
+        """How many times servers have gone back; waits until the functions before that have run again.
 
-        Waits until later functions have run again.
+        Until then the servers lack changes that the program knows of. If a call has failed in the era ``lost_in``, they
+        go back first, unless they have since. The dispatcher's own thread, which runs the functions again, does not
+        wait.
 
         Raises:
           WorkerError: recovery is impossible.
           ActorDiedError: called on the thread that has to go back, and will.
         """
+        is_lost = lost_in is not None
         if threading.current_thread() is self._thread:
-            raise ActorDiedError("a parameter server has died")
-        with self._changed:
-            if self._recovery.era == era:
-                self._lose_server()
-        _result_of(self._recovered)
-
-    def settled(self) -> int:
-        """How many times servers have gone back; waits until the functions before that have run again.
-
-        Until then the servers lack changes that the program knows of. The dispatcher's own thread, which runs the
-        functions again, does not wait.
-        """
-        if threading.current_thread() is self._thread:
+            if is_lost:
+                raise ActorDiedError("a parameter server has died")
             return self._recovery.era
-        return _result_of(self._settled)
-
-    def _recovered(self) -> int | None:
         with self._changed:
-            self._raise_error()
-            return None if self._has_lost_server else self._settled()
-
-    def _settled(self) -> int | None:
-        with self._changed:
-            waits = self._closed is None and (self._is_to_assign or self._again & self._unfinished)
-            return None if waits else self._recovery.era
+            if self._recovery.era == lost_in:
+                self._lose_server()
+        released = threading.Condition(launching)  # the dispatcher's thread may need what a thread that reads holds
+        with released:
+            while True:
+                with self._changed:
+                    if is_lost:
+                        self._raise_error()
+                    waits = self._is_to_assign or self._again & self._unfinished or (is_lost and self._has_lost_server)
+                    if self._closed is not None or not waits:
+                        return self._recovery.era
+                released.wait(_PAUSE)
 
     def save(self) -> None:
         """Take a snapshot before the next function: the program has assigned a variable."""
@@ -234,21 +218,21 @@ class Dispatcher:
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        function, old = worker.before_sending(scheduled.function)
         worker.definitions, new = self._definitions.since(worker.definitions)
         if new:
             self._definitions.known_to_all(min(w.definitions for w in self._workers))
         call = FunctionCall(
             scheduled.number,
-            function,
+            scheduled.name,
+            scheduled.digest,
+            scheduled.arguments,
             new,
             Ended(self._recovery.era, min(self._unfinished)),
-            old,
             {value.number: value.fetch(0) for value in scheduled.inputs},
         )
         worker.running = scheduled
         actor = worker.actor
-        reply = actor.call("work", call)
+        reply = actor.call("work", call, scheduled.data)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
 
     # --- servers that die -------------------------------------------------------------------------------
@@ -348,24 +332,25 @@ class Dispatcher:
             self._starts.replace(worker)
             if scheduled.deaths < _MOST_DEATHS:
                 return None
-            return CallOutcome(lost=f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}")
+            ended = f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}"
+            return CallOutcome(error=(WorkerError(f"{scheduled.value.name}, on worker {worker.index}: {ended}"), None))
         except NoRoomError as error:
-            return CallOutcome(failure=Failure(type(error).__name__, str(error)))
+            return _failed(worker, scheduled, error, str(error))
         except Exception as error:  # sending the result failed, after the function had run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
-            return CallOutcome(failure=Failure(type(error).__name__, text))
+            return _failed(worker, scheduled, error, text)
         if outcome.to_build is None:
             return outcome
         try:
             self._build(*outcome.to_build)
-        except (ActorDiedError, TimeoutError) as error:
-            return CallOutcome(lost=str(error), is_server=True)
+        except (ActorDiedError, TimeoutError):
+            return CallOutcome(has_lost_server=True)
         except Exception as error:
-            return CallOutcome(failure=Failure(type(error).__name__, str(error)))
+            return _failed(worker, scheduled, error, str(error))
         return None
 
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
-        if outcome is not None and outcome.is_server:
+        if outcome is not None and outcome.has_lost_server:
             self._has_lost_server = True
             outcome = None
         why = self._broken_off or self._error
@@ -375,8 +360,11 @@ class Dispatcher:
         self._unfinished.discard(scheduled.number)
         if outcome is None:
             scheduled.value._finish(error=not_run(scheduled, why))
-        elif outcome.failure is not None or outcome.lost is not None:
-            error = error_of(worker.index, scheduled, outcome)
+        elif outcome.error is not None:
+            error, cause = outcome.error
+            if cause is not None:
+                with contextlib.suppress(Exception):  # its class can't be imported here
+                    error.__cause__ = pickle.loads(cause)
             scheduled.value._finish(error=error)
             if why is None:
                 self._error = error
@@ -419,10 +407,7 @@ class Dispatcher:
         self._changed.notify_all()
 
 
-def _result_of(what: Callable[[], int | None]) -> int:
-    """Wait for a result without the lock of a thread that reads a variable, which the dispatcher's thread may need."""
-    released = threading.Condition(launching)
-    with released:
-        while (found := what()) is None:
-            released.wait(_PAUSE)
-        return found
+def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:
+    """The outcome of a function whose arguments, result or optimizer has failed in this process."""
+    what = f"{scheduled.value.name} failed on worker {worker.index}"
+    return CallOutcome(error=(WorkerError(f"{what}: {type(error).__name__}: {text}"), None))

@@ -28,17 +28,10 @@ class Named:
 def dumps(
     value: Any, reference_of: Callable[[Any], Reference | None], what: str, uses: list[Any] | None = None
 ) -> bytes:
-    """Pickle ``value``.
+    """Pickle ``value``, called ``what`` in messages.
 
-    Args:
-      value: any object.
-      reference_of: returns the reference to an object, or ``None`` if it must be copied. Its errors pass through if
-        they are a ValueError or WorkerError.
-      what: the name of ``value`` in messages.
-      uses: collects the objects that the pickle refers to.
-
-    Raises:
-      TypeError: something in it can't be pickled; the message names ``what``, and the reason.
+    ``reference_of`` returns the reference to an object, or ``None`` if it must be copied; its ``ValueError`` and
+    ``WorkerError`` pass through. ``uses`` collects the objects that the pickle refers to.
     """
     from ray import cloudpickle
 
@@ -65,13 +58,7 @@ def dumps(
 
 
 def loads(data: bytes, find: Callable[[Reference], Any], what: str) -> Any:
-    """Unpickle data, called ``what`` in messages.
-
-    ``find`` returns the object for a reference; its errors pass through.
-
-    Raises:
-      UnpicklingError: this process can't read the pickle; the message says why.
-    """
+    """Unpickle data, called ``what`` in messages. ``find`` returns the object for a reference; its errors pass."""
     unpickler = _Unpickler(data, find)
     try:
         return unpickler.load()

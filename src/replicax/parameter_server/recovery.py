@@ -59,8 +59,7 @@ class Recovery:
     def is_due(self, functions: int) -> bool:
         """Whether to take a snapshot as soon as no function is running.
 
-        That is the case after some functions since the last one, so rarely that snapshots take 1/40 of the time; or if
-        the program has assigned a variable, which would be lost.
+        They take 1/40 of the time. After the program has assigned a variable, which would be lost, none is postponed.
         """
         if functions and self.home.log.has_assigned:
             return True
@@ -76,19 +75,16 @@ class Recovery:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
-        mark = self.home.log.arrived()
+        arrived = self.home.log.arrived
         self._states, self._due_since = self.servers.snapshots(), None
-        self.home.log.clear(mark)
+        self.home.log.clear(arrived)
         self._taken = time.monotonic()
         self._cost = self._taken - began
 
     def go_back(self) -> None:
         """Start new processes for dead servers, and make all servers go back, while no function is running.
 
-        It tries again if a server dies meanwhile: at its start, or while it gets its state or later messages.
-
-        Raises:
-          ActorDiedError: servers die again and again, the snapshot is lost, or Ray has ended; says which.
+        It tries again if a server dies meanwhile, and raises ``ActorDiedError`` if that can't succeed.
         """
         why = ""
         try:

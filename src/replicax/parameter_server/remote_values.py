@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 from replicax.errors import ContextError
+from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.pickling import Named
 
 
@@ -81,15 +81,15 @@ class PerWorkerDataset(Named):
     Not created by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
     """
 
-    def __init__(self, number: int, numbers: Iterator[int], drop: Callable[[str, int], None]) -> None:
+    def __init__(self, number: int, numbers: Iterator[int], definitions: Definitions) -> None:
         self.reference = "dataset", number
         self.number = number
         self._numbers = numbers
-        self._drop = drop
-        weakref.finalize(self, drop, "dataset", number).atexit = False
+        self._definitions = definitions
+        definitions.drop_with(self, "dataset", number)
 
     def __iter__(self) -> PerWorkerIterator:
-        return PerWorkerIterator(next(self._numbers), self, self._drop)
+        return PerWorkerIterator(next(self._numbers), self, self._definitions)
 
 
 class PerWorkerIterator(Named):
@@ -98,10 +98,10 @@ class PerWorkerIterator(Named):
     Not created by users. A worker that replaces a dead one starts from the beginning.
     """
 
-    def __init__(self, number: int, dataset: PerWorkerDataset, drop: Callable[[str, int], None]) -> None:
+    def __init__(self, number: int, dataset: PerWorkerDataset, definitions: Definitions) -> None:
         self.reference = "iterator", number, dataset.number
         self._dataset = dataset  # keeps it alive
-        weakref.finalize(self, drop, "iterator", number).atexit = False
+        definitions.drop_with(self, "iterator", number)
 
     def __iter__(self) -> PerWorkerIterator:
         return self

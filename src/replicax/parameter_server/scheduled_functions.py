@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply
-from replicax.parameter_server.definitions import CallOutcome, PickledFunction
 from replicax.parameter_server.remote_values import RemoteValue
 
-_KEPT_FUNCTIONS = 64
 _MOST_STARTS = 5
 _SECONDS = 300.0
 _LONGEST = 5.0
@@ -22,16 +18,24 @@ _LONGEST = 5.0
 
 @dataclasses.dataclass(eq=False)
 class ScheduledFunction:
-    """A function to be run once."""
+    """A function to be run once.
+
+    Attributes:
+      data: the pickled function, which the digest identifies, in Ray's object store.
+      arguments: ``(args, kwargs)``, pickled.
+      uses: the objects that it refers to, kept alive as long as the function may run.
+      beside: how many other functions were running when it was sent, or have been sent since.
+    """
 
     number: int
-    function: PickledFunction
+    name: str
+    digest: str
+    data: Reply
+    arguments: bytes
     uses: Sequence[Any]
-    """The objects that it refers to, kept alive as long as the function may run."""
     value: RemoteValue
     deaths: int = 0
     beside: int = 0
-    """How many other functions were running when it was sent, or have been sent since."""
 
     @property
     def inputs(self) -> list[RemoteValue]:
@@ -51,17 +55,6 @@ class BusyWorker:
         self.actor = actor
         self.is_ready = False
         self.definitions = 0
-        self._functions: dict[str, None] = {}
-
-    def before_sending(self, function: PickledFunction) -> tuple[PickledFunction, list[str]]:
-        """The function as it is sent, without what the process has already, and which others it must forget."""
-        known = function.digest in self._functions
-        self._functions.pop(function.digest, None)
-        self._functions[function.digest] = None  # keeps the most recently used last
-        old = list(self._functions)[:-_KEPT_FUNCTIONS]
-        for one in old:
-            del self._functions[one]
-        return dataclasses.replace(function, fn=None) if known else function, old
 
 
 class WorkerStartup:
@@ -126,18 +119,3 @@ def not_run(scheduled: ScheduledFunction, why: BaseException | None) -> WorkerEr
     """The error of a function that was not run."""
     first = str(why).splitlines()[0] if why is not None and str(why) else "it was called off"
     return WorkerError(f"{scheduled.value.name} was not run: {first}")
-
-
-def error_of(worker: int, scheduled: ScheduledFunction, outcome: CallOutcome) -> WorkerError:
-    """The error of a function that has failed on a worker."""
-    if outcome.failure is None:
-        return WorkerError(f"{scheduled.value.name}, on worker {worker}: {outcome.lost}")
-    failure = outcome.failure
-    where = f" at {failure.line}" if failure.line else ""
-    error = WorkerError(f"{scheduled.value.name} failed on worker {worker}{where}: {failure.kind}: {failure.text}")
-    if failure.error is not None:
-        with contextlib.suppress(Exception):  # its class can't be imported here
-            error.__cause__ = pickle.loads(failure.error)
-    if failure.traceback:
-        error.add_note(f"On worker {worker}:\n{failure.traceback.rstrip()}")
-    return error

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax import context
 from replicax.devices.host_values import is_key
-from replicax.errors import ContextError, WorkerError
+from replicax.errors import WorkerError
 from replicax.parameter_server.actors import ActorDiedError, NoRoomError
 from replicax.parameter_server.server.messages import OptimizerPart
 from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
@@ -79,7 +78,7 @@ class ServedSlot(Slot):
 
     def release(self) -> None:
         if self.home is not None:
-            self.home.forget(self.number)
+            self.home.definitions.drop("variable", self.number)
         super().release()
 
 
@@ -128,6 +127,7 @@ class VariableHome:
     Attributes:
       lost: why the servers could not be restored; their present state is useless.
       dispatcher: takes snapshots, and makes servers that have died go back; ``None`` while there is none.
+      log: what to send again then.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class VariableHome:
         self._dumps = dumps
         self._servers = servers
         self._choice = choice
-        self._definitions = definitions
+        self.definitions = definitions
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._defined: set[int] = set()
         self.log = WriteAheadLog()
@@ -159,7 +159,7 @@ class VariableHome:
 
     def _send(self, variables: Iterable[Variable]) -> bool:
         """Send them; returns whether the program has assigned one that the servers had before."""
-        gone, optimizers = self._definitions.forget()
+        gone, optimizers = self.definitions.forget()
         if gone or optimizers:
             self.log.forget(gone, optimizers)
             self._servers.drop(gone, optimizers)
@@ -171,18 +171,17 @@ class VariableHome:
             if slot.is_new:
                 new.append(variable)
                 slot.home, slot.number = self, variable.number
-                if variable.number in self._definitions.shards:
+                if variable.number in self.definitions.shards:
                     assigned.append(variable.number)
                 else:
-                    shards = self._choice.shards_of(
-                        variable.name, variable.shape, variable.dtype, for_servers(variable.partitioner)
+                    self.definitions.add_variable(
+                        variable, self._choice.shards_of(variable, for_servers(variable.partitioner))
                     )
-                    self._definitions.add_variable(variable, shards)
         self._put(new, assigned)
         return bool(assigned)
 
     def _put(self, variables: Iterable[Variable], assigned: Collection[int] = ()) -> None:
-        sent = {v.number: (self._definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
+        sent = {v.number: (self.definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
         if sent:
             values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
             with self.log.sending("value", values, assigned):
@@ -195,14 +194,10 @@ class VariableHome:
         self._try(lambda: self._refresh(slot), reads=True)
 
     def _refresh(self, slot: ServedSlot) -> None:
-        shards = self._definitions.shards[slot.number]
+        shards = self.definitions.shards[slot.number]
         values, _ = self._servers.pull({slot.number: shards}, lambda _: slot.here)
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
-
-    def forget(self, number: int) -> None:
-        """Note that a variable was dropped; the servers learn of it later, as the garbage collector may call this."""
-        self._definitions.drop("variable", number)
 
     def look(self) -> None:
         """Restore servers that have died, if any."""
@@ -211,7 +206,7 @@ class VariableHome:
     def leave(self) -> None:
         """Fetch all variables, which from now on exist only here."""
         with launching:
-            slots = [_slot(v) for v in self._variables if v.number in self._definitions.shards]
+            slots = [_slot(v) for v in self._variables if v.number in self.definitions.shards]
             self.dispatcher = None
             try:
                 self._check_lost()
@@ -234,8 +229,8 @@ class VariableHome:
         values, told = self.log.sent("value"), self.log.sent("optimizer")
         if values:
             self._servers.put(values)
-        for parts in told.values():
-            self._servers.define(parts)
+        for servers, optimizer in told.values():
+            self._servers.define(servers, optimizer)
 
     def resend_assigned(self) -> None:
         """Repeat assignments, after the functions that had ended before the servers went back have run again."""
@@ -249,10 +244,11 @@ class VariableHome:
         call is made until they have again all changes that the program knows of.
         """
         with launching:
-            deaths = 0
+            deaths, lost_in = 0, None
             while True:
                 dispatcher = self.dispatcher
-                era = dispatcher.settled() if dispatcher is not None else 0
+                era = dispatcher.settled(lost_in) if dispatcher is not None else 0
+                lost_in = None
                 try:
                     self._check_lost()
                     result = call()
@@ -260,7 +256,7 @@ class VariableHome:
                     deaths += 1
                     if dispatcher is None or deaths > _MOST_DEATHS:
                         raise
-                    dispatcher.recover(era)
+                    lost_in = era
                 else:
                     if not reads or dispatcher is None or dispatcher.settled() == era:
                         return result
@@ -279,7 +275,7 @@ class VariableHome:
                     return number
             number = next(_numbers)
             self._optimizers[number] = optimizer
-            weakref.finalize(optimizer, self._definitions.drop, "optimizer", number).atexit = False
+            self.definitions.drop_with(optimizer, "optimizer", number)
             return number
 
     def build(self, number: int, variables: Any) -> None:
@@ -300,7 +296,7 @@ class VariableHome:
                 self._defined.add(number)
 
     def _define(self, number: int, optimizer: Optimizer) -> None:
-        shards = self._definitions.shards
+        shards = self.definitions.shards
         places, _ = jax.tree_util.tree_flatten_with_path(optimizer.parameters, is_leaf=is_leaf)
         variables = [v for _, v in places]
         servers = sorted({server for v in variables for server in shards[v.number].servers})
@@ -316,33 +312,17 @@ class VariableHome:
                 beside = Shards(None, dict.fromkeys(servers, (0, 0)))
             if beside != shards[slot.number]:
                 self._servers.drop([slot.number])
-                self._definitions.add_variable(slot, beside)
+                self.definitions.add_variable(slot, beside)
                 self._put([slot])
             slots.append(slot)
-        check_by_parts(
-            update_of(optimizer.tx, optimizer._tree),
-            [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables],
-            [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in slots],
-            owners,
-            [shards[v.number].is_split for v in variables],
-            [v.name for v in variables],
-            len(servers),
-        )
-        numbers = tuple(v.number for v in variables)
-        tree = jax.tree_util.tree_unflatten(optimizer._tree, numbers)
-        parts = {}
-        for server in servers:
-            empty = {v.number: _empty(v, shards[v.number], server) for v in (*variables, *slots)}
-            parts[server] = OptimizerPart(number, optimizer.tx, numbers, tree, tuple(s.number for s in slots), empty)
-        with self.log.sending("optimizer", {number: parts}):
-            self._servers.define(parts)
-        self._definitions.add("optimizer", number, self._dumps(optimizer.parameters))
-
-
-def check_across(method: str) -> None:
-    """Raise inside a step."""
-    if context.in_step():
-        raise ContextError(f"{method} was called inside a step: call it outside")
+        split = [shards[v.number].is_split for v in variables]
+        check_by_parts(update_of(optimizer.tx, optimizer._tree), variables, slots, owners, split, len(servers))
+        tree = jax.tree_util.tree_unflatten(optimizer._tree, [v.number for v in variables])
+        empty = {v.number: _empty(v, shards[v.number]) for v in (*variables, *slots)}
+        part = OptimizerPart(number, optimizer.tx, tree, tuple(s.number for s in slots), empty)
+        with self.log.sending("optimizer", {number: (servers, part)}):
+            self._servers.define(servers, part)
+        self.definitions.add("optimizer", number, self._dumps(optimizer.parameters))
 
 
 _numbers = itertools.count()
@@ -354,7 +334,7 @@ def _slot(variable: Variable) -> ServedSlot:
     return slot
 
 
-def _empty(variable: Variable, shards: Shards, server: int) -> tuple[tuple[int, ...], Any]:
+def _empty(variable: Variable, shards: Shards) -> tuple[tuple[int, ...], Any]:
     """The shape and dtype of the empty part that a server without a part of a variable computes with."""
     shape: Sequence[int] = variable.shape
     if not shape or shards.dim is None:

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-Key = tuple[str, int]
-
-
-@dataclasses.dataclass(eq=False)
-class _Entry:
-    """A logged message: whether it replaces a value that functions have used, and which, if no snapshot has that."""
-
-    what: Any
-    is_assigned: bool
-    first: Any = None
-
 
 class WriteAheadLog:
-    """The last message of each kind and number.
+    """The last message of each kind and number; of values that the program assigned, also the first one before.
 
-    One thread may take a snapshot while another sends. So an entry is made before the sending, and removed when a
-    snapshot has begun after it. The lock is held only briefly, and never while waiting.
+    One thread may take a snapshot while another sends; only one sends at a time. So an entry is made before the
+    sending, and removed when a snapshot has begun after it. The lock is held only briefly, and never while waiting.
     """
 
     def __init__(self) -> None:
-        self._sent: dict[Key, _Entry] = {}
-        self._arrived: dict[Key, _Entry] = {}
+        self._entries: dict[tuple[str, int, bool], tuple[int, Any]] = {}
+        self._count = 0
         self._lock = threading.Lock()
+        self.arrived = 0
+        """The number of messages that have arrived."""
 
     @contextlib.contextmanager
     def sending(self, kind: str, what: Mapping[int, Any], assigned: Collection[int] = ()) -> Iterator[None]:
@@ -38,53 +28,40 @@ class WriteAheadLog:
 
         Those with the numbers ``assigned`` replace values that functions have used.
         """
-        entries = {(kind, number): _Entry(one, number in assigned) for number, one in what.items()}
         with self._lock:
-            for key, entry in entries.items():
-                before = self._sent.get(key)
-                if entry.is_assigned and before is not None:
-                    entry.first = before.first if before.is_assigned else before.what
-            self._sent.update(entries)
+            self._count += 1
+            for number, one in what.items():
+                if number not in assigned:
+                    self._entries.pop((kind, number, True), None)
+                self._entries[kind, number, number in assigned] = self._count, one
         yield
-        with self._lock:
-            self._arrived.update(entries)
+        self.arrived = self._count
 
-    def arrived(self) -> Mapping[Key, _Entry]:
-        """The messages that have arrived."""
+    def clear(self, saved: int) -> None:
+        """Remove messages that had arrived earlier (:attr:`arrived`) and are now in a snapshot."""
         with self._lock:
-            return dict(self._arrived)
-
-    def clear(self, saved: Mapping[Key, _Entry]) -> None:
-        """Remove messages that had arrived earlier (:meth:`arrived`) and are now in a snapshot."""
-        with self._lock:
-            for known in (self._sent, self._arrived):
-                for key, entry in saved.items():
-                    if known.get(key) is entry:
-                        del known[key]
-                    elif key in known:
-                        known[key].first = None
+            self._entries = {key: entry for key, entry in self._entries.items() if entry[0] > saved}
 
     def forget(self, variables: Collection[int], optimizers: Collection[int]) -> None:
         """Remove dropped objects."""
+        gone = {"value": variables, "optimizer": optimizers}
         with self._lock:
-            for key in [*(("value", n) for n in variables), *(("optimizer", n) for n in optimizers)]:
-                self._sent.pop(key, None)
-                self._arrived.pop(key, None)
+            self._entries = {key: entry for key, entry in self._entries.items() if key[1] not in gone[key[0]]}
 
     def sent(self, kind: str) -> dict[int, Any]:
         """The messages to repeat after the servers have gone back to the last snapshot, before functions are run."""
-        with self._lock:
-            entries = {number: entry for (of, number), entry in self._sent.items() if of == kind}
-        found = {number: entry.first if entry.is_assigned else entry.what for number, entry in entries.items()}
-        return {number: what for number, what in found.items() if what is not None}
+        return self._logged(kind, False)
 
     def assigned(self, kind: str) -> dict[int, Any]:
         """The messages to repeat after that, when functions that had ended have been run again."""
+        return self._logged(kind, True)
+
+    def _logged(self, kind: str, is_assigned: bool) -> dict[int, Any]:
         with self._lock:
-            return {n: entry.what for (of, n), entry in self._sent.items() if of == kind and entry.is_assigned}
+            return {key[1]: what for key, (_, what) in self._entries.items() if key[::2] == (kind, is_assigned)}
 
     @property
     def has_assigned(self) -> bool:
         """Whether a message replaces a value that functions have used."""
         with self._lock:
-            return any(entry.is_assigned for entry in self._sent.values())
+            return any(is_assigned for *_, is_assigned in self._entries)

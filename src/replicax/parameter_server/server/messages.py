@@ -54,18 +54,16 @@ class Pulled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPart:
-    """A server's part of an optimizer.
+    """An optimizer, as each server has it for its parts of variables.
 
     Attributes:
-      variables: their numbers, in the order of the tree's leaves.
-      tree: their pytree, with these numbers as leaves.
+      tree: the pytree of the variables, with their numbers as leaves.
       slots: the numbers of the variables of its state, in the order of their leaves.
-      empty: the shapes and dtypes of parts that this server does not have.
+      empty: the shapes and dtypes of the parts of servers that have none.
     """
 
     number: int
     transformation: Any
-    variables: tuple[int, ...]
     tree: Any
     slots: tuple[int, ...]
     empty: Mapping[int, tuple[tuple[int, ...], Any]]

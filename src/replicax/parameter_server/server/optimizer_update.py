@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from replicax._jax import Equation
 from replicax._jax.primitive_families import CASTS, ELEMENTWISE, IDENTITIES
 from replicax.execution.program.dataflow import Control, Dataflow, Found
+from replicax.variables.variable import Variable
 
 Update = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """Maps gradients, parameters and the optimizer's state, as lists, to new parameters and state."""
@@ -63,33 +64,26 @@ class _Dependences(Dataflow[_From]):
 
 def check_by_parts(
     update: Update,
-    parameters: Sequence[jax.ShapeDtypeStruct],
-    state: Sequence[jax.ShapeDtypeStruct],
+    parameters: Sequence[Variable],
+    state: Sequence[Variable],
     owners: Sequence[int | None],
     split: Sequence[bool],
-    names: Sequence[str],
     servers: int,
 ) -> None:
-    """Raise unless each server can apply the update to its parts alone.
+    """Raise unless each server can apply the update to its parts alone; a single one can apply any.
 
-    It traces the update in any case, so errors of the update itself are raised here, and not later on a server.
-
-    Args:
-      update: the update.
-      parameters: shapes and dtypes.
-      state: shapes and dtypes of its leaves.
-      owners: for each leaf, the place of the parameter that it is a slot of, with its shape; ``None`` for others.
-      split: whether each parameter is in several parts.
-      names: of the parameters.
-      servers: their number; a single one can apply any update.
+    It traces the update in any case, so errors of the update itself are raised here, and not later on a server. The
+    owner of a leaf of the state is the place of the parameter that it is a slot of, with its shape; ``None`` for other
+    leaves. ``split`` tells which parameters are in several parts.
 
     Raises:
       ValueError: it needs whole parameters that are split, or several parameters together.
     """
-    gradients = list(parameters)
-    traced = jax.make_jaxpr(update)(gradients, list(parameters), list(state))
+    values, slots_of = ([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in vs] for vs in (parameters, state))
+    traced = jax.make_jaxpr(update)(values, values, slots_of)
     if servers == 1:
         return
+    names = [v.name for v in parameters]
     own = [_From(frozenset({i})) for i in range(len(parameters))]
     slots = [_From() if o is None else _From(frozenset({o})) for o in owners]
     found, _ = _Dependences(_From()).run(traced.jaxpr, [*own, *own, *slots], final=True)

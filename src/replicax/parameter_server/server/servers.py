@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,9 @@ class Servers:
                 calls.setdefault(server, {})[number] = np.asarray(part), aggregation
         self._all("put", {server: (parts, self.ended()) for server, parts in calls.items()})
 
-    def define(self, parts: Mapping[int, OptimizerPart]) -> None:
-        """Define an optimizer on each server."""
-        self._all("define", {server: (part,) for server, part in parts.items()})
+    def define(self, servers: Iterable[int], optimizer: OptimizerPart) -> None:
+        """Define an optimizer on these servers."""
+        self._all("define", dict.fromkeys(servers, (optimizer,)))
 
     def drop(self, variables: Sequence[int], optimizers: Sequence[int] = ()) -> None:
         """Make all servers forget these; does not wait."""
@@ -78,25 +78,18 @@ class Servers:
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each called server had made.
 
-        The indices, ``[k]``, are in range and unique.
+        The indices, ``[k]``, are in range, unique and sorted.
         """
+        asked = dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
         if shards.is_split and shards.dim == 0:
-            masks = {server: (indices >= a) & (indices < b) for server, (a, b) in shards.bounds.items()}
-            asked = {s: indices[mask] - shards.bounds[s][0] for s, mask in masks.items() if mask.any()}
+            split = shards.rows(indices, indices)
+            asked = {server: mine for server, (mine, _) in split.items() if len(mine)}
             asked = asked or {shards.servers[0]: indices}  # without rows only the dtype is needed
-        else:
-            masks, asked = {}, dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
         ended = self.ended()
         found = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
-        updates = {server: count for server, (count, _) in found.items()}
-        parts = {server: rows for server, (_, rows) in found.items()}
-        if not masks:
-            return shards.whole(parts), updates
-        some = next(iter(parts.values()))
-        whole = np.empty((len(indices), *some.shape[1:]), some.dtype)
-        for server, rows in parts.items():
-            whole[masks[server]] = rows
-        return whole, updates
+        parts = [rows for _, rows in found.values()]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=shards.dim)
+        return whole, {server: count for server, (count, _) in found.items()}
 
     def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:
         """Send each server its changes; the results will be their staleness."""

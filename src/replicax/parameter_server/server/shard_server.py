@@ -23,19 +23,15 @@ class ShardServer:
     Ray pickles the result of a method before it calls the next one: so results may be the server's own arrays, which
     later updates write to.
 
-    Args:
-      index: its number.
-      groups: the number of functions of one step. With 1 each push is an update. Otherwise the pushes of functions
-        ``k * groups`` to ``(k + 1) * groups - 1`` are combined, and wait until all of these functions have ended.
-        Until then all of them read the values before the step, even one that runs again. There is no separate call
-        for that: each call says which functions have ended.
-      settings: JAX's settings, the same as the coordinator's.
+    With ``groups=1`` each push is an update. Otherwise the pushes of functions ``k * groups`` to
+    ``(k + 1) * groups - 1``, those of one step, are combined, and wait until all of these functions have ended. Until
+    then all of them read the values before the step, even one that runs again. There is no separate call for that: each
+    call says which functions have ended.
     """
 
-    def __init__(self, index: int, groups: int, settings: Mapping[str, Any]) -> None:
+    def __init__(self, groups: int, settings: Mapping[str, Any]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
-        self.index = index
         self._groups = groups
         self._state = ServerState()
         self._compiled: dict[int, Callable[..., Any]] = {}
@@ -169,16 +165,16 @@ class ShardServer:
         return [(total / len(values)).astype(total.dtype) if how is Aggregation.MEAN else total]
 
     def _optimize(self, optimizer: OptimizerPart, gradients: Mapping[int, Sequence[np.ndarray | Rows]]) -> None:
+        variables, tree = jax.tree_util.tree_flatten(optimizer.tree)
         values, state = (
             [self._state.values[n] if n in self._state.values else np.zeros(*optimizer.empty[n]) for n in numbers]
-            for numbers in (optimizer.variables, optimizer.slots)
+            for numbers in (variables, optimizer.slots)
         )
-        dense = [_dense(gradients.get(n, ()), value) for n, value in zip(optimizer.variables, values, strict=True)]
+        dense = [_dense(gradients.get(n, ()), value) for n, value in zip(variables, values, strict=True)]
         if optimizer.number not in self._compiled:
-            tree = jax.tree_util.tree_structure(optimizer.tree)
             self._compiled[optimizer.number] = jax.jit(update_of(optimizer.transformation, tree))
         new_values, new_state = self._compiled[optimizer.number](dense, values, state)
-        for n, value in zip((*optimizer.variables, *optimizer.slots), (*new_values, *new_state), strict=True):
+        for n, value in zip((*variables, *optimizer.slots), (*new_values, *new_state), strict=True):
             if n in self._state.values:
                 self._set(n, value)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from replicax.variables.partitioners import PieceCounts, split_by
+from replicax.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +80,14 @@ class ShardChoice:
         self._loads = [0] * servers
         self._partitioner = partitioner
 
-    def shards_of(
-        self, name: str, shape: tuple[int, ...], dtype: Any, partitioner: PieceCounts | None = None
-    ) -> Shards:
+    def shards_of(self, variable: Variable, partitioner: PieceCounts | None = None) -> Shards:
         """The shards of a new variable, which may have its own partitioner.
 
         Raises:
           ValueError: the partitioner did not return a number for each dim, at most one of them above 1.
         """
-        dim, parts = split_by(partitioner or self._partitioner, name, shape, dtype)
+        shape, dtype = tuple(variable.shape), variable.dtype
+        dim, parts = split_by(partitioner or self._partitioner, variable.name, shape, dtype)
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         by_load = sorted(range(len(self._loads)), key=lambda server: (self._loads[server], server))
         if dim is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from replicax.collectives import ReduceOp
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import ContextError
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.parameter_server.actors import ActorDiedError, Reply, all_results
+from replicax.parameter_server.actors import Reply, all_results
 from replicax.parameter_server.server.messages import Changes, Ended, Push
 from replicax.parameter_server.server.servers import Servers, split_changes
 from replicax.parameter_server.server.shards import Shards
@@ -34,7 +35,8 @@ class ServerVariables:
       groups: the number of workers that train synchronously; 1 in asynchronous mode.
       shards: of each variable, by number.
       built: the pytree of the variables of each optimizer that has been built, by number.
-      roles: the purpose of each slot of the worker's variables.
+      roles: for each slot of the worker's variables: the variable, the kind of change that is written there (see
+        :data:`Changes`), and, for rows, whether it has their indices (0) or the rows (1).
       group: for synchronous workers: a variable with the worker's place in the present step.
     """
 
@@ -46,8 +48,8 @@ class ServerVariables:
         self.groups = groups
         self.shards: dict[int, Shards] = {}
         self.built: dict[int, Any] = {}
-        self.roles: dict[Slot, tuple[str, WorkerVariable, Any]] = {}
-        self._parts = threading.local()
+        self.roles: dict[Slot, tuple[WorkerVariable, int | str, int | None]] = {}
+        self.local = threading.local()
 
     # --- functions --------------------------------------------------------------------------------------
 
@@ -83,37 +85,19 @@ class ServerVariables:
         self._changed.clear()
 
     def settle(self) -> tuple[int, ...]:
-        """Send the remaining changes, and wait until all are applied, even if one fails.
-
-        Returns:
-          The largest staleness of each.
-
-        Raises:
-          ActorDiedError, TimeoutError: a server has died, or does not answer.
-          Exception: raised by a server.
-        """
+        """Send the remaining changes, and wait until all are applied, even if one fails; the staleness of each."""
         self.send()
-        problems: list[Exception] = []
-        staleness = []
-        for sent in self._sent:
-            largest = 0
-            for server, reply in sent.items():
-                name = f"parameter server {server}"
-                try:
-                    largest = max(largest, *all_results([reply], lambda _, name=name: name))  # type: ignore[misc]
-                except Exception as error:  # the other servers must still apply theirs
-                    problems.append(error)
-            staleness.append(largest)
-        for problem in sorted(problems, key=lambda error: not isinstance(error, ActorDiedError | TimeoutError)):
-            raise problem
-        return tuple(staleness)
+        servers = [server for sent in self._sent for server in sent]
+        replies = [reply for sent in self._sent for reply in sent.values()]
+        found = iter(all_results(replies, lambda i: f"parameter server {servers[i]}"))
+        return tuple(max(0, *itertools.islice(found, len(sent))) for sent in self._sent)
 
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
         """Forget a dropped variable."""
         self.shards.pop(number, None)
         self.servers.forget(number)
         if variable is not None:
-            for slot in [slot for slot, (_, of, _) in self.roles.items() if of is variable]:
+            for slot in [slot for slot, (of, *_) in self.roles.items() if of is variable]:
                 del self.roles[slot]
 
     # --- around a program -------------------------------------------------------------------------------
@@ -128,7 +112,7 @@ class ServerVariables:
     def bring(self, slots: Iterable[Slot]) -> None:
         """Fetch the servers' present values into these slots."""
         roles = [self.roles[slot] for slot in slots if slot in self.roles]
-        wanted = {variable.number_on_servers: variable for kind, variable, _ in roles if kind == "value"}
+        wanted = {variable.number_on_servers: variable for variable, kind, _ in roles if kind == "assigned"}
         if not wanted:
             return
         for variable in wanted.values():
@@ -142,11 +126,7 @@ class ServerVariables:
         self._updates.update(updates)
 
     def check_readable(self, variable: WorkerVariable) -> None:
-        """Raise if a function that is part of a step reads what it has changed: the servers change that after the step.
-
-        Raises:
-          ContextError: it does.
-        """
+        """Raise if a function that is part of a step reads what it has changed: the servers change that after it."""
         if self.groups > 1 and variable.number_on_servers in self._changed:
             raise ContextError(
                 f"a scheduled function has changed {variable.describe()}, and now reads it. With mode='sync' a "
@@ -166,21 +146,18 @@ class ServerVariables:
     def _send(self, slots: Iterable[Slot]) -> None:
         """Send what a program has written into these slots."""
         changes: dict[tuple[int | str, int], Any] = {}
-        rows: dict[tuple[int, int], dict[int, Any]] = {}
+        rows: dict[tuple[int | str, int], dict[int, Any]] = {}
         for slot in slots:
             if slot not in self.roles:
                 continue
-            kind, variable, detail = self.roles[slot]
-            number, array = variable.number_on_servers, slot.array
-            if kind == "value":
-                changes["assigned", number] = array
+            variable, kind, place = self.roles[slot]
+            number = variable.number_on_servers
+            if kind == "assigned":
                 self.servers.overwrite(number)
-            elif kind == "added":
-                changes["added", number] = array
-            elif kind == "gradient":
-                changes[detail[0], number] = array
+            if place is None:
+                changes[kind, number] = slot.array
             else:
-                rows.setdefault((detail[0], number), {})[detail[1]] = array
+                rows.setdefault((kind, number), {})[place] = slot.array
         for key, found in rows.items():
             changes[key] = found[0], found[1]
         for of, number in list(changes):
@@ -197,25 +174,17 @@ class ServerVariables:
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
         """Mark the collectives inside as first halves that the servers complete."""
-        before = getattr(self._parts, "depth", 0)
-        self._parts.depth = before + 1
+        before, self.local.is_part = getattr(self.local, "is_part", False), True
         try:
             yield
         finally:
-            self._parts.depth = before
+            self.local.is_part = before
 
     def communicator(self, examples: Any, options: context.Options) -> SpmdCommunicator:
         """See :class:`replicax.workers.replicas.RemoteVariables`."""
         if self.groups == 1:
             return SpmdCommunicator(examples, options)
-        group = self.group
-        return GroupCommunicator(
-            examples,
-            options,
-            self.groups,
-            lambda: current_store().read(group),
-            lambda: getattr(self._parts, "depth", 0) > 0,
-        )
+        return GroupCommunicator(examples, options, self)
 
 
 # --- collectives of workers that train synchronously --------------------------------------------------
@@ -226,31 +195,23 @@ class GroupCommunicator(SpmdCommunicator):
 
     The workers combine values only on the servers, after the step. So a collective inside a step is impossible, and
     would be wrong among the replicas of one worker alone: it raises. The two collectives that the servers complete, the
-    sum of gradients and assigned values, set ``is_part``. ``group`` returns the number of this worker, traced.
+    sum of gradients and assigned values, are inside of :meth:`ServerVariables.part`.
     """
 
-    def __init__(
-        self,
-        examples: Any,
-        options: context.Options,
-        groups: int,
-        group: Callable[[], Any],
-        is_part: Callable[[], bool],
-    ) -> None:
+    def __init__(self, examples: Any, options: context.Options, server_variables: ServerVariables) -> None:
         super().__init__(examples, options)
-        self._groups = groups
-        self._group = group
-        self._is_part = is_part
+        self._server_variables = server_variables
 
     def _check_part(self, what: str) -> None:
-        if not self._is_part():
+        if not getattr(self._server_variables.local, "is_part", False):
             _refuse(what)
 
     def replica_id(self) -> Any:
-        return lax.axis_index(REPLICA_AXIS) + self._group() * lax.axis_size(REPLICA_AXIS)
+        group = current_store().read(self._server_variables.group)
+        return lax.axis_index(REPLICA_AXIS) + group * lax.axis_size(REPLICA_AXIS)
 
     def add_up(self, count: int) -> int:
-        return super().add_up(count) * self._groups
+        return super().add_up(count) * self._server_variables.groups
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         self._check_part("all_reduce")

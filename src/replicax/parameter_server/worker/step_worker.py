@@ -16,10 +16,10 @@ import numpy as np
 from replicax.data.options import InputOptions
 from replicax.data.workers import InputContext
 from replicax.devices.selection import resolve_devices
-from replicax.errors import ContextError, line_of
+from replicax.errors import ContextError, WorkerError, line_of
 from replicax.extended import StrategyExtended
 from replicax.parameter_server.actors import Actor, ActorDiedError
-from replicax.parameter_server.definitions import CallOutcome, Definition, Failure, FunctionCall, VariableDefinition
+from replicax.parameter_server.definitions import CallOutcome, Definition, FunctionCall, VariableDefinition
 from replicax.parameter_server.pickling import Reference, dumps, loads
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.worker.server_variables import ServerVariables
@@ -35,6 +35,8 @@ from replicax.values import PerReplica
 from replicax.variables.initial_layout import Stored
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
+
+_KEPT_FUNCTIONS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +121,7 @@ class StepWorker:
         if settings.groups > 1:
             with self._collection.opened():
                 self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
-        self._pickled: dict[str, bytes] = {}
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}  # by their digests, the most recently used last
         self._definitions: dict[tuple[str, int], Any] = {}
         self._objects: dict[tuple[str, int], Any] = {}  # of the definitions; each is made when a function needs it
         self._inputs: Mapping[int, Any] = {}
@@ -137,38 +138,35 @@ class StepWorker:
 
     # --- running ----------------------------------------------------------------------------------------
 
-    def work(self, call: FunctionCall) -> CallOutcome:
-        """Run a scheduled function; returns when the servers have applied its changes."""
+    def work(self, call: FunctionCall, data: np.ndarray) -> CallOutcome:
+        """Run a scheduled function, pickled as ``data``; returns when the servers have applied its changes."""
         try:
             self._define_all(call.definitions)
         except Exception as error:
-            return CallOutcome(failure=_failure(error))
+            return self._failed(call, error)
         self.server_variables.begin(call.number, call.ended)
-        outcome = self._run(call)
+        outcome = self._run(call, data)
         try:
             return dataclasses.replace(outcome, staleness=self.server_variables.settle())
-        except (ActorDiedError, TimeoutError) as error:
-            return CallOutcome(lost=str(error), is_server=True)
+        except (ActorDiedError, TimeoutError):
+            return CallOutcome(has_lost_server=True)
         except Exception as error:  # a server could not apply the change
-            return outcome if outcome.failure is not None else CallOutcome(failure=_failure(error))
+            return outcome if outcome.error is not None else self._failed(call, error)
 
-    def _run(self, call: FunctionCall) -> CallOutcome:
+    def _run(self, call: FunctionCall, data: np.ndarray) -> CallOutcome:
         """Run it, without sending its last change."""
-        self._inputs, function, digest = call.inputs, call.function, call.function.digest
-        for old in call.old_functions:
-            self._functions.pop(old, None)
-            self._pickled.pop(old, None)
-        if function.fn is not None:
-            self._pickled[digest] = function.fn
+        self._inputs = call.inputs
         try:
-            if digest in self._pickled:  # it is not sent again, so it stays until it has been unpickled
-                self._functions[digest] = loads(self._pickled[digest], self._find, function.name)
-                del self._pickled[digest]
-            args, kwargs = loads(function.arguments, self._find, f"an argument of {function.name}")
+            known, digest = self._functions, call.digest
+            fn = known.pop(digest) if digest in known else loads(data.tobytes(), self._find, call.name)
+            known[digest] = fn
+            if len(known) > _KEPT_FUNCTIONS:
+                del known[next(iter(known))]
+            args, kwargs = loads(call.arguments, self._find, f"an argument of {call.name}")
             for iterator in self._iterators:
                 iterator.begin()
             with self.strategy.scope():
-                returned = self._functions[digest](*args, **kwargs)
+                returned = fn(*args, **kwargs)
                 self.server_variables.end()
                 return CallOutcome(_fetched(self.strategy, returned))
         except NotBuiltError as needed:
@@ -176,10 +174,22 @@ class StepWorker:
                 iterator.take_back()
             variables = dumps(needed.variables, _reference_of, "the pytree of the variables")
             return CallOutcome(to_build=(needed.number, variables))
-        except ActorDiedError as error:
-            return CallOutcome(lost=str(error), is_server=True)
+        except ActorDiedError:
+            return CallOutcome(has_lost_server=True)
         except (Exception, SystemExit) as error:
-            return CallOutcome(failure=_failure(error))
+            return self._failed(call, error)
+
+    def _failed(self, call: FunctionCall, error: BaseException) -> CallOutcome:
+        """The outcome of a function that has raised an error here."""
+        where = f"worker {self.settings.index}"
+        told = WorkerError(f"{call} failed on {where} at {line_of(error)}: {type(error).__name__}: {error}")
+        told.add_note(f"On {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        cause: bytes | None = None
+        with contextlib.suppress(Exception):  # some errors can't be pickled or unpickled
+            data = pickle.dumps(error)
+            pickle.loads(data)
+            cause = data
+        return CallOutcome(error=(told, cause))
 
     def _define_all(self, definitions: Sequence[Definition]) -> None:
         # Definitions of variables come first, as others refer to them.
@@ -271,13 +281,3 @@ def _fetched(strategy: Strategy, returned: Any) -> Any:
         return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
     return jax.tree_util.tree_map(on_host, registered(returned), is_leaf=is_leaf)
-
-
-def _failure(error: BaseException) -> Failure:
-    pickled: bytes | None = None
-    with contextlib.suppress(Exception):  # some errors can't be pickled or unpickled
-        data = pickle.dumps(error)
-        pickle.loads(data)
-        pickled = data
-    text = "".join(traceback.format_exception(error))
-    return Failure(type(error).__name__, str(error), line_of(error), text, pickled)

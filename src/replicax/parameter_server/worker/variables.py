@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,6 @@ from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
     from replicax.parameter_server.worker.server_variables import ServerVariables
-
-Kind = Literal["value", "added", "added rows", "gradient", "gradient rows"]
 
 
 class WorkerCollection(VariableCollection):
@@ -73,7 +71,7 @@ class WorkerVariable(Variable):
     def belong_to(self, server_variables: ServerVariables, number: int) -> None:
         """Become the copy of the variable with this number."""
         self.server_variables, self.number_on_servers = server_variables, number
-        server_variables.roles[self.slot] = "value", self, None
+        server_variables.roles[self.slot] = self, "assigned", None
 
     # --- reading and writing ----------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class WorkerVariable(Variable):
     # --- notes ------------------------------------------------------------------------------------------
 
     def _note_added(self, delta: Any) -> None:
-        [note] = self._notes_for("added", None, [(self.shape, self.dtype)])
+        [note] = self._notes_for("added", [(self.shape, self.dtype)])
         step, store = _step(), current_store()
         total = store.read(note) + delta if self._noted_in is step else delta
         self._noted_in = step
@@ -153,15 +151,14 @@ class WorkerVariable(Variable):
             rows = jnp.asarray(gradient.indices, jnp.int32)
             rows = jnp.where(rows < 0, rows + self.shape[0], rows)
             values = [rows, gradient.values.astype(self.dtype)]
-            notes = self._notes_for("gradient rows", optimizer, [(v.shape, v.dtype) for v in values])
         else:
             values = [gradient.astype(self.dtype)]
-            notes = self._notes_for("gradient", optimizer, [(self.shape, self.dtype)])
+        notes = self._notes_for(optimizer, [(v.shape, v.dtype) for v in values])
         for note, value in zip(notes, values, strict=True):
             current_store().write(note, value, self._otherwise())
 
-    def _notes_for(self, kind: Kind, optimizer: int | None, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
-        key = kind, optimizer, *((tuple(shape), jnp.dtype(dtype).name) for shape, dtype in avals)
+    def _notes_for(self, kind: int | str, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
+        key = kind, *((tuple(shape), jnp.dtype(dtype).name) for shape, dtype in avals)
         if key not in self._notes:
             collection = self.collection
             assert isinstance(collection, WorkerCollection)
@@ -172,7 +169,7 @@ class WorkerVariable(Variable):
                 )
             self._notes[key] = notes
             for place, note in enumerate(notes):
-                self.server_variables.roles[note.slot] = kind, self, (optimizer, place)
+                self.server_variables.roles[note.slot] = self, kind, place if len(notes) > 1 else None
         return self._notes[key]
 
     def _otherwise(self) -> str:
