@@ -59,7 +59,7 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "2", "--grace", "nan", "train.py"], "--grace must be a number of seconds, 0 or more, got nan"),
         (["--workers", "2", "--backoff", "soon", "train.py"], "argument --backoff: invalid float value: 'soon'"),
         (["--workers", "2", "--finish-timeout", "0", "train.py"], "--finish-timeout must be a positive number"),
-        (["--workers", "2", "--port", "70000", "train.py"], "must be from 1 to 65535, got '70000'"),
+        (["--workers", "2", "--port", "70000", "train.py"], "must be from 1 to 65535, got 70000"),
         (["--workers", "2", "--bind", "192.0.2.1", "train.py"], "the chief can't listen at 192.0.2.1:"),
         (["--workers", "2", "--node-rank", "1", "train.py"], "--node-rank is for several hosts"),
         (["--workers", "2", "--hosts", "a b,c", "train.py"], "expected names or addresses with commas in between"),

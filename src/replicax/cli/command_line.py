@@ -36,20 +36,25 @@ def add_absent(subparsers: Any, name: str, purpose: str) -> None:
     parser.set_defaults(run=refuse)
 
 
-def positive_int(text: str) -> int:
-    """Parse an argument that must be 1 or more."""
-    number = _int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A type of arguments that are whole numbers."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        if number < least or (most is not None and number > most):
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
+        return number
+
+    return parse
 
 
-def seed(text: str) -> int:
-    """Parse the seed of random numbers, valid for Grain and JAX."""
-    number = _int(text)
-    if not 0 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 2147483647, got {text}")
-    return number
+positive_int = whole(1)
+seed = whole(0, 2**31 - 1)
+"""Valid for Grain and JAX."""
 
 
 def seconds(text: str) -> float:
@@ -61,13 +66,6 @@ def seconds(text: str) -> float:
     if not 0 < found <= 3600:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, got {text}")
     return found
-
-
-def _int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
 
 
 def why_not_writable(path: Path) -> str | None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import CommandError, positive_int
+from replicax.cli.command_line import CommandError, positive_int, whole
 from replicax.launcher import LaunchError
 
 if TYPE_CHECKING:
@@ -65,16 +65,16 @@ def add_parser(subparsers: Any) -> None:
     faults = parser.add_argument_group("faults")
     faults.add_argument(
         "--max-restarts",
-        type=_count,
+        type=whole(0),
         metavar="R",
         help="start all workers again after a fault, R times (default: 3 times if a worker was killed, or with N:MAX; "
         "otherwise never, as a program that fails by itself would probably fail again)",
     )
     faults.add_argument(
-        "--max-preemptions", type=_count, default=100, metavar="R", help="the same after exit code 75 (default: 100)"
+        "--max-preemptions", type=whole(0), default=100, metavar="R", help="the same after exit code 75 (default: 100)"
     )
     faults.add_argument(
-        "--max-resizes", type=_count, default=100, metavar="R", help="changes of the number of workers (default: 100)"
+        "--max-resizes", type=whole(0), default=100, metavar="R", help="changes of the number of workers (default: 100)"
     )
     faults.add_argument(
         "--backoff",
@@ -114,9 +114,11 @@ def add_parser(subparsers: Any) -> None:
     hosts = parser.add_argument_group("several hosts", "run the same command on each")
     hosts.add_argument("--hosts", type=_hosts, default=(), metavar="HOST,…", help="all of them, the chief's first")
     hosts.add_argument(
-        "--node-rank", type=_count, metavar="K", help="which of them this machine is, from 0 (default: by its name)"
+        "--node-rank", type=whole(0), metavar="K", help="which of them this machine is, from 0 (default: by its name)"
     )
-    hosts.add_argument("--port", type=_port, metavar="P", help="the chief's (default on one host: any free one)")
+    hosts.add_argument(
+        "--port", type=whole(1, 65535), metavar="P", help="the chief's (default on one host: any free one)"
+    )
     hosts.add_argument(
         "--bind",
         metavar="ADDRESS",
@@ -258,18 +260,6 @@ def _workers(text: str) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise argparse.ArgumentTypeError(f"expected N or N:MAX with 1 <= N <= MAX, got {text!r}")
     return least, most
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, got {text!r}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not (re.fullmatch(r"\d+", text) and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"must be from 1 to 65535, got {text!r}")
-    return int(text)
 
 
 def _hosts(text: str) -> tuple[str, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import subprocess
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from replicax.cli.diagnosis.findings import Finding, wrong
@@ -17,6 +20,8 @@ _Result = TypeVar("_Result")
 _GRACE = 0.5
 """Seconds beyond its deadline in which a check may still report the reason itself."""
 _AT_ONCE = 64
+_DYING = 0.3
+"""Seconds for a process to die; inside a driver it may not."""
 
 
 class Check(NamedTuple):
@@ -32,12 +37,7 @@ class Check(NamedTuple):
 
 
 def run_checks(checks: Sequence[Check], seconds: float) -> list[Finding]:
-    """Run all checks; returns their findings in order, and a finding for each check that fails or does not end in time.
-
-    Args:
-      checks: the checks to run.
-      seconds: the time for all checks, which run concurrently.
-    """
+    """Run all checks; returns their findings in order, and a finding for each that fails or exceeds the ``seconds``."""
 
     def run(check: Check) -> Sequence[Finding]:
         try:
@@ -58,13 +58,8 @@ def run_concurrently(
 ) -> dict[int, _Result]:
     """Call ``fn`` with each of the arguments; returns the results by number, without those that miss the deadline.
 
-    Neither this function nor the end of the process waits for the rest: some calls, such as those to a driver or a name
-    server, can't be cancelled.
-
-    Args:
-      fn: must not raise.
-      arguments: one for each call.
-      deadline: in ``time.monotonic()``.
+    ``fn`` must not raise. Neither this function nor the end of the process waits for the rest: some calls, such as
+    those to a driver or a name server, can't be cancelled.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Result]] = queue.SimpleQueue()
@@ -89,3 +84,35 @@ def run_concurrently(
             break
         found[number] = result
     return found
+
+
+def run_process(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> tuple[str, str, int | None]:
+    """Run a command, and kill it after ``seconds``; does not wait for it if it does not die.
+
+    Returns:
+      Its output, its errors, and its exit code; ``None`` if it was killed.
+
+    Raises:
+      OSError: it can't be started.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_DYING)
+        output.seek(0)
+        errors.seek(0)
+        return output.read().decode(errors="replace"), errors.read().decode(errors="replace"), code

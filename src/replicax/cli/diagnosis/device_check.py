@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from replicax.cli.diagnosis.check_runner import run_process
 from replicax.cli.diagnosis.environment_variables import environment_at_start, has_nvidia_gpu, has_tpu
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 
@@ -24,7 +21,6 @@ _STAGES = {
     "sum": "summing over the devices",
 }
 _GIB = 2**30
-_GRACE = 0.3
 
 
 def check(seconds: float) -> list[Finding]:
@@ -77,28 +73,10 @@ def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # another program may need the memory
         "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings are for programs that go on
     }
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROBE)],  # -P: the probe's folder must not hide packages
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=problems,
-            env=environment,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + seconds
-        try:
-            ended: int | None = process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            ended = None
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_GRACE)  # no longer: a process inside a driver may not even die
-        out.seek(0)
-        problems.seek(0)
-        text = out.read().decode(errors="replace")
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"stage"') and line.endswith("}")]
-        return lines, problems.read().decode(errors="replace"), ended
+    # -P: the probe's folder must not hide packages
+    output, errors, ended = run_process([sys.executable, "-P", str(_PROBE)], seconds, environment)
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"stage"') and line.endswith("}")]
+    return lines, errors, ended
 
 
 def _found(devices: dict[str, Any]) -> list[Finding]:

@@ -5,18 +5,15 @@ Its output has no fixed format: missing or unknown entries become ``None`` or ar
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
+from replicax.cli.diagnosis.check_runner import run_process
+
 COMMAND = "nvidia-smi"
 _MIB = 2**20
-_GRACE = 0.2
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _NOTHING = {"", "N/A", "[N/A]", "None", "Not Supported", "Requested functionality has been deprecated"}
 
@@ -94,33 +91,12 @@ class Links:
 
 
 def ask(arguments: Sequence[str], seconds: float) -> Output:
-    """Run ``nvidia-smi`` with these arguments; kills it after ``seconds``, and does not wait for it if it does not die.
-
-    Args:
-      arguments: such as ``["-q", "-x"]``.
-      seconds: how long it may take.
-    """
-    deadline = time.monotonic() + seconds
-    with tempfile.TemporaryFile() as out:
-        try:
-            process = subprocess.Popen(
-                [COMMAND, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Output(error.strerror or str(error), None, is_there=False)
-        code: int | None = None
-        try:
-            code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # inside a driver it may not even die
-                process.wait(timeout=_GRACE)
-        out.seek(0)
-        return Output(out.read().decode(errors="replace"), code)
+    """Run ``nvidia-smi`` with these arguments, for at most ``seconds``."""
+    try:
+        output, errors, code = run_process([COMMAND, *arguments], seconds)
+    except OSError as error:
+        return Output(error.strerror or str(error), None, is_there=False)
+    return Output(output + errors, code)
 
 
 def parsed_report(text: str) -> Report | None:
@@ -132,7 +108,7 @@ def parsed_report(text: str) -> Report | None:
     'NVIDIA L4'
     """
     try:
-        root = ElementTree.fromstring(text[max(0, text.find("<")) :])
+        root = ElementTree.fromstring(text[max(0, text.find("<")) : text.rfind(">") + 1])
     except ElementTree.ParseError:
         return None
     if root.tag != "nvidia_smi_log":
