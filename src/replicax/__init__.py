@@ -261,6 +261,13 @@ def _load_ragged_steps() -> Any:
     return capture_ragged, check_arms
 
 
+def _load_padded_steps() -> Any:
+    from replicax.padding.examples import where_examples_are
+    from replicax.padding.questions import Question
+
+    return where_examples_are, Question
+
+
 def _load_backends() -> Any:
     from replicax.backends import BACKENDS
 
@@ -275,6 +282,7 @@ def _load_per_replica_executor() -> Any:
 
 
 registry.default_strategy = _load_default_strategy
+registry.padded_steps = _load_padded_steps
 registry.ragged_steps = _load_ragged_steps
 registry.per_replica_executor = _load_per_replica_executor
 registry.placed_steps = _load_placed_steps

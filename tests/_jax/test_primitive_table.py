@@ -11,7 +11,7 @@ import pytest
 from replicax import _jax
 from replicax._jax import primitive_table
 from replicax.checks.loss_scale import operation_rules
-from replicax.execution.padding import example_rules
+from replicax.padding import example_rules
 from tests._jax.tiny_programs import PROGRAMS
 
 

@@ -15,8 +15,8 @@ import pytest
 from jax import lax
 
 import replicax
-from replicax.execution.padding.example_places import PART, UNKNOWN, Index, Rows, Untraceable
-from replicax.execution.padding.examples import example_places
+from replicax.padding.example_places import PART, UNKNOWN, Index, Rows, Untraceable
+from replicax.padding.examples import example_places
 from tests.conftest import strategy_of
 from tests.padding.padded_batches import padded_batch
 

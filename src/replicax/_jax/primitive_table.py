@@ -20,7 +20,7 @@ import jax
 # A line has names, a colon, the parameters that each of them has, and a word for each analysis that has a rule for it.
 # A longer line goes on in indented ones. An analysis takes a primitive without a word for one that may do anything.
 #
-#   examples  where the examples of a padded batch are in the result (execution/padding/example_rules.py)
+#   examples  where the examples of a padded batch are in the result (padding/example_rules.py)
 #   terms     what becomes of the terms of a loss (checks/loss_scale/operation_rules.py)
 #   replicas  whether replicas may differ in the result, where that does not just follow from the operands
 #             (execution/program/locality_rules.py, collective_operations.py). own: they may; position: the result is

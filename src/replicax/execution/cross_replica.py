@@ -24,8 +24,7 @@ from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, stack_level
 from replicax.execution.cache import ProgramCache
-from replicax.execution.padding.questions import cant_be_told
-from replicax.execution.replica_values import ARRAYS
+from replicax.execution.replica_values import ARRAYS, cant_be_told
 from replicax.execution.run import prepared
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
@@ -370,7 +369,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
     """``value`` with zeros for padding; and for each dim of ``axis``, whether it is the examples', and their number.
 
     It is not known while tracing which dim is the examples', so each is asked
-    (:mod:`replicax.execution.padding.examples`).
+    (:mod:`replicax.padding.examples`).
     """
     assert communicator.examples is not None
     mask, count = communicator.examples

@@ -133,6 +133,16 @@ def padded(stacked: Any, mask: ExampleMask) -> Any:
     return jax.tree_util.tree_map(one, registered(stacked))
 
 
+def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
+    """The error that padding can't be told from examples."""
+    return ValueError(
+        f"{what} along dim {dim} of a value of shape {shape} on each replica, computed from a padded batch: its rows "
+        "may be padding, and which can't be told after the operations that made it. Reduce inside the step, with "
+        "replicax.get_replica_context().example_mask; return it with the examples along a dim of their own; or use "
+        'InputOptions(partial_batch="exact"), which does not pad.'
+    )
+
+
 def _on_logical_devices(
     arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
 ) -> jax.Array:

@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from replicax.execution.padding.example_places import OperationShapes, Place
-from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import number
 from replicax.execution.program.infer import infer
 from replicax.execution.program.locality_rules import result_localities
 from replicax.locality import Locality, M, R
+from replicax.padding.example_places import OperationShapes, Place
+from replicax.padding.example_rules import result_places
+from replicax.padding.examples import number
 from replicax.per_replica.collectives import sum_p, whole_p
 from replicax.per_replica.eager.eager_trace import program_p
 

@@ -19,11 +19,11 @@ from replicax import _jax
 from replicax.collectives import COMBINED, ReduceOp, ReplicaExamples, check_other_dims, checked_axes, countable, divide
 from replicax.context import Options
 from replicax.devices.host_values import as_array
-from replicax.execution.padding.example_places import Place
-from replicax.execution.padding.questions import Question
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
 from replicax.locality import Locality, M, R, T
+from replicax.padding.example_places import Place
+from replicax.padding.questions import Question
 from replicax.per_replica.eager.eager_trace import EagerTrace
 from replicax.per_replica.rendezvous import Offers, Rendezvous
 

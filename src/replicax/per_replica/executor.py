@@ -19,7 +19,6 @@ from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import as_array, check_integers
 from replicax.execution.cache import ProgramCache
-from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.signals import hold_signals
 from replicax.execution.step_agreement import check_same_step
@@ -29,6 +28,7 @@ from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
+from replicax.padding.example_places import UNKNOWN, Place, Rows
 from replicax.per_replica.array_facts import Localities, Places
 from replicax.per_replica.collectives import PerReplicaCommunicator
 from replicax.per_replica.eager.derivatives import tracing_rules_once

@@ -18,10 +18,10 @@ import jax
 from replicax import _jax
 from replicax.devices.arrays import here, put_among
 from replicax.errors import LocalityError
-from replicax.execution.padding.example_places import Place, joined
-from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
+from replicax.padding.example_places import Place, joined
+from replicax.padding.questions import dim_of_examples
 from replicax.per_replica.replica_store import PerReplicaStore, local_value
 from replicax.pytrees import are_equal, is_leaf, registered
 from replicax.values import Components, ExampleMask, PerReplica

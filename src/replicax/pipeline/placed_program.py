@@ -24,12 +24,12 @@ from replicax.execution.compiled.replicate import (
     over_replicas_of,
     policy_for,
     rewriting_for,
-    where_examples_are,
 )
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program, Use
 from replicax.locality import Locality, M, T
+from replicax.padding.examples import where_examples_are
 from replicax.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.pipeline.flat_program import bytes_of, flatten
 from replicax.pipeline.placement import Placement, Variables, place

@@ -26,6 +26,9 @@ ragged_steps: Callable[[], tuple[Callable[..., Any], Callable[[str], None]]]
 backends: Callable[[], Mapping[str, Any]] = dict
 """Loads what the compilers of single platforms need, by platform."""
 
+padded_steps: Callable[[], tuple[Callable[..., Any], type]]
+"""Loads what finds the examples in the results of a step that gets padded arguments, and the class of questions."""
+
 per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]
 """Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""
 

@@ -13,20 +13,20 @@ from collections.abc import Iterable, Iterator
 from replicax import _jax
 from replicax._jax import primitive_families as families
 from replicax.checks.locality.warning import warn_at
-from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
-from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import (
+from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
+from replicax.execution.program.dataflow import Control, Dataflow, Found
+from replicax.execution.program.locality_rules import join, result_localities
+from replicax.execution.program.program import Program
+from replicax.locality import Locality, M, R, T
+from replicax.padding.example_places import UNKNOWN, Place, Rows
+from replicax.padding.example_rules import result_places
+from replicax.padding.examples import (
     operation_shapes,
     place_of_examples,
     shape_of,
     sliced_place,
     stacked_place,
 )
-from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
-from replicax.execution.program.dataflow import Control, Dataflow, Found
-from replicax.execution.program.locality_rules import join, result_localities
-from replicax.execution.program.program import Program
-from replicax.locality import Locality, M, R, T
 
 _KEPT = (
     families.ELEMENTWISE

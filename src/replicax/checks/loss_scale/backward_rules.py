@@ -28,8 +28,8 @@ from replicax.checks.loss_scale.terms import (
     times,
     with_divisors,
 )
-from replicax.execution.padding.example_places import Place, Untraceable
 from replicax.locality import Locality, R, T
+from replicax.padding.example_places import Place, Untraceable
 
 FIRST_WEIGHT = ScaleFact(terms=frozenset({Term(Kind.SUM, 0, Level.WEIGHT)}))
 """The 1 with which a derivative begins."""

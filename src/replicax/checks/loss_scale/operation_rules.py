@@ -34,8 +34,8 @@ from replicax.checks.loss_scale.terms import (
     sum_of_equal,
     times,
 )
-from replicax.execution.padding.example_places import OperationShapes, Place, Rows
 from replicax.locality import M, R, T
+from replicax.padding.example_places import OperationShapes, Place, Rows
 
 GRADIENTS = (
     Kind.SUM,

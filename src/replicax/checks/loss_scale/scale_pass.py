@@ -34,9 +34,15 @@ from replicax.checks.loss_scale.terms import (
     settle,
 )
 from replicax.collectives import all_reduce_p, share_back_p, share_p
-from replicax.execution.padding.example_places import Place, Rows
-from replicax.execution.padding.example_rules import result_places
-from replicax.execution.padding.examples import (
+from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
+from replicax.execution.program.dataflow import Control, Dataflow, Found
+from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
+from replicax.execution.program.marks import mark_p
+from replicax.execution.program.program import Program
+from replicax.locality import Locality, R, T
+from replicax.padding.example_places import Place, Rows
+from replicax.padding.example_rules import result_places
+from replicax.padding.examples import (
     number,
     operation_shapes,
     place_of_examples,
@@ -44,12 +50,6 @@ from replicax.execution.padding.examples import (
     sliced_place,
     stacked_place,
 )
-from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
-from replicax.execution.program.dataflow import Control, Dataflow, Found
-from replicax.execution.program.locality_rules import LOCALITY_KEPT, result_localities
-from replicax.execution.program.marks import mark_p
-from replicax.execution.program.program import Program
-from replicax.locality import Locality, R, T
 
 _OVER_REPLICAS = (
     ("pmean", "/jax/_src/lax/parallel.py"),

@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from replicax.execution.padding.example_places import Place, Rows, Untraceable, joined
 from replicax.locality import Locality, M, T
+from replicax.padding.example_places import Place, Rows, Untraceable, joined
 
 
 class Kind(enum.Enum):

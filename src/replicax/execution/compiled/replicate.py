@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -33,14 +33,12 @@ from replicax.execution.compiled.local_values import (
     zeros_like,
 )
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
-from replicax.execution.padding.example_places import UNKNOWN, Place, Rows
-from replicax.execution.padding.examples import example_places, shape_of
-from replicax.execution.padding.questions import dim_of_examples
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
+from replicax.system import registry
 from replicax.variables.layout import Layout, Mirrored, Split
 from replicax.variables.slots import Slot
 from replicax.workers.launch_log import Label
@@ -230,7 +228,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     result_localities = outputs[n_written:]
     padded = example_dims = None
     if program.example_dims is not None:
-        padded, example_dims = where_examples_are(program, outputs)
+        padded, example_dims = registry.padded_steps()[0](program, outputs)
 
     order = program.order
     donated, kept, written = order.donated, order.kept, order.written
@@ -314,26 +312,6 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         steps=steps,
         policy=policy,
     )
-
-
-def where_examples_are(
-    program: Program, localities: Sequence[Locality]
-) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
-    """Which results have rows that may be padding, and along which dim."""
-    assert program.example_dims is not None
-    rows = program.arguments[-2][0].shape[0]
-    inputs: list[Place] = [None] * len(program.reads)
-    inputs += [UNKNOWN if dim is None else None if dim == () else Rows(dim) for dim in program.example_dims]
-    inputs += [Rows(0), None] + [None] * len(program.constants)
-    places = example_places(program.jaxpr, inputs, rows)
-    n = len(program.writes)
-    outputs = program.jaxpr.outvars[n:]
-    found = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
-    padded = [
-        locality is T and (dim is not None or unclear)
-        for locality, (dim, unclear) in zip(localities[n:], found, strict=True)
-    ]
-    return tuple(padded), tuple(dim for dim, _ in found)
 
 
 Item = TypeVar("Item")

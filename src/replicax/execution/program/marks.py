@@ -62,7 +62,7 @@ What such a loop carries is all the same to its replicas, or a sum over them tha
 """
 
 asks_p = _jax.asking_primitive("replicax_asks", lambda x, *, question: question.ask(x))
-"""``b = asks[question=q] x``: the answer to ``q``, a :class:`replicax.execution.padding.questions.Question`, of ``x``.
+"""``b = asks[question=q] x``: the answer to ``q``, a :class:`replicax.padding.questions.Question`, of ``x``.
 
 In compiled code it is a constant, as the answer is found in the program.
 """

@@ -11,9 +11,9 @@ from jax import lax
 from replicax import collectives, context
 from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.padding.questions import Question
 from replicax.execution.program.marks import asks_p
 from replicax.pytrees import is_leaf, registered
+from replicax.system import registry
 from replicax.values import Local, PerReplica
 
 
@@ -62,7 +62,7 @@ class SpmdCommunicator:
     def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
         if self.examples is None:
             return False
-        question = Question(dim, what, self.examples.mask.shape[0], refused)
+        question = registry.padded_steps()[1](dim, what, self.examples.mask.shape[0], refused)
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 A padded batch has rows that are no examples. What a step returns can be reduced without them if it is known which of
 its dims is that of the examples, and a size alone does not say so: there may be as many classes as rows. So this is
 followed from the arguments on, operation by operation, by the rules of
-:mod:`replicax.execution.padding.example_rules`. A *place* is said of a value:
+:mod:`replicax.padding.example_rules`. A *place* is said of a value:
 
 * ``None``: it has no dim along which examples lie (a parameter, a sum over the examples, a number);
 * ``Rows(dim)``: row ``i`` along ``dim`` is about example ``i``. ``Rows(dim, outer, inner)``: they are in the middle of

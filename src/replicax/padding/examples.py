@@ -1,8 +1,8 @@
 """Examples: where are they in each result of a program?
 
 A dataflow pass over a captured program like :mod:`replicax.execution.program.infer`, by the rules of
-:mod:`replicax.execution.padding.example_rules`. It also answers the questions that were asked while the step's Python
-ran (:mod:`replicax.execution.padding.questions`).
+:mod:`replicax.padding.example_rules`. It also answers the questions that were asked while the step's Python
+ran (:mod:`replicax.padding.questions`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.execution.padding.example_places import PART, UNKNOWN, OperationShapes, Place, Rows, Untraceable, joined
-from replicax.execution.padding.example_rules import result_places
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.marks import asks_p
+from replicax.execution.program.program import Program
+from replicax.locality import Locality, T
+from replicax.padding.example_places import PART, UNKNOWN, OperationShapes, Place, Rows, Untraceable, joined
+from replicax.padding.example_rules import result_places
+from replicax.padding.questions import dim_of_examples
 
 
 def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:
@@ -32,7 +35,7 @@ def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> lis
       ValueError: a question can't be answered.
 
     >>> import jax
-    >>> from replicax.execution.padding.example_places import Rows
+    >>> from replicax.padding.example_places import Rows
     >>> program = jax.make_jaxpr(lambda x, w: ((x @ w).T, w * 2, (x @ w).sum(0)))(
     ...     jax.numpy.ones((6, 3)), jax.numpy.ones((3, 6))
     ... )
@@ -40,6 +43,31 @@ def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> lis
     [Rows(dim=1, outer=1, inner=1), None, None]
     """
     return _ExamplesPass(rows).run(jaxpr, inputs, final=True)[0]
+
+
+def where_examples_are(
+    program: Program, localities: Sequence[Locality]
+) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
+    """Which results of a step have rows that may be padding, and along which dim.
+
+    Args:
+      program: the step, whose arguments are padded.
+      localities: those of its outputs.
+    """
+    assert program.example_dims is not None
+    rows = program.arguments[-2][0].shape[0]
+    inputs: list[Place] = [None] * len(program.reads)
+    inputs += [UNKNOWN if dim is None else None if dim == () else Rows(dim) for dim in program.example_dims]
+    inputs += [Rows(0), None] + [None] * len(program.constants)
+    places = example_places(program.jaxpr, inputs, rows)
+    n = len(program.writes)
+    outputs = program.jaxpr.outvars[n:]
+    found = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
+    padded = [
+        locality is T and (dim is not None or unclear)
+        for locality, (dim, unclear) in zip(localities[n:], found, strict=True)
+    ]
+    return tuple(padded), tuple(dim for dim, _ in found)
 
 
 class _ExamplesPass(Dataflow[Place]):

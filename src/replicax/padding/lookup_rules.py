@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from replicax._jax import primitive_families as families
 from replicax._jax.operation_params import LookupDimensions, dims_along, lookup_dimensions, moved_dims
-from replicax.execution.padding.example_places import (
+from replicax.padding.example_places import (
     UNKNOWN,
     Columns,
     Index,

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from replicax.execution.padding.example_places import Place, Rows, Untraceable
+from replicax.execution.replica_values import cant_be_told
+from replicax.padding.example_places import Place, Rows, Untraceable
 
 
 class Question:
@@ -61,13 +62,3 @@ def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[in
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
     return None, isinstance(place, Untraceable) and any(size and size % rows == 0 for size in shape)
-
-
-def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
-    """The error that padding can't be told from examples."""
-    return ValueError(
-        f"{what} along dim {dim} of a value of shape {shape} on each replica, computed from a padded batch: its rows "
-        "may be padding, and which can't be told after the operations that made it. Reduce inside the step, with "
-        "replicax.get_replica_context().example_mask; return it with the examples along a dim of their own; or use "
-        'InputOptions(partial_batch="exact"), which does not pad.'
-    )

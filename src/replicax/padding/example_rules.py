@@ -1,7 +1,7 @@
 """The rules that say where the examples are in the results of operations.
 
 Which rule is an operation's says the column ``examples`` of :mod:`replicax._jax.primitive_table`. Both executors use
-them: :mod:`replicax.execution.padding.examples` for a program, and the exact one as it goes along.
+them: :mod:`replicax.padding.examples` for a program, and the exact one as it goes along.
 What has no rule here gives ``UNKNOWN``.
 """
 
@@ -15,7 +15,9 @@ from replicax._jax.contractions import convolution_dimensions
 from replicax._jax.operation_params import dims_along, dot_dimensions, moved_dims, untouched_dims
 from replicax._jax.primitive_table import column
 from replicax.collectives import all_reduce_p, alone_p, gathered_p, share_back_p, share_p
-from replicax.execution.padding.example_places import (
+from replicax.execution.program.collective_operations import over_replicas
+from replicax.execution.program.marks import asks_p, assign_p, mark_p
+from replicax.padding.example_places import (
     PART,
     UNKNOWN,
     Columns,
@@ -26,9 +28,7 @@ from replicax.execution.padding.example_places import (
     joined,
     reshaped,
 )
-from replicax.execution.padding.lookup_rules import NUMBERING, gather, scatter
-from replicax.execution.program.collective_operations import over_replicas
-from replicax.execution.program.marks import asks_p, assign_p, mark_p
+from replicax.padding.lookup_rules import NUMBERING, gather, scatter
 
 
 def result_places(operation: OperationShapes) -> list[Place]:

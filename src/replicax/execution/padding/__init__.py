@@ -1,1 +1,0 @@
-"""Padded batches: where the examples are in each value of a program."""
