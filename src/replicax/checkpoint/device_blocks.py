@@ -46,24 +46,20 @@ class PartPiece:
     """A piece of a part.
 
     Attributes:
-      part: the part.
       block: the block of the piece, in the array.
-      cut: its slices in the device's array; ``None`` if it is all of it.
+      position: of the worker's array that contains it.
+      cut: its slices in that array; ``None`` if it is all of it.
     """
 
-    part: Part
     block: Block
+    position: int
     cut: tuple[slice, ...] | None
-
-    @property
-    def position(self) -> int:
-        """The position of the worker's array that contains it."""
-        return self.part.position or 0
 
     @classmethod
     def of(cls, part: Part, block: Block) -> PartPiece:
         """The piece of ``part`` with this ``block``."""
-        return cls(part, block, None if block == part.block and not part.is_filled else inside(block, part.block))
+        cut = None if block == part.block and not part.is_filled else inside(block, part.block)
+        return cls(block, part.position or 0, cut)
 
 
 # --- the devices of each block -------------------------------------------------------------------------

@@ -47,8 +47,8 @@ class HostCopies:
         for segment in self.segments:
             values = segment.of(self.memory)
             for name, own in segment.pieces:
-                for piece in own:
-                    found[name, piece.block] = values[piece.start : piece.stop].reshape(shape_of(piece.block))
+                for piece, place in own:
+                    found[name, piece.block] = values[place].reshape(shape_of(piece.block))
         return found
 
 
@@ -100,25 +100,6 @@ class HostCopier:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
-    """A piece in a segment.
-
-    Attributes:
-      block: the block of the piece, in the array.
-      position: the number of the leaf's array here that has it.
-      cut: its slices in that array; ``None`` if it is all of it.
-      start: its first element in the segment.
-      stop: the element after its last.
-    """
-
-    block: Block
-    position: int
-    cut: tuple[slice, ...] | None
-    start: int
-    stop: int
-
-
-@dataclasses.dataclass(frozen=True)
 class _Segment:
     """A part of the memory that holds pieces of one dtype.
 
@@ -126,13 +107,13 @@ class _Segment:
       start: its first byte.
       size: the number of bytes.
       dtype: of the pieces.
-      pieces: by the names of their leaves, in order.
+      pieces: by the names of their leaves, in order; each with its elements in the segment.
     """
 
     start: int
     size: int
     dtype: np.dtype[Any]
-    pieces: Sequence[tuple[str, Sequence[_Placed]]]
+    pieces: Sequence[tuple[str, Sequence[tuple[PartPiece, slice]]]]
 
     @classmethod
     def laid_out(cls, start: int, dtype: np.dtype[Any], own: Mapping[str, Sequence[PartPiece]]) -> _Segment:
@@ -142,7 +123,7 @@ class _Segment:
             here = []
             for piece in pieces:
                 begin, end = end, end + size_of(piece.block)
-                here.append(_Placed(piece.block, piece.position, piece.cut, begin, end))
+                here.append((piece, slice(begin, end)))
             placed.append((name, here))
         return cls(start, end * dtype.itemsize, dtype, placed)
 
@@ -155,13 +136,13 @@ class _Segment:
         values = self.of(memory)
         for name, pieces in self.pieces:
             here = leaves[name].here()
-            for piece in pieces:
+            for piece, place in pieces:
                 data = np.asarray(here[piece.position])
                 if piece.cut is None:
-                    values[piece.start : piece.stop] = data.ravel()
+                    values[place] = data.ravel()
                 else:
                     part = data[piece.cut]
-                    values[piece.start : piece.stop].reshape(part.shape)[...] = part
+                    values[place].reshape(part.shape)[...] = part
 
 
 class _Memory:

@@ -26,7 +26,7 @@ from replicax.checkpoint.array_leaves import (
     HostArrayLeaf,
     VariableLeaf,
 )
-from replicax.checkpoint.storage.index import OptimizerEntry
+from replicax.checkpoint.storage.index import OptimizerEntry, PlainEntry
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.errors import shortened
 from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
@@ -40,13 +40,6 @@ _SAVED = (
     "Saved are variables, optimizers, metrics, iterators of distributed datasets, arrays of JAX and NumPy, random "
     "keys, numbers, strings, bools and None, and pytrees of these"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainLeaf:
-    """A number, a string, a bool or ``None``."""
-
-    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +81,7 @@ class OptimizerLeaf:
             return OptimizerEntry(True, None)
 
 
-Leaf = ArrayLeaf | PlainLeaf | IteratorLeaf | OptimizerLeaf
+Leaf = ArrayLeaf | PlainEntry | IteratorLeaf | OptimizerLeaf
 
 
 class Leaves:
@@ -120,9 +113,8 @@ class Leaves:
                 self._add(full, value)
             containers = _containers(tree, {id(value) for _, value in paths})
             self._seen[name] = None if containers is None else (tree, containers)
-        self._not_arrays = [
-            name for name, leaf in self.by_name.items() if isinstance(leaf, PlainLeaf | IteratorLeaf | OptimizerLeaf)
-        ]
+        arrays = self.arrays()
+        self._not_arrays = [name for name in self.by_name if name not in arrays]
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
         """Whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
@@ -148,7 +140,7 @@ class Leaves:
             return False
         for name, value in fresh.items():
             before = self.by_name.get(name)
-            if not isinstance(before, PlainLeaf | DeviceArrayLeaf | HostArrayLeaf):
+            if not isinstance(before, PlainEntry | DeviceArrayLeaf | HostArrayLeaf):
                 return False
             leaf = self._leaf(name, value)
             if not _same_layout(leaf, before):
@@ -172,7 +164,7 @@ class Leaves:
         """The names of variables, by their ids."""
         return {id(variable): name for name, variable in self.variables()}
 
-    def others(self) -> Iterator[tuple[str, PlainLeaf | IteratorLeaf | OptimizerLeaf]]:
+    def others(self) -> Iterator[tuple[str, PlainEntry | IteratorLeaf | OptimizerLeaf]]:
         """The leaves other than arrays, with their names."""
         for name in self._not_arrays:
             leaf: Any = self.by_name[name]
@@ -184,9 +176,8 @@ class Leaves:
 
     def arrays(self) -> dict[str, ArrayLeaf]:
         """The leaves that are arrays, by name."""
-        others = set(self._not_arrays)
-        arrays: Any = {name: leaf for name, leaf in self.by_name.items() if name not in others}
-        return arrays
+        others = PlainEntry | IteratorLeaf | OptimizerLeaf
+        return {name: leaf for name, leaf in self.by_name.items() if not isinstance(leaf, others)}
 
     def rebuilt(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The objects, with other values for some leaves."""
@@ -227,7 +218,7 @@ class Leaves:
         if value is None or isinstance(value, bool | int | float | complex | str):
             if isinstance(value, np.generic):  # float64 is a float, too
                 return HostArrayLeaf(value, self._workers)
-            return PlainLeaf(value)
+            return PlainEntry(value)
         if isinstance(value, DistributedIterator):
             return IteratorLeaf(value)
         if isinstance(value, jax.core.Tracer):
@@ -241,8 +232,8 @@ class Leaves:
 
 def _same_layout(leaf: Leaf, before: Leaf) -> bool:
     """Whether an array has the same kind and layout as before; or both are plain values."""
-    if isinstance(leaf, PlainLeaf) or isinstance(before, PlainLeaf):
-        return isinstance(leaf, PlainLeaf) and isinstance(before, PlainLeaf)
+    if isinstance(leaf, PlainEntry) or isinstance(before, PlainEntry):
+        return isinstance(leaf, PlainEntry) and isinstance(before, PlainEntry)
     if isinstance(leaf, DeviceArrayLeaf | HostArrayLeaf) and isinstance(before, DeviceArrayLeaf | HostArrayLeaf):
         return type(leaf) is type(before) and leaf.kind == before.kind and leaf.parts() == before.parts()
     return False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from typing import Any
 
-from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf, PlainLeaf
+from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf
 from replicax.checkpoint.storage.index import (
     ArrayEntry,
     Entry,
@@ -35,7 +36,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
         return
     lines = [
         *_listed("in the checkpoint there is no", [_missing(n, leaves.by_name[n], extra) for n in missing]),
-        *_listed("the checkpoint also has", [f"{name}, {_shown_entry(entries[name])}" for name in extra]),
+        *_listed("the checkpoint also has", [f"{name}, {_shown(entries[name])}" for name in extra]),
         *_listed("they differ in", different),
     ]
     hint = _hint(leaves, missing, extra, different)
@@ -54,43 +55,27 @@ def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
 
 
 def _difference(leaf: Leaf, entry: Entry) -> str | None:
-    if isinstance(leaf, PlainLeaf):
-        if isinstance(entry, PlainEntry):
-            return None
-    elif isinstance(leaf, IteratorLeaf):
-        if isinstance(entry, IteratorEntry):
-            return None
-    elif isinstance(leaf, OptimizerLeaf):
-        if isinstance(entry, OptimizerEntry):
-            return None
-    elif isinstance(entry, ArrayEntry) and entry.kind == leaf.kind:
-        return None
-    return f"saved was {_shown_entry(entry)}, here is {_shown_leaf(leaf)}"
+    same: Any = (PlainEntry, PlainEntry), (IteratorLeaf, IteratorEntry), (OptimizerLeaf, OptimizerEntry)
+    if isinstance(entry, ArrayEntry):
+        fits = entry.kind == getattr(leaf, "kind", None)
+    else:
+        fits = any(isinstance(leaf, ours) and isinstance(entry, theirs) for ours, theirs in same)
+    return None if fits else f"saved was {_shown(entry)}, here is {_shown(leaf)}"
 
 
-def _shown_leaf(leaf: Leaf) -> str:
-    if isinstance(leaf, PlainLeaf):
-        return f"the plain value {leaf.value!r}"
-    if isinstance(leaf, IteratorLeaf):
+def _shown(one: Leaf | Entry) -> str:
+    if isinstance(one, PlainEntry):
+        return f"the plain value {one.value!r}"
+    if isinstance(one, IteratorLeaf | IteratorEntry):
         return "an iterator"
-    if isinstance(leaf, OptimizerLeaf):
+    if isinstance(one, OptimizerLeaf | OptimizerEntry):
         return "an optimizer"
-    return str(leaf.kind)
-
-
-def _shown_entry(entry: Entry) -> str:
-    if isinstance(entry, PlainEntry):
-        return f"the plain value {entry.value!r}"
-    if isinstance(entry, IteratorEntry):
-        return "an iterator"
-    if isinstance(entry, OptimizerEntry):
-        return "an optimizer"
-    return str(entry.kind)
+    return str(one.kind)
 
 
 def _missing(name: str, leaf: Leaf, extra: list[str]) -> str:
     near = difflib.get_close_matches(name, extra, 1, 0.75) if len(extra) < 1000 else []
-    return f"{name}, {_shown_leaf(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
+    return f"{name}, {_shown(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
 
 
 def _listed(what: str, items: list[str]) -> list[str]:

@@ -18,15 +18,10 @@ from replicax.checkpoint.array_leaves import ArrayLeaf
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, PlainLeaf, variables_named
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, variables_named
 from replicax.checkpoint.matching import check_fits
 from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of
-from replicax.checkpoint.storage.index import (
-    ArrayEntry,
-    IteratorEntry,
-    OptimizerEntry,
-    PlainEntry,
-)
+from replicax.checkpoint.storage.index import ArrayEntry, IteratorEntry, OptimizerEntry, PlainEntry
 from replicax.checkpoint.storage.piece_store import Request, read_pieces
 from replicax.errors import CheckpointError
 from replicax.training import Optimizer
@@ -62,7 +57,7 @@ def restored(
     values = _arrays(leaves, source, lockstep)
     for name, leaf in leaves.by_name.items():
         entry = entries.get(name)
-        if isinstance(leaf, PlainLeaf) and isinstance(entry, PlainEntry):
+        if isinstance(leaf, PlainEntry) and isinstance(entry, PlainEntry):
             values[name] = entry.value
         elif isinstance(leaf, OptimizerLeaf) and isinstance(entry, OptimizerEntry) and not entry.built:
             leaf.optimizer.reset()

@@ -15,7 +15,7 @@ from typing import Any
 
 from replicax.checkpoint.device_blocks import HostArray
 from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.snapshot import Snapshot, as_data
+from replicax.checkpoint.snapshot import Snapshot
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
@@ -77,7 +77,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
       CheckpointError: this worker or another one could not write it; says why. No file of it is left.
     """
     exchange = _Exchange(save, is_cancelled)
-    everyones = exchange.gather((snapshot.digest, as_data(snapshot.copies)))
+    everyones = exchange.gather((snapshot.digest, {name: own for name, (_, own) in snapshot.copies.items()}))
     for worker in save.group:
         if everyones[worker][0] != everyones[save.group[0]][0]:
             raise CheckpointError(

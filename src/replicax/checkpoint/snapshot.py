@@ -12,15 +12,9 @@ import numpy as np
 from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf
 from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves, PlainLeaf
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
-from replicax.checkpoint.storage.index import (
-    ArrayEntry,
-    ArrayKind,
-    Entry,
-    IteratorEntry,
-    PlainEntry,
-)
+from replicax.checkpoint.storage.index import ArrayEntry, ArrayKind, Entry, IteratorEntry, PlainEntry
 from replicax.checkpoint.storage.shared_disks import Groups
 from replicax.variables.slots import exchanging
 
@@ -75,8 +69,8 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
     """
     found: dict[str, Entry] = {}
     for name, leaf in leaves.others():
-        if isinstance(leaf, PlainLeaf):
-            found[name] = PlainEntry(leaf.value)
+        if isinstance(leaf, PlainEntry):
+            found[name] = leaf
         elif isinstance(leaf, IteratorLeaf):
             found[name] = IteratorEntry(leaf.state(name))
         else:
@@ -137,8 +131,3 @@ class SavePlan:
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             taken = self._copier.copied(arrays)
         return Snapshot(plain, self.kinds, self.same, self.writers, taken, copies, self._digest)
-
-
-def as_data(copies: Mapping[str, tuple[Any, dict[int, HostArray]]]) -> dict[str, dict[int, HostArray]]:
-    """This worker's copies as data for other workers."""
-    return {name: own for name, (_, own) in copies.items()}
