@@ -238,10 +238,9 @@ class _Cluster:
         self._actors = actors
         settings = {name: getattr(jax.config, name) for name in _SHARED_SETTINGS}
         strict = {name: getattr(jax.config, name) for name in _SETTINGS_OF_STEPS}
-        self._settings = [
-            WorkerSettings(index, strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict)
-            for index in range(strategy.num_workers)
-        ]
+        self._settings = WorkerSettings(
+            strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict
+        )
         self._definitions = definitions = Definitions()
         self._functions: dict[FunctionKey, tuple[str, Reply, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
@@ -273,8 +272,8 @@ class _Cluster:
             raise
 
     def _start_worker(self, index: int) -> Actor:
-        settings = self._settings[index]
-        return self._actors.start(StepWorker, settings, self.servers.actors, env=_worker_environment(settings.devices))
+        env = _worker_environment(self._settings.devices)
+        return self._actors.start(StepWorker, index, self._settings, self.servers.actors, env=env)
 
     def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
         name = function_name(fn)

@@ -96,7 +96,7 @@ class Definitions:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """A call of a scheduled function, to be sent to a worker.
+    """A call of a scheduled function; the last three are known when it is sent to a worker.
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
@@ -112,9 +112,9 @@ class FunctionCall:
     name: str
     digest: str
     arguments: bytes
-    definitions: Sequence[Definition]
-    ended: Ended
-    inputs: Mapping[int, Any]
+    definitions: Sequence[Definition] = ()
+    ended: Ended = dataclasses.field(default_factory=Ended)
+    inputs: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name} (scheduled function {self.number})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import pickle
 import queue
 import threading
@@ -18,7 +19,6 @@ from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import (
     BusyWorker,
     ScheduledFunction,
-    WorkerStartup,
     not_run,
     progress,
 )
@@ -30,6 +30,7 @@ _MOST_DEATHS = 10
 _MOST_QUEUED = 4096
 _PAUSE = 0.01
 _LOOK = 2.0
+_SECONDS_TO_START = 300.0
 
 
 class Dispatcher:
@@ -49,7 +50,6 @@ class Dispatcher:
         groups: int,
         max_staleness: int | None,
     ) -> None:
-        self._starts = WorkerStartup(start, lambda worker, actor, reply: self._inbox.put((worker, actor, None, reply)))
         self._definitions = definitions
         self._build = build
         self._recovery = recovery
@@ -59,7 +59,13 @@ class Dispatcher:
         self._is_to_assign = False  # whether to repeat the program's assignments from before that, after them
         self._groups = groups
         self._max_staleness = max_staleness
-        self._workers = [BusyWorker(index, start(index)) for index in range(workers)]
+        self._inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]()
+
+        def when_started(worker: BusyWorker, actor: Actor, reply: Reply) -> None:
+            self._inbox.put((worker, actor, None, reply))
+
+        self._workers = [BusyWorker(index, start, when_started) for index in range(workers)]
+        self._waited = 0.0  # without any worker that has started
         self._queue: collections.deque[ScheduledFunction] = collections.deque()
         self._unfinished: set[int] = set()
         self._next = 0
@@ -67,12 +73,11 @@ class Dispatcher:
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
         self._closed: str | None = None
         self._changed = threading.Condition()
-        self._inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]()
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
         for worker in self._workers:
-            self._starts.wait_for(worker)
+            worker.wait()
 
     # --- called by the user -----------------------------------------------------------------------------
 
@@ -86,9 +91,10 @@ class Dispatcher:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
             self._raise_error()
             number, self._next = self._next, self._next + 1
-            value = RemoteValue(f"{name} (scheduled function {number})", number, self)
+            call = FunctionCall(number, name, digest, arguments)
+            value = RemoteValue(str(call), number, self)
             self._unfinished.add(number)
-            self._queue.append(ScheduledFunction(number, name, digest, data, arguments, uses, value))
+            self._queue.append(ScheduledFunction(call, data, uses, value))
             self.log.begin()
             self._send()
             return value
@@ -221,15 +227,9 @@ class Dispatcher:
         worker.definitions, new = self._definitions.since(worker.definitions)
         if new:
             self._definitions.known_to_all(min(w.definitions for w in self._workers))
-        call = FunctionCall(
-            scheduled.number,
-            scheduled.name,
-            scheduled.digest,
-            scheduled.arguments,
-            new,
-            Ended(self._recovery.era, min(self._unfinished)),
-            {value.number: value.fetch(0) for value in scheduled.inputs},
-        )
+        ended = Ended(self._recovery.era, min(self._unfinished))
+        inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
+        call = dataclasses.replace(scheduled.call, definitions=new, ended=ended, inputs=inputs)
         worker.running = scheduled
         actor = worker.actor
         reply = actor.call("work", call, scheduled.data)
@@ -294,7 +294,7 @@ class Dispatcher:
                 continue
             try:
                 if scheduled is None:
-                    self.log.deaths += not self._starts.note(worker, reply)
+                    self.log.deaths += not worker.note(reply)
                 else:
                     outcome = self._outcome(worker, scheduled, reply)
                     with self._changed:
@@ -312,7 +312,9 @@ class Dispatcher:
             try:
                 if self._closed is None:
                     self._recovery.check()
-                    self._starts.check(self._workers)
+                    self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
+                    if self._waited > _SECONDS_TO_START:
+                        raise TimeoutError(f"no worker has started within {_SECONDS_TO_START:g} seconds")
             except Exception as error:
                 self._give_up(f"the coordinator can't go on: {error}")
 
@@ -329,7 +331,7 @@ class Dispatcher:
         except ActorDiedError as error:
             scheduled.deaths += 1
             self.log.deaths += 1
-            self._starts.replace(worker)
+            worker.replace()
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             ended = f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}"

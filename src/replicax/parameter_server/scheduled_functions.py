@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply
+from replicax.parameter_server.definitions import FunctionCall
 from replicax.parameter_server.remote_values import RemoteValue
 
 _MOST_STARTS = 5
-_SECONDS = 300.0
-_LONGEST = 5.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,21 +19,21 @@ class ScheduledFunction:
     """A function to be run once.
 
     Attributes:
-      data: the pickled function, which the digest identifies, in Ray's object store.
-      arguments: ``(args, kwargs)``, pickled.
+      data: the pickled function, in Ray's object store.
       uses: the objects that it refers to, kept alive as long as the function may run.
       beside: how many other functions were running when it was sent, or have been sent since.
     """
 
-    number: int
-    name: str
-    digest: str
+    call: FunctionCall
     data: Reply
-    arguments: bytes
     uses: Sequence[Any]
     value: RemoteValue
     deaths: int = 0
     beside: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.call.number
 
     @property
     def inputs(self) -> list[RemoteValue]:
@@ -44,68 +42,58 @@ class ScheduledFunction:
 
 
 class BusyWorker:
-    """A worker, as the dispatcher sees it: the function that it runs, and what its process knows once it is ready."""
+    """A worker, as the dispatcher sees it: the function that it runs, and what its process knows.
 
-    def __init__(self, index: int, actor: Actor) -> None:
-        self.index = index
-        self.running: ScheduledFunction | None = None
-        self.replace(actor)
+    Only a process that is ready gets functions. So one that dies while it starts is not blamed on a function, and other
+    workers run the function meanwhile.
 
-    def replace(self, actor: Actor) -> None:
-        self.actor = actor
-        self.is_ready = False
-        self.definitions = 0
-
-
-class WorkerStartup:
-    """Starts processes that replace dead ones, and notes when they are ready: only then do they get functions.
-
-    So a process that dies while it starts is not blamed on a function, and other workers run the function meanwhile.
-    ``when_started`` is called on some thread when a process has started or failed to start; it must lead to a call of
-    :meth:`note`.
+    Args:
+      index: its number.
+      start: starts a process.
+      when_started: called on some thread when a process has started or failed to; it must lead to :meth:`note`.
     """
 
-    def __init__(self, start: Callable[[int], Actor], when_started: Callable[[BusyWorker, Actor, Reply], None]) -> None:
+    def __init__(
+        self, index: int, start: Callable[[int], Actor], when_started: Callable[[BusyWorker, Actor, Reply], None]
+    ) -> None:
+        self.index = index
         self._start = start
         self._when_started = when_started
         self._in_vain = 0
-        self._looked = time.monotonic()
-        self._waited = 0.0
+        self.running: ScheduledFunction | None = None
+        self._begin()
 
-    def wait_for(self, worker: BusyWorker) -> None:
-        """Note that a worker's process is starting."""
-        actor = worker.actor
+    def _begin(self) -> None:
+        self.actor = self._start(self.index)
+        self.is_ready = False
+        self.definitions = 0
+
+    def wait(self) -> None:
+        """Have ``when_started`` called."""
+        actor = self.actor
         reply = actor.call("ready")
-        reply.when_done(lambda: self._when_started(worker, actor, reply))
+        reply.when_done(lambda: self._when_started(self, actor, reply))
 
-    def replace(self, worker: BusyWorker) -> None:
+    def replace(self) -> None:
         """Start another process after the present one has died."""
-        worker.actor.kill()  # it may only have become unreachable
-        worker.replace(self._start(worker.index))
-        self.wait_for(worker)
+        self.actor.kill()  # it may only have become unreachable
+        self._begin()
+        self.wait()
 
-    def note(self, worker: BusyWorker, reply: Reply) -> bool:
-        """Whether a worker is ready; if its process has died, starts another, or raises after many deaths in a row."""
+    def note(self, reply: Reply) -> bool:
+        """Whether it is ready; if its process has died, starts another, or raises after many deaths in a row."""
         try:
             reply.result(TIMEOUT)
         except ActorDiedError as error:
             self._in_vain += 1
             if self._in_vain >= _MOST_STARTS:
                 raise WorkerError(
-                    f"worker {worker.index} has died in its start, the {_MOST_STARTS}th in a row: {error}"
+                    f"worker {self.index} has died in its start, the {_MOST_STARTS}th in a row: {error}"
                 ) from None
-            self.replace(worker)
+            self.replace()
             return False
-        worker.is_ready, self._in_vain = True, 0
+        self.is_ready, self._in_vain = True, 0
         return True
-
-    def check(self, workers: Iterable[BusyWorker]) -> None:
-        """Raise if no process has started for long. Call it regularly: long times between calls count only in part."""
-        now = time.monotonic()
-        waited, self._looked = min(now - self._looked, _LONGEST), now
-        self._waited = 0.0 if any(worker.is_ready for worker in workers) else self._waited + waited
-        if self._waited > _SECONDS:
-            raise TimeoutError(f"no worker has started within {_SECONDS:g} seconds")
 
 
 def progress(workers: Sequence[BusyWorker], waiting: int) -> str:

@@ -41,9 +41,8 @@ _KEPT_FUNCTIONS = 64
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """The settings of a worker, the ``index``-th of ``count``, with JAX's settings, the same as the coordinator's."""
+    """The settings of all workers, with JAX's settings, the same as the coordinator's."""
 
-    index: int
     count: int
     devices: int
     groups: int
@@ -60,11 +59,11 @@ class WorkerExtended(StrategyExtended):
 class WorkerStrategy(Strategy):
     """The ``strategy`` inside a scheduled function, on the worker's own devices."""
 
-    def __init__(self, settings: WorkerSettings, server_variables: ServerVariables) -> None:
+    def __init__(self, index: int, settings: WorkerSettings, server_variables: ServerVariables) -> None:
         extended = WorkerExtended(resolve_devices(None)[: settings.devices])
         extended.remote_variables = server_variables
         super().__init__(extended)
-        self.worker_index = settings.index
+        self.worker_index = index
         self.num_workers = settings.count
 
     def distribute_datasets_from_function(
@@ -112,12 +111,11 @@ class WorkerIterator:
 class StepWorker:
     """Runs scheduled functions, one after the other, with the variables of these servers."""
 
-    def __init__(self, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
+    def __init__(self, index: int, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
-        self.settings = settings
         self.server_variables = ServerVariables(Servers(servers), settings.groups)
-        self.strategy = WorkerStrategy(settings, self.server_variables)
+        self.strategy = WorkerStrategy(index, settings, self.server_variables)
         if settings.groups > 1:
             with self._collection.opened():
                 self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
@@ -181,7 +179,7 @@ class StepWorker:
 
     def _failed(self, call: FunctionCall, error: BaseException) -> CallOutcome:
         """The outcome of a function that has raised an error here."""
-        where = f"worker {self.settings.index}"
+        where = f"worker {self.strategy.worker_index}"
         told = WorkerError(f"{call} failed on {where} at {line_of(error)}: {type(error).__name__}: {error}")
         told.add_note(f"On {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
         cause: bytes | None = None
