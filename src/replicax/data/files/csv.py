@@ -108,7 +108,7 @@ class CsvFormat(Format):
     places: tuple[str, ...] = ("byte", "line")
 
     def open(self, file: str) -> CsvReader:
-        rows = self._rows(file)
+        rows = CsvReader(file, self.delimiter, self.encoding)
         try:
             columns = self.names or self._header(rows)
             if columns and set(columns) != set(self.header):
@@ -120,13 +120,14 @@ class CsvFormat(Format):
         except BaseException:
             rows.close()
             raise
-        return CsvReader(rows, columns, self.converters)
+        rows.read_as(columns, self.converters)
+        return rows
 
     def sample(self, files: Iterable[str]) -> tuple[tuple[str, ...], list[list[str]]]:
         """The columns, and the first rows of the first file that has any."""
         header: tuple[str, ...] = ()
         for file in files:
-            rows = self._rows(file)
+            rows = CsvReader(file, self.delimiter, self.encoding)
             first: list[list[str]] = []
             try:
                 columns = self.names or self._header(rows)
@@ -145,39 +146,47 @@ class CsvFormat(Format):
         if twice:
             raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
 
-    def _rows(self, file: str) -> CsvRows:
-        return CsvRows(Lines(file, self.encoding, "strict"), self.delimiter)
-
-    def _header(self, rows: CsvRows) -> tuple[str, ...]:
+    def _header(self, rows: CsvReader) -> tuple[str, ...]:
         names = tuple(rows.read(None) or ())
         self.check_names(names, f"{rows.file}: the header row")
         return names
 
 
-class CsvRows:
-    """The rows of a file as lists of text, with their places.
+class CsvReader(Reader):
+    """Reads rows as lists of text or, after :meth:`read_as`, as dicts."""
 
-    Attributes:
-      file: the path.
-      first_line: the first line of the last row, from 1.
-    """
-
-    def __init__(self, lines: Lines, delimiter: str) -> None:
-        self.file = lines.file
-        self.first_line = 0
-        self._lines = lines
+    def __init__(self, file: str, delimiter: str, encoding: str) -> None:
+        self.file = file
+        self._lines = Lines(file, encoding, "strict")
         self._delimiter = delimiter
         self._begin(0)
 
-    @property
-    def byte(self) -> int:
-        """The offset of the next row: the csv module reads no more lines than it needs for a row."""
-        return self._lines.byte
+    def _begin(self, line: int) -> None:
+        self._passed = line  # before the reader, which counts its own
+        self._first_line = line  # of the last row, from 1
+        self._reader = csv.reader(iter(self._lines.read, ""), delimiter=self._delimiter, strict=True)
+        self._reached()
 
-    @property
-    def line(self) -> int:
-        """The number of lines read."""
-        return self._passed + self._reader.line_num
+    def read_as(self, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
+        """Read dicts from now on: for some columns, the values of their text."""
+        self._fields = len(columns)
+        self._values = [(name, columns.index(name), value) for name, value in values.items()] if columns else []
+        self._reached()
+
+    def __next__(self) -> dict[str, Any]:
+        row = self.read(self._fields)
+        if row is None:
+            raise StopIteration
+        result = {}
+        for name, field, value in self._values:
+            try:
+                result[name] = value(row[field])
+            except (ValueError, OverflowError) as error:
+                raise ValueError(
+                    f"{self.file}: line {self._first_line}: column {name!r}: {value.problem(row[field], name)}"
+                ) from error
+        self._reached()
+        return result
 
     def read(self, fields: int | None) -> list[str] | None:
         """The next row that is not blank, or None at the end of the file.
@@ -187,33 +196,44 @@ class CsvRows:
         """
         row: list[str] = []
         while not row:
-            self.first_line = self.line + 1
+            self._first_line = self._line + 1
             try:
                 row = next(self._reader)
             except StopIteration:
                 return None
             except csv.Error as error:
-                raise ValueError(f"{self.file}: line {self.first_line}: {_explained(error)}") from error
+                raise ValueError(f"{self.file}: line {self._first_line}: {_explained(error)}") from error
         if fields is not None and len(row) != fields:
             short = shortened(self._delimiter.join(row))
             raise ValueError(
-                f"{self.file}: line {self.first_line}: {fields} fields are expected, as there are columns, got "
+                f"{self.file}: line {self._first_line}: {fields} fields are expected, as there are columns, got "
                 f"{len(row)}: {short!r}"
             )
         return row
 
-    def seek(self, byte: int, line: int) -> None:
-        """Go to the start of a row."""
-        self._lines.seek(byte)
-        self._begin(line)
+    def pass_over(self) -> bool:
+        row = self.read(self._fields)
+        self._reached()
+        return row is not None
+
+    def position(self) -> dict[str, int]:
+        return self._done
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._lines.go_to(position["byte"])
+        self._begin(position["line"])
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
-    def _begin(self, line: int) -> None:
-        self._passed = line  # before the reader, which counts its own
-        self._reader = csv.reader(iter(self._lines.read, ""), delimiter=self._delimiter, strict=True)
+    @property
+    def _line(self) -> int:
+        """The number of lines read."""
+        return self._passed + self._reader.line_num
+
+    def _reached(self) -> None:
+        # The csv module reads no more lines than it needs for a row.
+        self._done = {"byte": self._lines.byte, "line": self._line}
 
 
 def _explained(error: csv.Error) -> str:
@@ -222,47 +242,3 @@ def _explained(error: csv.Error) -> str:
     if "unexpected end" in str(error):
         return "a quote is opened, and not closed before the file ends"
     return str(error)
-
-
-class CsvReader(Reader):
-    """Reads rows as dicts."""
-
-    def __init__(self, rows: CsvRows, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
-        self.file = rows.file
-        self._rows = rows
-        self._fields = len(columns)
-        self._values = [(name, columns.index(name), value) for name, value in values.items()] if columns else []
-        self._done = self._reached()
-
-    def __next__(self) -> dict[str, Any]:
-        row = self._rows.read(self._fields)
-        if row is None:
-            raise StopIteration
-        result = {}
-        for name, field, value in self._values:
-            try:
-                result[name] = value(row[field])
-            except (ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"{self.file}: line {self._rows.first_line}: column {name!r}: {value.problem(row[field], name)}"
-                ) from error
-        self._done = self._reached()
-        return result
-
-    def pass_over(self) -> bool:
-        row = self._rows.read(self._fields)
-        self._done = self._reached()
-        return row is not None
-
-    def position(self) -> dict[str, int]:
-        return self._done
-
-    def seek(self, position: dict[str, int]) -> None:
-        self._rows.seek(position["byte"], position["line"])
-        self._done = position
-
-    def close(self) -> None:
-        self._rows.close()
-
-    def _reached(self) -> dict[str, int]:
-        return {"byte": self._rows.byte, "line": self._rows.line}

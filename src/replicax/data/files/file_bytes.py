@@ -152,7 +152,7 @@ class Lines:
         self.byte += len(line)
         return bool(line)
 
-    def seek(self, byte: int) -> None:
+    def go_to(self, byte: int) -> None:
         """Go to the start of a line."""
         self._bytes.seek(byte)
         self.byte = byte

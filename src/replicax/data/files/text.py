@@ -57,32 +57,20 @@ class TextFormat(Format):
     places: tuple[str, ...] = ("byte",)
 
     def open(self, file: str) -> TextReader:
-        return TextReader(Lines(file, self.encoding, self.errors))
+        return TextReader(file, self.encoding, self.errors)
 
 
-class TextReader(Reader):
+class TextReader(Lines, Reader):
     """Reads lines, without their ends."""
 
-    def __init__(self, lines: Lines) -> None:
-        self.file = lines.file
-        self._lines = lines
-
     def __next__(self) -> str:
-        line = self._lines.read()
+        line = self.read()
         if not line:
             raise StopIteration
-        if line.endswith("\r\n"):
-            return line[:-2]
-        return line[:-1] if line.endswith("\n") else line
-
-    def pass_over(self) -> bool:
-        return self._lines.pass_over()
+        return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
     def position(self) -> dict[str, int]:
-        return {"byte": self._lines.byte}
+        return {"byte": self.byte}
 
     def seek(self, position: dict[str, int]) -> None:
-        self._lines.seek(position["byte"])
-
-    def close(self) -> None:
-        self._lines.close()
+        self.go_to(position["byte"])
