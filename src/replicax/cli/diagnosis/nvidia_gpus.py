@@ -100,7 +100,7 @@ def _driver(report: Report) -> Finding:
 def _plugins(report: Report) -> Iterator[Finding]:
     """JAX's plugins, against the driver."""
     there = {cuda: version for cuda, name in _PLUGINS.items() if (version := version_of(name))}
-    runs = _major(report.cuda)
+    runs = nvidia_smi.first_number(report.cuda)
     if len(there) > 1:
         names = " and ".join(_PLUGINS[cuda] for cuda in there)
         to_do = f"keep one: pip uninstall {_PLUGINS[min(there)]} {_PLUGINS[min(there)].replace('plugin', 'pjrt')}"
@@ -112,11 +112,6 @@ def _plugins(report: Report) -> Iterator[Finding]:
         what += f"is for CUDA {report.cuda}: JAX finds no GPU"
         to_do = f"update the driver, or pip install 'replicax[cuda{runs}]'" if runs in _PLUGINS else "update the driver"
         yield wrong("GPUs", what, to_do, plugin=cuda, driver=report.driver)
-
-
-def _major(version: str) -> int | None:
-    match = re.match(r"\d+", version)
-    return int(match[0]) if match else None
 
 
 # --- each GPU -------------------------------------------------------------------------------------------------

@@ -156,8 +156,8 @@ def _gpu(element: ElementTree.Element) -> Gpu:
         fabric=", ".join(filter(None, fabric)) if fabric[0] else "",
         compute_mode=_text(element, "compute_mode"),
         problems=tuple(_problems(element)),
-        lanes=_first_number(_text(element, "pci/pci_gpu_link_info/link_widths/current_link_width")),
-        most_lanes=_first_number(_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        lanes=first_number(_text(element, "pci/pci_gpu_link_info/link_widths/current_link_width")),
+        most_lanes=first_number(_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")),
     )
 
 
@@ -169,7 +169,7 @@ def _problems(element: ElementTree.Element) -> list[str]:
     if _text(element, "remapped_rows/remapped_row_failure") == "Yes":
         found.append("has memory that can't be repaired")
     errors = element.find("ecc_errors/volatile")
-    counts = [] if errors is None else [_first_number(e.text or "") for e in errors if "uncorrectable" in e.tag]
+    counts = [] if errors is None else [first_number(e.text or "") for e in errors if "uncorrectable" in e.tag]
     if total := sum(filter(None, counts)):
         found.append(f"has had {total} uncorrectable memory error(s) since the driver was loaded")
     reasons = element.find("clocks_event_reasons")
@@ -185,11 +185,12 @@ def _text(element: ElementTree.Element, path: str) -> str:
 
 
 def _bytes(text: str) -> int | None:
-    number = _first_number(text)
+    number = first_number(text)
     return None if number is None or not text.endswith("MiB") else number * _MIB
 
 
-def _first_number(text: str) -> int | None:
+def first_number(text: str) -> int | None:
+    """The number at the start of a text; ``None`` if there is none."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None
 
