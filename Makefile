@@ -150,7 +150,7 @@ $(TRACKERS_READY): pyproject.toml constraints.txt tests/integration/constraints-
 $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers/constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	PIP_CONSTRAINT="constraints.txt benchmarks/peers/constraints.txt" \
-	    $(PEERS)/python -m pip install --editable '.[nnx,torch]' keras tensorflow-cpu
+	    $(PEERS)/python -m pip install --editable '.[nnx,pictures,torch]' keras tensorflow-cpu
 	touch $@
 
 # The development environment, and the compiler beside it, where no other test sees it.

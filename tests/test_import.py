@@ -71,3 +71,34 @@ def test_names_that_have_moved_are_still_found_with_a_warning() -> None:
         with pytest.warns(DeprecationWarning, match=f"^replicax.{name} is now {module}.{name}$"):
             assert getattr(replicax, name) is getattr(room, name)
         assert name not in dir(replicax)
+
+
+WITHOUT_MATPLOTLIB = """
+import sys
+
+sys.modules["matplotlib"] = None  # as if it were not installed
+import replicax
+from replicax.cli import main
+
+print("exit", main(["plan", sys.argv[1], "--html", "plan.html"]), main(["plan", sys.argv[1]]))
+plan = replicax.plan(replicax.MirroredStrategy(["cpu:0"]), lambda: None)
+for draw in (plan.write_html, replicax.Topology.from_name("v5e:2x2").plot):
+    try:
+        draw("plan.svg")
+    except ImportError as error:
+        print(error, file=sys.stderr)
+print(plan._repr_html_()[:5])
+"""
+
+
+def test_matplotlib_is_needed_only_for_pictures(tmp_path: pathlib.Path) -> None:
+    example = pathlib.Path(__file__).parents[1] / "examples" / "digits.py"
+    program = [sys.executable, "-c", WITHOUT_MATPLOTLIB, str(example)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    names = ["replicax plan: error: --html", "Plan.write_html", "Topology.plot"]
+    assert done.stderr.splitlines() == [
+        f"{name} needs the package matplotlib, which is not installed: pip install 'replicax[pictures]'"
+        for name in names
+    ]
+    assert done.stdout.splitlines()[-1] == "<p><b"
+    assert "exit 2 0" in done.stdout

@@ -116,10 +116,12 @@ def test_a_platform_without_devices():
     assert done.stderr.count("\n") == 1
 
 
-def test_scikit_learn_is_missing(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+@pytest.mark.parametrize("package", ["sklearn", "matplotlib"])
+def test_a_package_is_missing(capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
     assert main(["demo"]) == 2
-    assert "scikit-learn, which has the digits, is not installed" in capsys.readouterr().err
+    message = f"the demo needs the package {package}, which is not installed: pip install 'replicax[demo]'\n"
+    assert message in capsys.readouterr().err
 
 
 def test_the_example_is_missing(capsys, monkeypatch, tmp_path):

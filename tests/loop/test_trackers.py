@@ -175,7 +175,7 @@ def test_a_server_that_fails_ends_no_training(
 @pytest.mark.parametrize(("log", "package"), [(WandbLog, "wandb"), (MLflowLog, "mlflow")])
 def test_a_package_that_is_not_there_is_named(log: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=rf"logs with {package}.*pip install 'replicax\[{package}\]'"):
+    with pytest.raises(ImportError, match=rf"needs the package {package}.*pip install 'replicax\[{package}\]'"):
         log()
 
 

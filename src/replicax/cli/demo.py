@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, seed, why_not_writable, written
+from replicax.system.packages import check_installed
 
 if TYPE_CHECKING:
     import replicax
@@ -76,8 +77,11 @@ def run(args: argparse.Namespace) -> int:
 
 def load_example() -> ModuleType:
     """The module ``examples/digits_demo.py``, as it was installed or as it stands in the checkout."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise _error("scikit-learn, which has the digits, is not installed: pip install scikit-learn")
+    for needed in ("sklearn", "matplotlib"):  # the digits, and the pictures
+        try:
+            check_installed("the demo", needed, "demo")
+        except ImportError as error:
+            raise _error(str(error)) from None
     import replicax
 
     package = Path(replicax.__file__).parent

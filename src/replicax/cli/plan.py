@@ -20,6 +20,7 @@ from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
 from replicax.system.json_files import read_json
+from replicax.system.packages import PICTURES, check_installed
 
 if TYPE_CHECKING:
     import replicax
@@ -333,6 +334,11 @@ def _check(args: argparse.Namespace) -> None:
     for option, path in (("--html", args.html), ("--json", args.json)):
         if path is not None and (why := why_not_writable(path)) is not None:
             raise _error(f"{option} {path}: can't be written ({why})")
+    if args.html is not None:
+        try:
+            check_installed("--html", *PICTURES)
+        except ImportError as error:
+            raise _error(str(error)) from None
     if args.html is not None and args.html == args.json:
         raise _error(f"--html and --json are both {args.html}, and the second would overwrite the first")
 

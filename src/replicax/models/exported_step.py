@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.pytrees import is_leaf, registered
+from replicax.system.packages import check_installed
 from replicax.user_functions import checked_function, checked_result, function_name
 from replicax.values import PerReplica
 from replicax.variables import Variable
@@ -75,11 +75,7 @@ def export(
         raise ContextError(
             "replicax.models.export was called inside a step: call it outside, when the model is trained"
         )
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError(
-            "replicax.models.export: JAX writes exported programs with flatbuffers, which is not installed: "
-            "pip install 'replicax[export]'"
-        )
+    check_installed("replicax.models.export", "flatbuffers", "export")
     specs = _specs(spec, any_batch)
     store = _Weights(function_name(step))
 

@@ -14,6 +14,7 @@ from replicax.planning.cost import Cost
 from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory
 from replicax.planning.timeline.prediction import Timeline
+from replicax.system.packages import PICTURES, check_installed
 
 if TYPE_CHECKING:
     import rich.console
@@ -202,9 +203,14 @@ class Plan:
         return json.dumps(self.to_dict(), indent=2)
 
     def write_html(self, path: str | Path) -> None:
-        """Write the plan as one page with its pictures, which needs nothing from outside."""
+        """Write the plan as one page with its pictures, which needs nothing from outside.
+
+        Raises:
+          ImportError: Matplotlib, which draws them, is not installed.
+        """
         from replicax.planning.render.page import page
 
+        check_installed("Plan.write_html", *PICTURES)
         Path(path).write_text(page(self), encoding="utf-8")
 
     def print(self, console: rich.console.Console | None = None) -> None:

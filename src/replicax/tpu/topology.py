@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from replicax.errors import shortened
 from replicax.system.json_files import parsed
+from replicax.system.packages import PICTURES, check_installed
 from replicax.tpu.generations import HOST, parse_slice, slice_name
 from replicax.tpu.torus import Torus, first_repetition, points
 
@@ -315,7 +316,9 @@ class Topology:
 
         Raises:
           ValueError: another ending; an assignment of another topology.
+          ImportError: Matplotlib is not installed.
         """
+        check_installed("Topology.plot", *PICTURES)
         from replicax.tpu.figure import plot
 
         plot(self, path, assignment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import secrets
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 from replicax import _jax
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
+from replicax.system.packages import check_installed
 
 AHEAD = 100
 """How many messages to MLflow may be on their way."""
@@ -43,7 +43,7 @@ class WandbLog(Callback):
     """
 
     def __init__(self, project: str | None = None, **options: Any) -> None:
-        _check_installed("WandbLog", "wandb", "wandb")
+        check_installed("replicax.loop.WandbLog", "wandb", "wandb")
         for name in ("id", "resume"):
             if name in options:
                 raise TypeError(
@@ -118,7 +118,7 @@ class MLflowLog(Callback):
         name: str | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_installed("MLflowLog", "mlflow", "mlflow")
+        check_installed("replicax.loop.MLflowLog", "mlflow", "mlflow")
         self._experiment, self._uri, self._name = experiment, tracking_uri, name
         self._params = dict(params or {})
         self._client: Any = None
@@ -186,13 +186,6 @@ class MLflowLog(Callback):
             sent.wait()
         except Exception as error:
             logging.getLogger("replicax").warning("MLflowLog: numbers were lost: %s", error)
-
-
-def _check_installed(name: str, package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ImportError(
-            f"replicax.loop.{name} logs with {package}, which is not installed: pip install 'replicax[{extra}]'"
-        )
 
 
 def _agreed(run: TrainingRun, value: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from replicax.devices.host_values import is_key
 from replicax.errors import ContextError
 from replicax.models.safetensors.names import Names, TensorSource, source_of
 from replicax.pytrees import is_leaf, registered
+from replicax.system.packages import check_installed
 from replicax.variables import Variable
 
 
@@ -78,8 +78,4 @@ def check_call(method: str) -> None:
     """
     if context.in_step():
         raise ContextError(f"safetensors.{method} was called inside a step: call it outside")
-    if importlib.util.find_spec("safetensors") is None:
-        raise ImportError(
-            f"replicax.models.safetensors.{method} needs the package safetensors, which is not installed: "
-            "pip install 'replicax[safetensors]'"
-        )
+    check_installed(f"replicax.models.safetensors.{method}", "safetensors", "safetensors")

@@ -1,0 +1,25 @@
+"""Packages that only some features need."""
+
+from __future__ import annotations
+
+import importlib.util
+
+PICTURES = ("matplotlib", "pictures")
+"""The package that draws, and the extra that brings it."""
+
+
+def check_installed(what: str, package: str, extra: str) -> None:
+    """Raise unless ``package`` is installed, which ``what`` needs.
+
+    Raises:
+      ImportError: the message says which extra brings it.
+
+    >>> from replicax.system.packages import check_installed
+    >>> check_installed("Topology.plot", "no_package", "pictures")
+    Traceback (most recent call last):
+    ImportError: Topology.plot needs the package no_package, which is not installed: pip install 'replicax[pictures]'
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(
+            f"{what} needs the package {package}, which is not installed: pip install 'replicax[{extra}]'"
+        )
