@@ -4,7 +4,7 @@
     replicax launch --workers 2 --devices-per-worker 4 examples/fine_tune.py --parts 2
     python examples/fine_tune.py --checkpoint Llama-3.2-1B --tokens tokens.npy --out runs/mine
     replicax plan examples/fine_tune.py --topology h100:1x8 --strategy sharded --with size=8b
-    replicax plan examples/fine_tune.py --topology v5e:2x4 --strategy sharded --with size=1b --with layers=2
+    replicax plan examples/fine_tune.py --topology v5e:2x4 --strategy sharded --with size=1b
 
 A checkpoint is a folder with ``config.json`` and safetensors, one file or several with an index. Its tensors are read
 one by one, straight onto the devices: each weight is split over the replicas, and with ``--parts`` also over the
@@ -111,24 +111,24 @@ SMALL |= {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": F
 # Which tensor each array of the model is. PyTorch's linear layers are [out, in]; those of GPT-2 are [in, out].
 LAYERS = {"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"}
 LAYERS |= {"out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-LLAMA = {f"blocks/{{}}/{ours}/kernel": Transposed(f"model.layers.{{}}.{name}.weight") for ours, name in LAYERS.items()}
+LLAMA = {f"blocks/{ours}/kernel": Transposed(f"model.layers.{{}}.{name}.weight") for ours, name in LAYERS.items()}
 LLAMA |= {
     "embed/embedding": "model.embed_tokens.weight",
-    "blocks/{}/norm1/scale": "model.layers.{}.input_layernorm.weight",
-    "blocks/{}/norm2/scale": "model.layers.{}.post_attention_layernorm.weight",
+    "blocks/norm1/scale": "model.layers.{}.input_layernorm.weight",
+    "blocks/norm2/scale": "model.layers.{}.post_attention_layernorm.weight",
     "norm/scale": "model.norm.weight",
     "head/kernel": Transposed("lm_head.weight"),
 }
 LAYERS = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
-GPT2 = {f"blocks/{{}}/{ours}/kernel": f"transformer.h.{{}}.{name}.weight" for ours, name in LAYERS.items()}
-GPT2 |= {f"blocks/{{}}/{ours}/bias": f"transformer.h.{{}}.{name}.bias" for ours, name in LAYERS.items()}
+GPT2 = {f"blocks/{ours}/kernel": f"transformer.h.{{}}.{name}.weight" for ours, name in LAYERS.items()}
+GPT2 |= {f"blocks/{ours}/bias": f"transformer.h.{{}}.{name}.bias" for ours, name in LAYERS.items()}
 GPT2 |= {
     "embed/embedding": "transformer.wte.weight",
     "positions/embedding": "transformer.wpe.weight",
-    "blocks/{}/norm1/scale": "transformer.h.{}.ln_1.weight",
-    "blocks/{}/norm1/bias": "transformer.h.{}.ln_1.bias",
-    "blocks/{}/norm2/scale": "transformer.h.{}.ln_2.weight",
-    "blocks/{}/norm2/bias": "transformer.h.{}.ln_2.bias",
+    "blocks/norm1/scale": "transformer.h.{}.ln_1.weight",
+    "blocks/norm1/bias": "transformer.h.{}.ln_1.bias",
+    "blocks/norm2/scale": "transformer.h.{}.ln_2.weight",
+    "blocks/norm2/bias": "transformer.h.{}.ln_2.bias",
     "norm/scale": "transformer.ln_f.weight",
     "norm/bias": "transformer.ln_f.bias",
 }
@@ -206,7 +206,8 @@ class Decoder(nnx.Module):
         options = {"dtype": dtype, "param_dtype": config.dtype, "rngs": rngs}
         self.embed = nnx.Embed(config.words, config.width, **options)
         self.positions = nnx.Embed(config.positions, config.width, **options) if config.positions else None
-        self.blocks = nnx.List([Block(config, rank, options) for _ in range(config.layers)])
+        make = nnx.vmap(lambda rngs: Block(config, rank, options | {"rngs": rngs}))
+        self.blocks = make(rngs.split(config.layers))  # one block, whose arrays are [layers, …]
         self.norm = norm_of(config, options)
         self.head = None if config.is_tied else nnx.Linear(config.width, config.words, use_bias=False, **options)
 
@@ -214,9 +215,8 @@ class Decoder(nnx.Module):
         x = self.embed(words)
         if self.positions is not None:
             x = x + self.positions(jnp.arange(words.shape[1]))
-        for block in self.blocks:
-            x = nnx.remat(lambda block, x: block(x))(block, x)  # computed again in the backward pass
-        x = self.norm(x)
+        layer = nnx.remat(lambda block, x: block(x))  # computed again in the backward pass
+        x = self.norm(nnx.scan(layer, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.blocks, x))
         return (self.embed.attend(x) if self.head is None else self.head(x)).astype(jnp.float32)
 
 
@@ -260,13 +260,12 @@ class FineTuning:
 
     def merge(self):
         """A step: add A B to each W. The adapters then add nothing."""
-        for number, layers in self.adapters["blocks"].items():
-            for layer, adapter in layers.items():
-                a, b = adapter["lora"]["lora_a"], adapter["lora"]["lora_b"]
-                w = self.weights["blocks"][number][layer]["kernel"]
-                product = jnp.matmul(a.value, b.value, precision="highest")
-                w.assign((w.value + product).astype(w.dtype))
-                b.assign(jnp.zeros_like(b.value))
+        for layer, adapter in self.adapters["blocks"].items():
+            a, b = adapter["lora"]["lora_a"], adapter["lora"]["lora_b"]
+            w = self.weights["blocks"][layer]["kernel"]
+            product = jnp.matmul(a.value, b.value, precision="highest")
+            w.assign((w.value + product).astype(w.dtype))
+            b.assign(jnp.zeros_like(b.value))
 
     def load(self, folder):
         names = self.names
@@ -287,19 +286,19 @@ class FineTuning:
 def variable(parts, path, shape):
     """One parameter, from its shape. Where the rows of a layer are split, so are those of A; else the columns of B."""
     *place, name = (key.key for key in path)
-    layer = place[2] if place[0] == "blocks" else place[0]
-    dim, counts = SPLIT.get(layer), [1] * len(shape.shape)
+    is_layer = place[0] == "blocks"  # an array of all layers
+    dim, counts = SPLIT.get(place[is_layer]), [1] * len(shape.shape)
     if name in ("kernel", "embedding") or (name, dim) in (("lora_a", 0), ("lora_b", 1)):
-        counts[dim] = parts
+        counts[dim + is_layer] = parts
     elif name == "bias" and dim == 1:
-        counts = [parts]
+        counts[is_layer] = parts
     name = "/".join(map(str, [*place, name]))
 
     def initial():  # the frozen weights will be read; B begins with zeros
         if not name.endswith("lora_a"):
             return jnp.zeros(shape.shape, shape.dtype)
         key = jax.random.key(sum(name.encode()))
-        return jax.nn.initializers.he_uniform()(key, shape.shape, shape.dtype)
+        return jax.nn.initializers.he_uniform(batch_axis=0)(key, shape.shape, shape.dtype)
 
     is_adapter, counts = "lora" in name, counts if parts > 1 and parts in counts else None
     return replicax.Variable(initial, name=name, trainable=is_adapter, partition_dimensions=counts)
@@ -328,15 +327,10 @@ def make_checkpoint(folder):
     safetensors.save(folder, weights, NAMES[config.kind], max_file_bytes=1 << 20)
 
 
-def plan(strategy, size="8b", batch=1, length=2048, rank=16, layers=None):
-    """The step, and what one REPLICA of it takes: so many texts of so many words.
-
-    Each layer is compiled by itself, for which the compiler for TPUs takes about a minute: a model of fewer ``layers``
-    is planned sooner.
-    """
-    config = dataclasses.replace(SIZES[size], layers=layers or SIZES[size].layers)
+def plan(strategy, size="8b", batch=1, length=2048, rank=16):
+    """The step, and what one REPLICA of it takes: so many texts of so many words."""
     with strategy.scope():
-        tuning = FineTuning(config, strategy.extended.num_logical_devices, rank)
+        tuning = FineTuning(SIZES[size], strategy.extended.num_logical_devices, rank)
     return tuning.train_step, jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import replicax
 from examples.fine_tune import Config, FineTuning
+from replicax.checkpoint import device_blocks
 from tests.models.workers_safetensors import peak_and_present, written
 
 WIDTH, HIDDEN, WORDS = 16, 24, 40
@@ -132,6 +133,7 @@ WIDE = Config("llama", 2048, 2048, 2, 16, 16, 2048, 1e-5, False)
 
 def measure(folder: str, parts: str) -> None:
     """Print how many bytes above what it keeps the host had at most while it loaded, and what the devices hold."""
+    device_blocks.LARGE = 1 << 20  # as for a real model, whose blocks are larger than the true limit
     replicax.use_cpu_devices(8)
     with replicax.ShardedStrategy(num_logical_devices=int(parts)).scope():
         tuning = FineTuning(WIDE, int(parts))

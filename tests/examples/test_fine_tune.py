@@ -48,10 +48,10 @@ def logits_of(strategy: replicax.Strategy, tuning: FineTuning, words: Any) -> An
 def learnt(kind: str, tensors: dict[str, Any], adapters: Any) -> dict[str, Any]:
     """The tensors with A B added."""
     tensors = dict(tensors)
-    for number, layers in adapters["blocks"].items():
-        for layer, adapter in layers.items():
-            name = fine_tune.NAMES[kind][f"blocks/{{}}/{layer}/kernel"]
-            product = jnp.dot(adapter["lora"]["lora_a"], adapter["lora"]["lora_b"], precision="highest")
+    for layer, adapter in adapters["blocks"].items():
+        name = fine_tune.NAMES[kind][f"blocks/{layer}/kernel"]
+        for number, (a, b) in enumerate(zip(adapter["lora"]["lora_a"], adapter["lora"]["lora_b"], strict=True)):
+            product = jnp.dot(a, b, precision="highest")
             at = getattr(name, "name", name).replace("{}", str(number))
             tensors[at] = tensors[at] + (product if isinstance(name, str) else product.T)
     return tensors
@@ -133,10 +133,10 @@ def test_the_program_without_arguments_learns_in_bfloat16(tmp_path: pathlib.Path
         ({"model_type": "bert"}, "config.json: its model_type is 'bert'; this program has 'llama' and 'gpt2'"),
         ({"attention_bias": True}, "no biases in Llamas"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "no rotary embeddings of type 'yarn'"),
-        ({"num_hidden_layers": 3}, r"no model.layers.2.input_layernorm.weight, for blocks/2/norm1/scale"),
+        ({"num_hidden_layers": 3}, r"no model.layers.2.input_layernorm.weight, for blocks/norm1/scale"),
         (
             {"intermediate_size": 32},
-            r"gate/kernel, float32\[16,32\]: .*gate_proj.weight in model-.* is float32\[24,16\]",
+            r"gate/kernel, float32\[2,16,32\]: .*gate_proj.weight in model-.* is float32\[24,16\]",
         ),
     ],
 )
@@ -190,6 +190,6 @@ def test_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assignment = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 2, 1, 1], num_replicas=4)
     partitioner = replicax.variables.FixedShardsPartitioner(4)
     strategy = replicax.TPUStrategy(resolver, assignment, variable_partitioner=partitioner)
-    plan = replicax.plan(strategy, *fine_tune.plan(strategy, "1b", length=256, layers=1))
+    plan = replicax.plan(strategy, *fine_tune.plan(strategy, "1b", length=256))
     assert plan.fits
     assert {c.kind for c in plan.collectives} >= {"all-gather", "all-reduce"}
