@@ -18,7 +18,7 @@ from pathlib import Path
 from replicax.compat import v1
 from replicax_migrate.counterparts import STAYS_FOR_FIT, Counterpart, of_member, of_path, of_tower_name, paths
 from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS
+from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS, STEPS
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "migrate.md"
@@ -38,7 +38,7 @@ _NESTED = {"GATE_GRAPH", "GATE_NONE", "GATE_OP", "OFF_CLUSTER", "WITHIN_CLUSTER"
 _INSIDE = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _CODE = re.compile(
     rf"(?<![\w`.])(?:(?:replicax|strategy|extended|iterator|jax|jnp|keras|optax|optimizer|tf)(?:\.\w+(?:{_INSIDE})?)+"
-    rf"|(?:close|iter|next|restore|save|wait)(?:{_INSIDE})|[a-z]+(?:_[a-z]+)+(?:\(\))?=?|[A-Z]+_[A-Z]+(?:=\w+)?|TPUStrategy"
+    rf"|(?:close|iter|next|restore|save|wait)(?:{_INSIDE})|[a-z]+(?:_[a-z]+)+(?:\(\))?=?|[A-Z]+(?:_[A-Z]+)+(?:=\w+)?|TPUStrategy"
     r"|\w+='?\w*'?|(?!Tensor)(?:[A-Z][a-z]+){2,}|\[\])"
 )
 """What is code in an answer: dotted names and calls, names with an underscore, arguments, classes."""
@@ -88,7 +88,8 @@ def modern() -> str:
 
 def runs() -> str:
     classes = {kind: _members(kind, members, False) for kind, members in MEMBERS_OF_RUNS.items()}
-    return "\n\n".join([*_modules(RUNS, _FAMILIES_OF_RUNS), *_classes(classes)])
+    tables = [*_modules(RUNS, _FAMILIES_OF_RUNS), *_modules(STEPS, _FAMILIES_OF_STEPS)]
+    return "\n\n".join([*tables, *_classes(classes)])
 
 
 def towers() -> str:
@@ -130,6 +131,12 @@ _FAMILIES_OF_RUNS = {
     "`tf.train` and `tf.estimator`": ("train", "estimator"),
     "`tf.keras.callbacks`, in a loop of your own": ("keras.callbacks",),
     "Keras, mixed precision and summaries": ("keras", "mixed_precision", "summary"),
+}
+_FAMILIES_OF_STEPS = {
+    "In a training step: `tf`, `tf.data`, `tf.nn` and others": (
+        *("", "config", "data", "debugging", "nn", "profiler", "random", "saved_model", "summary"),
+    ),
+    "In a training step: `tf.keras`": ("keras", "losses", "optimizers"),
 }
 """The modules of a table, with those inside of them; each is in the first that has it, but a longer name goes first."""
 

@@ -24,7 +24,7 @@ from replicax_migrate.counterparts import (
 from replicax_migrate.differences import DIFFERENCES
 from replicax_migrate.old_names import NAMES
 from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax_migrate.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
+from replicax_migrate.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, STEPS, TODAY_OF_RUNS, TODAY_OF_STEPS
 
 RELEASED = {
     name.partition(" ")[0]: (name.partition(" ")[2], members.split())
@@ -77,7 +77,7 @@ def words(answer: Counterpart) -> str:
 
 def test_what_takes_their_place_is_there() -> None:
     """Names of today in the answers exist; those of ``compat.v1`` are those that it promises."""
-    answers = [of_path(path) for path in paths({**MODERN, **RUNS})] + [
+    answers = [of_path(path) for path in paths({**MODERN, **RUNS}) | paths(STEPS)] + [
         of_path(path, True) for path in paths({**TOWER, **AROUND_TOWERS})
     ]
     answers += [of_tower_name(name) for name in v1.__all__] + [TF_CONFIG]
@@ -146,7 +146,8 @@ def test_differences_belong_to_names() -> None:
 def test_names_of_runs_are_told_of_and_never_replaced() -> None:
     assert {*TODAY_OF_RUNS} == {*paths(RUNS).values()}
     assert {*DIFFERENCES_OF_RUNS} <= {*TODAY_OF_RUNS}
-    for path in paths(RUNS):
+    assert not {*paths(STEPS)} & {*paths(RUNS), *paths(MODERN)}
+    for path in paths(RUNS) | paths(STEPS):
         for is_tower in (False, True):
             answer = of_path(path, is_tower)
             assert answer is not None
@@ -161,7 +162,7 @@ def test_names_of_runs_are_told_of_and_never_replaced() -> None:
 
 @pytest.mark.parametrize("kind", MEMBERS_OF_RUNS)
 def test_arguments_that_answers_name_are_there(kind: str) -> None:
-    told = [TODAY_OF_RUNS[name] for name in paths(RUNS).values()]
+    told = [*TODAY_OF_RUNS.values(), *TODAY_OF_STEPS.values()]
     told += [today for today, _ in MEMBERS_OF_RUNS[kind].values()]
     calls = r"replicax\.(train|CheckpointManager)\(([^()]*(?:\([^()]*\))?[^()]*)\)"
     for what, arguments in re.findall(calls, " ".join(told)):

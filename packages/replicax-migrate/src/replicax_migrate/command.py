@@ -163,6 +163,7 @@ def _summary(read: int, uses: list[NameUse], is_written: bool) -> str:
         for status, words in (
             ("name", "with a name of today"),
             ("tower", "that stay in replicax.compat.v1"),
+            ("stays", "that stay"),
             ("by hand", "to be changed by hand"),
             ("leave out", "to be left out"),
             ("nothing", "without a counterpart"),
@@ -186,8 +187,10 @@ def _status(use: NameUse) -> str:
         return "nothing"
     if counterpart.modern is not None:
         return "tower"
-    if counterpart.today.startswith("nothing"):
+    if counterpart.today.startswith(("nothing", "leave it out")):
         return "leave out"
+    if counterpart.today.startswith("the same"):
+        return "stays"
     return "name" if counterpart.is_renaming else "by hand"
 
 

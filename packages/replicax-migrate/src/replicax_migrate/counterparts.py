@@ -12,7 +12,15 @@ from replicax.compat import v1
 from replicax_migrate.differences import DIFFERENCES, TOWER_DIFFERENCES
 from replicax_migrate.old_names import ARGUMENTS, NAMES
 from replicax_migrate.original_names import AROUND_TOWERS, KINDS, MEMBERS, MODERN, TOWER, TOWER_MEMBERS
-from replicax_migrate.run_names import DIFFERENCES_OF_RUNS, MEMBERS_OF_RUNS, RUNS, TODAY_OF_RUNS
+from replicax_migrate.run_names import (
+    DIFFERENCES_OF_RUNS,
+    DIFFERENCES_OF_STEPS,
+    MEMBERS_OF_RUNS,
+    RUNS,
+    STEPS,
+    TODAY_OF_RUNS,
+    TODAY_OF_STEPS,
+)
 
 V1 = "replicax.compat.v1"
 """The tower API, for programs of 1.9 to 1.12."""
@@ -96,11 +104,12 @@ STAYS_FOR_FIT = "the same for model.fit, with KERAS_BACKEND=jax; in a loop of yo
 
 
 def paths(table: dict[str, str]) -> dict[str, str]:
-    """The last name of each dotted path, after ``tf.``, in ``MODERN``, ``TOWER`` or ``RUNS``."""
+    """The last name of each dotted path, after ``tf.``, in a table of names by module."""
     return {f"{module}.{name}".lstrip("."): name for module, names in table.items() for name in names.split()}
 
 
 _MODERN, _TOWER, _AROUND_TOWERS, _RUNS = paths(MODERN), paths(TOWER), paths(AROUND_TOWERS), paths(RUNS)
+OF_STEPS = paths(STEPS)
 
 
 def _dotted(name: str) -> str:
@@ -127,6 +136,8 @@ def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
             today = f"{STAYS_FOR_FIT}{today}"
             return Counterpart(f"{today} ({differs})" if differs else today)
         return Counterpart(today, differs=differs)
+    if path in OF_STEPS and not (is_tower and path in _AROUND_TOWERS):
+        return Counterpart(TODAY_OF_STEPS[OF_STEPS[path]], differs=DIFFERENCES_OF_STEPS.get(OF_STEPS[path]))
     if path in _TOWER:
         return _of_name(_TOWER[path], is_tower)
     if is_tower and path in _AROUND_TOWERS:

@@ -177,7 +177,7 @@ _GIVERS: dict[str, str] = {
             *("InputContext", "ValueContext", "InputOptions", "RunOptions", "ClusterCoordinator", "Server", "Monitor"),
             *("PreemptionCheckpointHandler", "PreemptionWatcher", "DistributeConfig", "CrossShardOptimizer"),
             *("ReduceOp", "InputReplicationMode", "AutoShardPolicy", "KubernetesExecutableLocation"),
-            *("Checkpoint", "CheckpointManager"),
+            *("Checkpoint", "CheckpointManager", "LossScaleOptimizer"),
         )
     },
 }

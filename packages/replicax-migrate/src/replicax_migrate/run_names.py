@@ -1,10 +1,12 @@
-"""What TensorFlow had around a run, and what takes its place: Keras' models, checkpoints, callbacks, sessions.
+"""What TensorFlow had around a run and in a training step, and what takes its place: checkpoints, callbacks, tapes.
 
 None of it is distribution, but every program that trains for long has some of it. It is never replaced without looking:
 what has the same name is called otherwise.
 """
 
 from __future__ import annotations
+
+import collections
 
 RUNS: dict[str, str] = {
     "train": "Checkpoint CheckpointManager CheckpointOptions CheckpointSaverHook ClusterSpec LoggingTensorHook "
@@ -113,6 +115,7 @@ DIFFERENCES_OF_RUNS: dict[str, str] = {
     "Model": _KERAS,
     "MonitoredTrainingSession": "no session, and no chief to wait for: all workers run the same program",
     "Sequential": _KERAS,
+    "TensorBoard": "in fit it needs TensorFlow installed, with which Keras writes the files",
     "scalar": "only the chief may write",
     "train_and_evaluate": "workers evaluate together, between steps; there is no separate evaluator",
 }
@@ -137,9 +140,157 @@ MEMBERS_OF_RUNS: dict[str, dict[str, tuple[str, str | None]]] = {
         "save": ("save(step)", "call it after every step: it saves when a save is due, or at once with force=True"),
         "sync": ("wait()", None),
     },
-    "Model": dict.fromkeys(
-        ("compile", "evaluate", "fit", "predict", "predict_on_batch", "test_on_batch", "train_on_batch"),
-        ("the same", _KERAS),
-    ),
+    "Model": {
+        **dict.fromkeys(
+            ("compile", "evaluate", "fit", "predict", "predict_on_batch", "test_on_batch", "train_on_batch"),
+            ("the same", _KERAS),
+        ),
+        **dict.fromkeys(
+            ("load_weights", "save", "save_weights"),
+            ("the same", "files end in .keras or .weights.h5; Keras 3 can't read TensorFlow's checkpoints"),
+        ),
+    },
+    "LossScaleOptimizer": {
+        "get_scaled_loss": ("of Keras 3, scale_loss(loss)", "in a step of your own replicax.loop.Precision"),
+        "get_unscaled_gradients": ("leave it out: apply divides the gradients", None),
+    },
 }
 """By what a value is: what takes the place of a member, and what is different."""
+
+
+# --- training steps: a program is told of these only if it has distribution, too -------------------------
+
+_OWN = "the same in model.compile, of Keras 3; in a step of your own"
+_RATES = "the same for an optimizer of Keras 3; otherwise a schedule of Optax as the learning rate"
+_DEVICES = "jax.devices()"
+_EMULATED = "replicax.use_cpu_devices(n), for several devices on a machine that has none"
+_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false, in the environment"
+_COMPILED = "nothing to do: strategy.run compiles the step with XLA"
+_TRACE = "jax.profiler.trace(folder), or replicax.train(…, profile=(first, last))"
+
+_LOSSES = (
+    "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CosineSimilarity "
+    "Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError "
+    "MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy SquaredHinge"
+)
+_OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lion Nadam RMSprop SGD"
+_SCHEDULES = (
+    "CosineDecay CosineDecayRestarts ExponentialDecay InverseTimeDecay LearningRateSchedule PiecewiseConstantDecay "
+    "PolynomialDecay"
+)
+
+_ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
+    (
+        "replicax.value_and_grad(loss_fn, variables), in the step",
+        "loss_fn takes the place of the with block; a train_step of a keras.Model is that of Keras 3 on JAX, without a "
+        "tape",
+        {"": "GradientTape"},
+    ),
+    (
+        _COMPILED,
+        "leave the decorator out; a loop over steps inside is strategy.run_steps(step, iterator, steps)",
+        {"": "function"},
+    ),
+    (
+        "replicax.Variable(initial_value), in strategy.scope()",
+        "aggregation= and synchronization= are the same; reading one gives an array",
+        {"": "Variable"},
+    ),
+    ("jax.debug.print('{}', value)", None, {"": "print"}),
+    ("optax.clip_by_global_norm(norm), in a chain with the optimizer", None, {"": "clip_by_global_norm"}),
+    ("the same: strategy.distribute_dataset and model.fit take it", "or a grain.MapDataset", {"data": "Dataset"}),
+    ("replicax.data.tfrecords(files)", None, {"data": "TFRecordDataset"}),
+    ("nothing to do: sharding and prefetching are replicax.InputOptions", None, {"data": "Options"}),
+    (
+        "jax.random.key(seed), an argument of the step; keras.utils.set_random_seed(seed) of Keras 3",
+        "replicax.get_replica_context().random_key(key) gives each replica its own numbers",
+        {"random": "set_seed"},
+    ),
+    ("the same, of Keras 3", None, {"keras.utils": "set_random_seed"}),
+    (
+        f"{_OWN} replicax.Optimizer, of an Optax transformation",
+        None,
+        dict.fromkeys(("keras.optimizers", "keras.optimizers.legacy", "keras.optimizers.experimental"), _OPTIMIZERS),
+    ),
+    (_RATES, None, dict.fromkeys(("keras.optimizers.schedules", "optimizers.schedules"), _SCHEDULES)),
+    (
+        f"{_OWN} the same of Optax, one number for each example",
+        "for replicax.compute_average_loss, or a replicax.Mean",
+        dict.fromkeys(("keras.losses", "losses", "keras.metrics"), _LOSSES),
+    ),
+    (
+        "leave it out: losses of Optax are one for each example",
+        None,
+        dict.fromkeys(("keras.losses", "losses"), "Reduction"),
+    ),
+    (
+        f"{_OWN} replicax.Accuracy",
+        "update and reset instead of update_state and reset_state",
+        {"keras.metrics": "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy"},
+    ),
+    (f"{_OWN} replicax.Mean", "update and reset instead of update_state and reset_state", {"keras.metrics": "Mean"}),
+    (
+        f"{_OWN} a metric of your own, of variables that are summed",
+        None,
+        {
+            "keras.metrics": "AUC F1Score MeanIoU Metric Precision Recall RootMeanSquaredError "
+            "SparseTopKCategoricalAccuracy Sum TopKCategoricalAccuracy"
+        },
+    ),
+    (
+        "keras.layers.BatchNormalization(synchronized=True) of Keras 3",
+        None,
+        {"keras.layers.experimental": "SyncBatchNormalization"},
+    ),
+    (
+        "optax.softmax_cross_entropy_with_integer_labels(logits, labels)",
+        None,
+        {"nn": "sparse_softmax_cross_entropy_with_logits"},
+    ),
+    ("optax.softmax_cross_entropy(logits, labels)", None, {"nn": "softmax_cross_entropy_with_logits"}),
+    ("optax.sigmoid_binary_cross_entropy(logits, labels)", None, {"nn": "sigmoid_cross_entropy_with_logits"}),
+    (
+        _DEVICES,
+        None,
+        dict.fromkeys(("config", "config.experimental"), "list_logical_devices list_physical_devices"),
+    ),
+    (
+        _EMULATED,
+        None,
+        {
+            "config": "LogicalDeviceConfiguration set_logical_device_configuration",
+            "config.experimental": "VirtualDeviceConfiguration set_virtual_device_configuration",
+        },
+    ),
+    (_MEMORY, None, {"config.experimental": "set_memory_growth"}),
+    (
+        "the devices of the strategy, or CUDA_VISIBLE_DEVICES in the environment",
+        None,
+        dict.fromkeys(("config", "config.experimental"), "set_visible_devices"),
+    ),
+    ("replicax.debug()", None, {"config": "run_functions_eagerly"}),
+    (_COMPILED, None, {"config.optimizer": "set_experimental_options set_jit"}),
+    (
+        "replicax.train(…, stop_at_nan=True), or JAX's option jax_debug_nans",
+        None,
+        {"debugging": "check_numerics enable_check_numerics"},
+    ),
+    (
+        "replicax.models.export, or model.export of Keras 3",
+        None,
+        {"saved_model": "save"},
+    ),
+    (_TRACE, None, {"profiler.experimental": "Profile Trace start stop", "summary": "trace_export trace_on"}),
+]
+
+_modules: dict[str, list[str]] = collections.defaultdict(list)
+TODAY_OF_STEPS: dict[str, str] = {}
+DIFFERENCES_OF_STEPS: dict[str, str] = {}
+for _today, _differs, _names_of in _ANSWERS:
+    for _module, _names in _names_of.items():
+        _modules[_module].append(_names)
+        TODAY_OF_STEPS |= dict.fromkeys(_names.split(), _today)
+        if _differs is not None:
+            DIFFERENCES_OF_STEPS |= dict.fromkeys(_names.split(), _differs)
+STEPS: dict[str, str] = {_module: " ".join(_names_in) for _module, _names_in in _modules.items()}
+"""By module, after ``tf.``."""

@@ -7,7 +7,18 @@ import dataclasses
 import re
 
 from replicax_migrate.bindings import last_name
-from replicax_migrate.counterparts import TF_CONFIG, V1, Counterpart, has, keywords, of_member, of_path, paths, public
+from replicax_migrate.counterparts import (
+    OF_STEPS,
+    TF_CONFIG,
+    V1,
+    Counterpart,
+    has,
+    keywords,
+    of_member,
+    of_path,
+    paths,
+    public,
+)
 from replicax_migrate.inference import DISTINCT, Definition, DottedName, Inference, Instance, canonical
 from replicax_migrate.original_names import MODERN, TOWER
 from replicax_migrate.telltale_words import (
@@ -102,6 +113,7 @@ class _Search:
             and not isinstance(node.ctx, ast.Load)
             and isinstance(known := self.inference.of(node), DottedName)
         }
+        self.of_steps: set[NameUse] = set()
         self.is_tower = is_tower_program(tree)
         self.has_tower_words = has_tower_words(tree)
         self.imports_tensorflow = any(
@@ -127,6 +139,8 @@ class _Search:
                     found.extend([*self._keywords(node), *self._asked_for(node)])
                 case ast.Constant("TF_CONFIG") if not isinstance(self.parents.get(node), ast.Expr):
                     found.append(self._use(node, "'TF_CONFIG'", TF_CONFIG))
+        if set(found) <= self.of_steps:
+            return []  # no distribution
         return sorted(set(found), key=lambda use: (use.line, use.column, use.name))
 
     # --- names of TensorFlow's modules --------------------------------------------------------------------
@@ -157,7 +171,13 @@ class _Search:
             counterpart = _INTERNALS if is_internal else what
         is_sure = known.path not in self.stored and not self._is_from_one_of_stars(node)
         edit = self._replacing(node, counterpart) if is_sure else None
-        return self._use(node, ast.unparse(node), counterpart, edit=edit)
+        return self._noted(known.path, self._use(node, ast.unparse(node), counterpart, edit=edit))
+
+    def _noted(self, path: str, use: NameUse) -> NameUse:
+        """``use``, noted down if the name is of steps rather than of distribution."""
+        if path in OF_STEPS:
+            self.of_steps.add(use)
+        return use
 
     def _is_from_one_of_stars(self, node: ast.expr) -> bool:
         """Whether a name may come from another ``import *`` just as well."""
@@ -192,7 +212,7 @@ class _Search:
                 counterpart = _INTERNALS
             else:
                 continue
-            found.append(self._use(alias, f"import {alias.name}", counterpart))
+            found.append(self._noted(path, self._use(alias, f"import {alias.name}", counterpart)))
         return found
 
     def _star(self, node: ast.ImportFrom, alias: ast.alias) -> list[NameUse]:
