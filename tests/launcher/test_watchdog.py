@@ -16,11 +16,10 @@ from collections.abc import Iterator
 import pytest
 
 from replicax.launcher.watchdog import worker_monitor
-from replicax.launcher.watchdog.hang_detection import Hang, find_hang
+from replicax.launcher.watchdog.hang_watch import Hang, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.worker_monitor import ARMED, LONG_PATIENCE, Condition, WorkerMonitor, WorkerStatus
-from replicax.workers import heartbeat_page as page
-from replicax.workers.heartbeat_page import StepRecord, new_page
+from replicax.workers.heartbeat_page import UNKNOWN, Phase, Usage, new_page
 
 TIMEOUT, MARGIN = 10.0, 0.75
 LONGER = (LONG_PATIENCE + 10) * TIMEOUT
@@ -35,17 +34,17 @@ class Worker:
 
     def __init__(self, *program: str) -> None:
         self.process = subprocess.Popen(program or ("sleep", "600"))
-        while not program and worker_monitor._state(self.process.pid) != "S":
+        while not program and worker_monitor._process(self.process.pid)[0] != "S":
             time.sleep(0.001)  # until it sleeps
         file, self.page = new_page()
         os.close(file)
         self.now = time.monotonic()
-        self.page.numbers[page.CALLS] = self.page.numbers[page.LAUNCHED] = self.page.numbers[page.FINISHED] = ARMED
-        self.page.numbers[page.STEP] = -1
+        self.page.calls = self.page.launched = self.page.finished = ARMED
+        self.page.step = -1
         self.page.name = "train_step"
-        self.page.seconds[page.PROGRESS] = self.page.seconds[page.FINISHED_AT] = self.now
+        self.page.progress = self.page.finished_at = self.now
         self.monitor = WorkerMonitor(1, self.page, TIMEOUT, MARGIN)
-        self.page.numbers[page.THREAD] = self.page.numbers[page.PID] = self.process.pid
+        self.page.thread = self.page.pid = self.process.pid
 
     def look(self, seconds: float, beats: bool = True) -> WorkerStatus:
         """Look for so long, as often as the launcher does."""
@@ -53,7 +52,7 @@ class Worker:
         while True:
             self.now = min(self.now + 0.5, until)
             if beats:
-                self.page.seconds[page.TICK] = self.now
+                self.page.tick = self.now
             found = self.monitor.look(self.now)
             if self.now >= until:
                 return found
@@ -79,64 +78,64 @@ def test_a_worker_that_does_nothing_is_overdue_just_before_the_timeout(worker) -
     assert late.where == "after run 0 of 'train_step'"
 
 
-@pytest.mark.parametrize("sign", [page.PROGRESS, page.FINISHED_AT])
+@pytest.mark.parametrize("sign", ["progress", "finished_at"])
 def test_each_sign_of_progress_begins_anew(worker, sign) -> None:
     worker.look(9.0)
-    worker.page.seconds[sign] = worker.now
+    setattr(worker.page, sign, worker.now)
     assert worker.look(9.0).condition is Condition.BUSY
     assert worker.look(0.5).condition is Condition.IDLE
 
 
 def test_steps_that_are_long_have_five_times_as_long(worker) -> None:
-    worker.page.seconds[page.USUAL] = 4.0
+    worker.page.expected = 4.0
     assert not worker.look(19.0).is_overdue
     assert worker.look(0.5).is_overdue
 
 
 def test_a_program_has_five_times_as_long_as_its_like_and_longer_if_nobody_knows(worker) -> None:
-    worker.page.numbers[page.LAUNCHED] += 1
-    worker.page.seconds[page.EXPECTED] = 6.0
+    worker.page.launched += 1
+    worker.page.expected = 6.0
     waiting = worker.look(29.0)
     assert (waiting.condition, waiting.is_overdue) == (Condition.WAITING, False)
     assert worker.look(0.5).is_overdue
-    worker.page.seconds[page.EXPECTED] = page.UNKNOWN
+    worker.page.expected = UNKNOWN
     assert not worker.look(200.0).is_overdue
 
 
 def test_a_step_that_is_compiled_anew_has_as_long_as_any_compilation(worker) -> None:
-    worker.page.numbers[page.LAUNCHED] += 1  # its launch compiles it: traced again, for batches of another shape
-    worker.page.seconds[page.EXPECTED] = 0.01
-    worker.page.numbers[page.PHASE] = page.COMPILE
+    worker.page.launched += 1  # its launch compiles it: traced again, for batches of another shape
+    worker.page.expected = 0.01
+    worker.page.phase = Phase.COMPILE
     assert worker.look(299.0).condition is Condition.BUSY
     assert worker.look(2.0).is_overdue
 
 
-LONG = (page.COMPILE, page.INPUT, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT)
+LONG = (Phase.COMPILE, Phase.INPUT, Phase.EVALUATION, Phase.SAVING, Phase.RESTORING, Phase.EXACT)
 
 
 @pytest.mark.parametrize("phase", LONG)
 def test_what_may_take_long_has_thirty_times_as_long(worker, phase) -> None:
-    worker.page.numbers[page.PHASE] = phase
+    worker.page.phase = phase
     assert worker.look(299.0).condition is Condition.BUSY
     overdue = worker.look(2.0)
     assert (overdue.condition, overdue.is_overdue) == (Condition.IDLE, True)
 
 
-@pytest.mark.parametrize("phase", [page.START, page.PAUSED, page.END, page.RENDEZVOUS])
+@pytest.mark.parametrize("phase", [Phase.START, Phase.PAUSED, Phase.END, Phase.RENDEZVOUS])
 def test_who_starts_pauses_ends_or_waits_with_a_deadline_of_its_own_is_not_judged(worker, phase) -> None:
-    worker.page.numbers[page.PHASE] = phase
+    worker.page.phase = phase
     assert find_hang([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_not_run_a_program_some_times_is_not_judged(worker) -> None:
-    worker.page.numbers[page.CALLS] = ARMED - 1
+    worker.page.calls = ARMED - 1
     assert find_hang([worker.look(LONGER)], TIMEOUT) is None
 
 
 def test_who_has_no_page_or_has_ended_is_not_judged(worker) -> None:
-    worker.page.numbers[page.PID] = 0
+    worker.page.pid = 0
     assert worker.look(100.0).condition is Condition.UNKNOWN
-    worker.page.numbers[page.PID] = worker.process.pid
+    worker.page.pid = worker.process.pid
     worker.end()
     assert worker.look(100.0).condition is Condition.UNKNOWN
 
@@ -144,12 +143,12 @@ def test_who_has_no_page_or_has_ended_is_not_judged(worker) -> None:
 def test_time_for_which_the_launcher_itself_was_held_up_does_not_count(worker) -> None:
     for _ in range(4):
         worker.now += 1000.0
-        worker.page.seconds[page.TICK] = worker.now
+        worker.page.tick = worker.now
         assert not worker.monitor.look(worker.now).is_overdue
 
 
 def test_python_that_does_not_run_any_more_is_seen_whatever_the_phase(worker) -> None:
-    worker.page.numbers[page.PHASE] = page.SAVING
+    worker.page.phase = Phase.SAVING
     worker.look(5.0)
     mute = worker.look(9.5, beats=False)
     assert (mute.condition, mute.is_overdue) == (Condition.MUTE, True)
@@ -157,7 +156,7 @@ def test_python_that_does_not_run_any_more_is_seen_whatever_the_phase(worker) ->
 
 
 def test_a_process_that_is_stopped_is_seen_and_one_that_goes_on_is_well(worker) -> None:
-    worker.page.numbers[page.PHASE] = page.COMPILE
+    worker.page.phase = Phase.COMPILE
     worker.process.send_signal(signal.SIGSTOP)
     os.waitpid(worker.process.pid, os.WUNTRACED)
     assert not worker.look(8.0, beats=False).is_overdue
@@ -175,7 +174,7 @@ def test_a_thread_that_computes_does_not_hang() -> None:
         begin, found = time.monotonic(), None
         while (for_seconds := time.monotonic() - begin) < 2.5 or (found.computes <= 1.0 and for_seconds < 60.0):
             time.sleep(0.25)
-            busy.page.seconds[page.TICK] = time.monotonic()
+            busy.page.tick = time.monotonic()
             found = busy.monitor.look(time.monotonic())
             assert found.condition is Condition.BUSY
         assert found.computes > 1.0  # and that is told
@@ -186,11 +185,12 @@ def test_a_thread_that_computes_does_not_hang() -> None:
 def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
     """On a machine that is busy with something else: a thread that is ready to run all the time, and hardly does."""
     starved = Worker(sys.executable, "-c", "while True: pass")
-    had = itertools.count(0.0, 0.005)  # 1% of a processor, at two looks a second
-    monkeypatch.setattr(worker_monitor, "_processor_seconds", lambda pid, thread: (used := next(had), used))
+    had = itertools.count(0.0, 0.0025)  # 1% of a processor, at two looks a second that read it twice
+    pid = starved.process.pid
+    monkeypatch.setattr(worker_monitor, "_process", lambda path: ("R", next(had) if path == pid else 0.0))
     try:
-        starved.page.numbers[page.LAUNCHED] += 1
-        starved.page.seconds[page.EXPECTED] = 0.01
+        starved.page.launched += 1
+        starved.page.expected = 0.01
         assert not starved.look(150.0).is_overdue
         assert not starved.look(50.0, beats=False).is_overdue
         assert starved.look(150.0).is_overdue
@@ -203,10 +203,10 @@ def test_who_waits_for_a_disk_for_ever_is_overdue_in_the_end(monkeypatch) -> Non
     stuck = Worker()
     monkeypatch.setattr(worker_monitor, "_could_go_on", lambda pid: True)
     try:
-        stuck.page.numbers[page.PHASE] = page.SAVING
+        stuck.page.phase = Phase.SAVING
         assert not stuck.look(590.0).is_overdue
         assert stuck.look(30.0).is_overdue
-        stuck.page.seconds[page.PROGRESS] = stuck.now  # it has gone on: all begins anew
+        stuck.page.progress = stuck.now  # it has gone on: all begins anew
         assert not stuck.look(590.0).is_overdue
     finally:
         stuck.end()
@@ -216,7 +216,7 @@ def test_who_waits_for_a_disk_for_ever_is_overdue_in_the_end(monkeypatch) -> Non
 
 
 def signs(worker: int, condition: Condition, seconds: float = 11.0, **more: object) -> WorkerStatus:
-    return WorkerStatus(worker, condition, seconds, limit=10.0, launched=7, finished=6, **more)
+    return WorkerStatus(worker, condition, seconds, limit=10.0, launched=7, **more)
 
 
 def named(hang: Hang | None) -> list[int]:
@@ -281,8 +281,8 @@ def test_programs_of_several_hosts_have_longer_as_nobody_sees_the_others() -> No
 
 # --- stragglers -----------------------------------------------------------------------------------------
 
-EQUAL = StepRecord(at=0.0, period=0.02, gap=0.001, host=0.001, waited=0.0, computed=0.015)
-SLOW = EQUAL._replace(period=0.03, gap=0.011, host=0.011)
+EQUAL = Usage(1, sampled=0.02, idle=0.001, host=0.001, input=0.0, computed=0.015)
+SLOW = EQUAL._replace(sampled=0.03, idle=0.011, host=0.011)
 
 
 class Run:
@@ -291,89 +291,88 @@ class Run:
     def __init__(self) -> None:
         self.watch = StragglerWatch()
         self.now = self.looked_at = 0.0
-        self.steps = 0
-        self._new: dict[int, list[StepRecord]] = {0: [], 1: [], 2: []}
+        self._totals = dict.fromkeys(range(3), Usage(0, 0.0, 0.0, 0.0, 0.0, 0.0))
+        self.watch.look(dict(self._totals), 0.0)
 
-    def go(self, steps: int, own: StepRecord, others: StepRecord | None = None) -> list[str]:
+    def go(self, steps: int, own: Usage, others: Usage | None = None) -> list[str]:
         """So many steps, in which worker 1 is like ``own``."""
-        others = own._replace(gap=0.001, host=0.001, waited=0.0) if others is None else others
+        others = own._replace(idle=0.001, host=0.001, input=0.0) if others is None else others
         said = []
         for _ in range(steps):
-            self.now += own.period
-            self.steps += 1
-            for worker, new in self._new.items():
-                new.append((own if worker == 1 else others)._replace(at=self.now))
+            self.now += own.sampled
+            for worker, total in self._totals.items():
+                step = own if worker == 1 else others
+                self._totals[worker] = Usage(*(a + b for a, b in zip(total, step, strict=True)))
             if self.now - self.looked_at >= 0.25:
                 self.looked_at = self.now
-                found = self.watch.look(self._new, are_on_cpu=True)
+                found = self.watch.look(dict(self._totals), self.now)
                 said += [] if found is None else [found]
-                self._new = {worker: [] for worker in self._new}
         return said
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.1, 0.3, 2.0])
-def test_a_straggler_is_named_once_within_twenty_steps_or_a_second_and_when_it_keeps_up_again(seconds) -> None:
+@pytest.mark.parametrize("seconds", [0.005, 0.02, 0.1, 0.3, 2.0])
+def test_a_straggler_is_named_once_within_twenty_steps_or_two_seconds_and_when_it_keeps_up_again(seconds) -> None:
     run = Run()
-    equal = EQUAL._replace(period=seconds)
-    slow = equal._replace(period=1.5 * seconds, gap=0.001 + 0.5 * seconds, host=0.001 + 0.5 * seconds)
+    equal = EQUAL._replace(sampled=seconds)
+    slow = equal._replace(sampled=1.5 * seconds, idle=0.001 + 0.5 * seconds, host=0.001 + 0.5 * seconds)
     assert run.go(300, equal) == []
-    (message,) = run.go(max(20, math.ceil(1.0 / slow.period)), slow)
+    (message,) = run.go(max(20, math.ceil(2.0 / slow.sampled)), slow)
     assert re.match(
         r"worker 1 takes 1\.[45] times as long as the others for a step: [\d.]+ s more on its host, between two steps; "
         "all others wait for it",
         message,
     )
     assert run.go(300, slow) == []
-    assert run.go(max(20, math.ceil(5.0 / seconds)), equal) == ["worker 1 keeps up with the others again"]
+    assert run.go(max(20, math.ceil(6.0 / seconds)), equal) == ["worker 1 keeps up with the others again"]
 
 
 def test_it_is_said_what_makes_a_worker_slow() -> None:
-    (message,) = Run().go(60, SLOW._replace(waited=0.01))
+    (message,) = Run().go(60, SLOW._replace(input=0.01))
     assert "0.01 s more waiting for its input" in message
-    slow, others = (EQUAL._replace(period=0.09, computed=seconds) for seconds in (0.08, 0.045))
+    slow, others = (EQUAL._replace(sampled=0.09, computed=seconds) for seconds in (0.08, 0.045))
     (message,) = Run().go(60, slow, others)
     assert "0.0389 s more computing" in message
 
 
 def test_input_that_comes_late_in_bursts_is_seen_after_a_while() -> None:
     run = Run()
-    late = EQUAL._replace(period=0.1, gap=0.085, host=0.085, waited=0.085)
+    late = EQUAL._replace(sampled=0.8, idle=0.7, host=0.7, input=0.7)
     said = []
-    for _ in range(50):  # one late step, and then seven that have their input at once
+    for _ in range(12):  # one late step, and then seven that have their input at once
         said += run.go(1, late)
-        said += run.go(7, EQUAL)
+        said += run.go(7, EQUAL._replace(sampled=0.1))
     assert len(said) == 1
     assert "waiting for its input" in said[0]
 
 
 def test_what_is_no_lag_names_nobody() -> None:
     # Its host takes long, and is ahead of its devices all the same.
-    assert Run().go(300, EQUAL._replace(gap=0.0, host=0.015)) == []
+    assert Run().go(300, EQUAL._replace(idle=0.0, host=0.015)) == []
     # All hosts take long: the one that comes last is no slower than the others.
-    last = EQUAL._replace(gap=0.019, host=0.02)
+    last = EQUAL._replace(idle=0.019, host=0.02)
     assert Run().go(300, last, EQUAL._replace(host=0.02)) == []
     # It computes more, of which the devices do next to nothing; or of so quick a step that others do so by the way.
     assert Run().go(300, EQUAL._replace(computed=0.004), EQUAL._replace(computed=0.001)) == []
-    quick = EQUAL._replace(period=0.02, gap=0.0, host=0.001, computed=0.004)
+    quick = EQUAL._replace(idle=0.0, host=0.001, computed=0.004)
     assert Run().go(500, quick._replace(computed=0.015), quick) == []
     # A fraction of a step that is nothing to speak of.
-    tiny = EQUAL._replace(period=0.003, gap=0.0015, host=0.0015, computed=0.0)
-    assert Run().go(2000, tiny, tiny._replace(gap=0.0, host=0.0)) == []
+    tiny = EQUAL._replace(sampled=0.003, idle=0.0015, host=0.0015, computed=0.0)
+    assert Run().go(2000, tiny, tiny._replace(idle=0.0, host=0.0)) == []
 
 
 def test_who_is_late_for_a_moment_is_no_straggler() -> None:
     run = Run()
     for _ in range(40):  # much later than half a step, but in single steps
-        assert run.go(2, SLOW._replace(period=0.05, gap=0.03, host=0.03)) == []
+        assert run.go(2, SLOW._replace(sampled=0.05, idle=0.03, host=0.03)) == []
         assert run.go(38, EQUAL) == []
-    quick = EQUAL._replace(period=0.005, gap=0.0, host=0.001)
+    quick = EQUAL._replace(sampled=0.005, idle=0.0, host=0.001)
     for _ in range(10):  # and in many quick ones
-        assert run.go(60, quick._replace(gap=0.004, host=0.004), quick) == []
+        assert run.go(60, quick._replace(idle=0.004, host=0.004), quick) == []
         assert run.go(600, quick) == []
 
 
 def test_one_worker_alone_and_workers_without_steps_are_not_compared() -> None:
     watch = StragglerWatch()
-    steps = [SLOW._replace(at=0.03 * i) for i in range(100)]
-    assert watch.look({1: steps}, are_on_cpu=True) is None
-    assert watch.look({0: [], 1: steps}, are_on_cpu=True) is None
+    for i in range(100):
+        assert watch.look({1: Usage(*(i * x for x in SLOW))}, 0.03 * i) is None
+        assert watch.look({0: Usage(0, 0, 0, 0, 0, 0), 1: Usage(*(i * x for x in SLOW))}, 0.03 * i) is None

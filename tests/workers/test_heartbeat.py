@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.workers import heartbeat, heartbeat_page as page, step_timer
+from replicax.workers import heartbeat, step_timer
 from replicax.workers.heartbeat import Heartbeat
-from replicax.workers.heartbeat_page import HeartbeatPage, StepRecord, claimed_page, new_page, path_of
+from replicax.workers.heartbeat_page import HeartbeatPage, Phase, Usage, claimed_page, new_page, path_of
+from replicax.workers.step_timer import Call, Pace, StepTimer
 
 
 class Beating:
@@ -25,10 +26,6 @@ class Beating:
         self._file, self.page = new_page()
         self.beat = Heartbeat(self.page)
         os.close(self._file)
-
-    @property
-    def numbers(self) -> memoryview:
-        return self.page.numbers
 
     def expect(self, seen: Callable[[], bool]) -> None:
         """Look until something is so."""
@@ -57,17 +54,17 @@ def test_launched_and_finished_programs_are_counted_by_name(beating) -> None:
     def gives_a_number() -> jax.Array:
         return w.value + 1
 
-    before = beating.numbers[page.LAUNCHED]
+    before = beating.page.launched
     for _ in range(7):
         strategy.run(only_writes)
-    assert beating.numbers[page.LAUNCHED] == before + 7
-    assert (beating.page.name, beating.numbers[page.RUNS], beating.numbers[page.CALLS]) == ("only_writes", 7, 7)
+    assert beating.page.launched == before + 7
+    assert (beating.page.name, beating.page.runs, beating.page.calls) == ("only_writes", 7, 7)
     for _ in range(3):
         strategy.run(gives_a_number)
-    assert (beating.page.name, beating.numbers[page.RUNS], beating.numbers[page.CALLS]) == ("gives_a_number", 3, 7)
-    beating.expect(lambda: beating.numbers[page.FINISHED] == before + 10)
-    assert beating.page.seconds[page.EXPECTED] == 0.0  # nothing is under way
-    assert 0 < beating.page.seconds[page.PROGRESS] <= time.monotonic()
+    assert (beating.page.name, beating.page.runs, beating.page.calls) == ("gives_a_number", 3, 7)
+    beating.expect(lambda: beating.page.finished == before + 10)
+    assert 0 < beating.page.expected < 60
+    assert 0 < beating.page.progress <= time.monotonic()
 
 
 def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beating, monkeypatch) -> None:
@@ -84,7 +81,7 @@ def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beati
         return jax.pure_callback(blocks, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
 
     strategy.run(step)
-    beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED])
+    beating.expect(lambda: beating.page.finished == beating.page.launched)
     go.clear()
     here.clear()
     monkeypatch.setattr(step_timer, "STALLED", 0.0)
@@ -92,13 +89,13 @@ def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beati
     thread.start()
     assert here.wait(60)
     try:
-        beating.expect(lambda: beating.numbers[page.CALLBACK] == 1)
-        assert beating.numbers[page.LAUNCHED] == beating.numbers[page.FINISHED] + 1
-        assert 0 <= beating.page.seconds[page.EXPECTED] < 60
+        beating.expect(lambda: beating.page.in_callback == 1)
+        assert beating.page.launched == beating.page.finished + 1
+        assert 0 <= beating.page.expected < 60
     finally:
         go.set()
         thread.join()
-    beating.expect(lambda: beating.numbers[page.LAUNCHED] == beating.numbers[page.FINISHED])
+    beating.expect(lambda: beating.page.launched == beating.page.finished)
 
 
 def test_a_launch_that_fails_is_over(beating) -> None:
@@ -112,27 +109,27 @@ def test_a_launch_that_fails_is_over(beating) -> None:
 
     with pytest.raises(Exception, match="no"):
         strategy.run(step)
-    beating.expect(lambda: beating.numbers[page.FINISHED] == beating.numbers[page.LAUNCHED] > 0)
+    beating.expect(lambda: beating.page.finished == beating.page.launched > 0)
 
 
 def test_phases_nest_and_belong_to_the_thread_that_trains(beating) -> None:
     seen = []
-    with heartbeat.phase(page.SAVING):
+    with heartbeat.phase(Phase.SAVING):
         with replicax.paused():
-            seen.append(beating.numbers[page.PHASE])
+            seen.append(beating.page.phase)
 
             def elsewhere() -> None:
-                with heartbeat.phase(page.INPUT):
-                    seen.append(beating.numbers[page.PHASE])
+                with heartbeat.phase(Phase.INPUT):
+                    seen.append(beating.page.phase)
 
             thread = threading.Thread(target=elsewhere)
             thread.start()
             thread.join()
-        seen.append(beating.numbers[page.PHASE])
-    assert seen == [page.PAUSED, page.PAUSED, page.SAVING]
-    with pytest.raises(KeyError), heartbeat.phase(page.EVALUATION):
+        seen.append(beating.page.phase)
+    assert seen == [Phase.PAUSED, Phase.PAUSED, Phase.SAVING]
+    with pytest.raises(KeyError), heartbeat.phase(Phase.EVALUATION):
         raise KeyError
-    assert beating.numbers[page.PHASE] == 0
+    assert beating.page.phase == 0
 
 
 def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
@@ -150,15 +147,15 @@ def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
     try:
 
         def fn(x: jax.Array) -> jax.Array:
-            seen.append(beating.numbers[page.PHASE])
+            seen.append(beating.page.phase)
             return x * 7 - 2
 
         jax.jit(fn)(jnp.ones(3))
     finally:
         jax.monitoring.unregister_scalar_listener(began)
         jax.monitoring.unregister_event_duration_listener(ended)
-    assert seen == [page.COMPILE]
-    assert beating.numbers[page.PHASE] == 0
+    assert seen == [Phase.COMPILE]
+    assert beating.page.phase == 0
 
 
 def test_the_loop_tells_its_phases_and_steps(beating) -> None:
@@ -167,10 +164,10 @@ def test_the_loop_tells_its_phases_and_steps(beating) -> None:
 
     class Look(replicax.Callback):
         def on_log(self, run: replicax.TrainingRun, step: int, values: object) -> None:
-            seen["callback"] = beating.numbers[page.PHASE], beating.numbers[page.STEP]
+            seen["callback"] = beating.page.phase, beating.page.step
 
     def evaluate() -> dict[str, float]:
-        seen["evaluation"] = beating.numbers[page.PHASE], beating.numbers[page.STEP]
+        seen["evaluation"] = beating.page.phase, beating.page.step
         return {"loss": 1.0}
 
     replicax.train(
@@ -183,9 +180,9 @@ def test_the_loop_tells_its_phases_and_steps(beating) -> None:
         progress=False,
         steps_per_call=2,
     )
-    assert seen == {"callback": (page.CALLBACKS, 8), "evaluation": (page.EVALUATION, 8)}
+    assert seen == {"callback": (Phase.CALLBACKS, 8), "evaluation": (Phase.EVALUATION, 8)}
 
-    assert (beating.numbers[page.PHASE], beating.numbers[page.STEP]) == (page.START, -1)
+    assert (beating.page.phase, beating.page.step) == (Phase.START, -1)
 
 
 def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> None:
@@ -200,17 +197,17 @@ def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> N
     data = strategy.distribute_dataset([np.ones(4, np.float32)])
     step = replicax.compute_average_loss
     replicax.train(lambda x: step(x), data, 1, evaluate=(lambda x: step(x), data), progress=False)
-    begun = phases.index(page.EVALUATION)
-    assert phases[begun + 1] == page.EVALUATION_STEPS
-    assert page.INPUT in phases[begun:]
+    begun = phases.index(Phase.EVALUATION)
+    assert phases[begun + 1] == Phase.EVALUATION_STEPS
+    assert Phase.INPUT in phases[begun:]
 
 
 def test_a_page_belongs_to_one_process() -> None:
     file, its_page = new_page()
     ours = claimed_page(path_of(file))
     assert isinstance(ours, HeartbeatPage)
-    ours.numbers[page.STEP] = 77
-    assert its_page.numbers[page.STEP] == 77
+    ours.step = 77
+    assert its_page.step == 77
     assert claimed_page(path_of(file)) is None
     os.close(file)
     assert claimed_page(f"/proc/{os.getpid()}/fd/{file}") is None
@@ -227,85 +224,84 @@ class Program:
 
 
 class Clocked:
-    """Calls of programs, and what is recorded of them, by a clock of its own."""
+    """Calls of programs, and what a step timer makes of them, by a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         file, self.page = new_page()
         os.close(file)
         self.now = 100.0
-        self.calls = step_timer.Calls()
-        self.steps = step_timer.StepWatch(self.page, self.calls)
-        self.waited = 0.0
-        self.pace = self.calls.new_pace("step", None)
-        self.breaks = 0
+        self.page.phase = Phase.STEPS
+        self.calls: list[Call] = []
+        self.pace = Pace()
+        self.timer = StepTimer(self.page, self.calls, lambda: True)
         monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
+        self.timer.look()
 
     def launch(self) -> Program:
-        program = Program()
-        self.calls.begin(self.pace, self.now, self.waited, 0.0, self.breaks)
-        self.calls.returned(program)
-        return program
+        call = Call(self.pace, self.now)
+        call.output = Program()
+        self.calls.append(call)
+        self.page.launched += 1
+        return call.output
 
     def run(self, seconds: float) -> None:
-        """Time passes, in which it is looked as often as it is wanted."""
+        """Time passes, in which the timer looks."""
         until = self.now + seconds
         while self.now < until:
-            self.now = min(until, self.now + min(self.steps.look(self.now), 1e-3))
+            self.now = min(until, self.now + 1e-3)
+            self.timer.look()
 
-    @property
-    def records(self) -> list[StepRecord]:
-        return self.page.recorded(0)[0]
+    def used(self) -> list[float]:
+        """The shares of the time in which the devices were idle, the host was busy, and it waited for input."""
+        usage: Usage = self.page.usage
+        return [round(part / usage.sampled, 2) for part in (usage.idle, usage.host, usage.input)]
 
 
-def test_a_host_that_its_devices_wait_for_is_recorded_step_by_step(monkeypatch) -> None:
+def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    for _ in range(12):
+    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: True)
+    for _ in range(100):
         program = clocked.launch()
         clocked.run(0.02)
         program.ended = True
+        clocked.page.phase = Phase.INPUT
         clocked.run(0.008)
-        clocked.waited += 0.008
+        clocked.page.phase = Phase.STEPS
         clocked.run(0.002)
-    assert len(clocked.records) == 10  # the first has nothing before it, and after the last comes nothing
-    for step in clocked.records:
-        assert step.period == pytest.approx(0.03, abs=0.002)
-        assert step.gap == pytest.approx(0.01, abs=0.002)
-        assert step.host == pytest.approx(0.03, abs=0.002)  # nobody has seen it wait for the program
-        assert step.waited == pytest.approx(0.008)
+    assert clocked.used() == pytest.approx([1 / 3, 1 / 3, 0.8 / 3], abs=0.04)
+    assert clocked.page.expected == pytest.approx(0.02, abs=0.002)
+    idle = clocked.page.idle
+    clocked.page.phase = Phase.EVALUATION
+    clocked.run(5.0)
+    clocked.page.phase = Phase.STEPS
+    assert clocked.page.idle == idle  # that is no step
 
 
-def test_a_host_that_waits_for_programs_of_a_while_ago_is_busy_in_between(monkeypatch) -> None:
+def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: True)
+    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: False)
     programs = [clocked.launch(), clocked.launch()]
-    for _ in range(12):
+    for _ in range(50):
         clocked.run(0.02)
         programs.pop(0).ended = True
         clocked.run(0.005)
         programs.append(clocked.launch())
-    assert len(clocked.records) >= 10
-    assert all(step.gap == 0.0 for step in clocked.records)
-    assert all(step.host == pytest.approx(0.005, abs=0.002) for step in clocked.records)
+    assert clocked.used() == [0.0, 1.0, 0.0]
+    assert clocked.page.expected == pytest.approx(0.025, abs=0.002)  # until the end of the first
+    assert clocked.page.finished == 50
 
 
-def test_a_host_that_is_ahead_has_no_gap_and_what_is_no_step_is_left_out(monkeypatch) -> None:
+def test_programs_whose_ends_can_not_be_seen_have_ended(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    programs = [clocked.launch() for _ in range(12)]
-    for program in programs:
-        clocked.run(0.02)
-        program.ended = True
-    clocked.run(0.02)
-    assert len(clocked.records) == 10
-    assert all(step.gap == 0.0 for step in clocked.records)
-    clocked.breaks += 1  # an evaluation
-    clocked.run(5.0)
-    for _ in range(3):
-        program = clocked.launch()
-        clocked.run(0.02)
-        program.ended = True
-        clocked.run(0.01)
-    assert len(clocked.records) == 11
-    assert clocked.records[-1].period == pytest.approx(0.03, abs=0.002)
+    for _ in range(100):
+        clocked.launch()
+        clocked.calls[-1].output = None
+    clocked.launch()
+    clocked.run(0.01)
+    assert clocked.page.finished == 101 - step_timer.AHEAD
+    clocked.calls[-1].output = None
+    clocked.run(0.01)
+    assert clocked.page.finished == 101
 
 
 def test_a_thread_that_waits_for_a_program_is_in_jax() -> None:

@@ -21,8 +21,9 @@ from replicax.checkpoint.snapshot import SavePlan, plain_entries
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.errors import CheckpointError, ContextError
 from replicax.execution.tracing.stateful_arguments import updated
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
 from replicax.workers.exchange import Alone, DistributedWorkers
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep
 
 _counter = itertools.count()
@@ -100,7 +101,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects)})"
 
-    @heartbeat.during(heartbeat_page.SAVING)
+    @heartbeat.phase(Phase.SAVING)
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save the present values of the objects.
 
@@ -129,7 +130,7 @@ class Checkpoint:
         if wait:
             self._background.wait()
 
-    @heartbeat.during(heartbeat_page.RESTORING)
+    @heartbeat.phase(Phase.RESTORING)
     def restore(self, path: str | os.PathLike[str], partial: bool = False) -> dict[str, Any]:
         """Restore the saved values of the objects.
 
@@ -161,7 +162,7 @@ class Checkpoint:
         self._take(source, partial)
         return dict(self._objects)
 
-    @heartbeat.during(heartbeat_page.SAVING)
+    @heartbeat.phase(Phase.SAVING)
     def wait(self) -> None:
         """Wait until the current save is written.
 

@@ -18,7 +18,8 @@ from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.errors import CheckpointError
 from replicax.name_hints import NameHints
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep
 
 log = logging.getLogger("replicax")
@@ -120,7 +121,7 @@ class CheckpointManager(NameHints):
         """The step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
         return best_of(self._steps, self._best)
 
-    @heartbeat.during(heartbeat_page.SAVING)
+    @heartbeat.phase(Phase.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
         """Save if a save is due.
 
@@ -165,7 +166,7 @@ class CheckpointManager(NameHints):
             self._alarm.restart()
         return True
 
-    @heartbeat.during(heartbeat_page.RESTORING)
+    @heartbeat.phase(Phase.RESTORING)
     def restore_latest(self) -> int | None:
         """Restore the newest complete checkpoint.
 
@@ -200,7 +201,7 @@ class CheckpointManager(NameHints):
         _log_more(len(unfinished), "were never finished")
         return None
 
-    @heartbeat.during(heartbeat_page.RESTORING)
+    @heartbeat.phase(Phase.RESTORING)
     def restore(self, step: int) -> None:
         """Restore the checkpoint of one step, such as ``best_step``.
 
@@ -213,7 +214,7 @@ class CheckpointManager(NameHints):
         if not self._restored(step, problems):
             raise CheckpointError(f"the checkpoint of step {step} in {self.directory} can't be restored: {problems[0]}")
 
-    @heartbeat.during(heartbeat_page.SAVING)
+    @heartbeat.phase(Phase.SAVING)
     def wait(self) -> None:
         """Wait until the current save is written.
 

@@ -66,8 +66,7 @@ def launch(
         if several:
             _announce(lockstep, executable)
         if (beat := heartbeat.current) is not None:
-            label = executable.label
-            label.pace = beat.launching(label.pace, executable.program.name, executable.steps)
+            beat.launching(executable.program.name, executable.steps)
         release: Callable[[], None] | None = None
         try:
             try:

@@ -27,6 +27,8 @@ from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
 from replicax.values import ExampleMask, PerReplica, Ragged, Stacked
 from replicax.variables.store import Creations
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.replicas import Replicas
 
 _no_trace = _jax.eval_trace()
@@ -249,6 +251,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
     return executable
 
 
+@heartbeat.phase(Phase.COMPILE)
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_ragged:
         ragged: Program = registry.ragged_steps()[0](replicas, fn, arguments, creations)

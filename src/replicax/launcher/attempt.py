@@ -17,8 +17,7 @@ from replicax.launcher.log_files import LogFile, WorkerOutput
 from replicax.launcher.orphans import die_with_parent, end_marked
 from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
-from replicax.launcher.watchdog.hang_detection import Hang
-from replicax.launcher.watchdog.hang_watch import HangWatch
+from replicax.launcher.watchdog.hang_watch import Hang, HangWatch
 from replicax.launcher.worker_process import Ending, WorkerProcess
 
 FAULT_PATIENCE = 0.3

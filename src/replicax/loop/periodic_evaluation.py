@@ -15,7 +15,8 @@ from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function, checked_result
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 
 
 class InterruptedEvaluation(Exception):  # noqa: N818
@@ -75,7 +76,7 @@ class Evaluation:
             numbers = named_numbers(checked_result(self._function(), self._function, "replicax.train"), name)
             return _floats(numbers)
         totals, examples = None, 0
-        with heartbeat.phase(heartbeat_page.EVALUATION_STEPS):  # as the steps of training, these have to get on
+        with heartbeat.phase(Phase.EVALUATION_STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
                 numbers, weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
                 self._combination.check_scales(numbers)

@@ -27,7 +27,8 @@ from typing import Any
 
 from replicax import _jax
 from replicax.errors import DeadlockError
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep
 
 INTERVAL = 0.2
@@ -187,7 +188,7 @@ class StopRequests:
             self._last = max(limits.values())
             self._agreed.set()
 
-    @heartbeat.during(heartbeat_page.RENDEZVOUS)
+    @heartbeat.phase(Phase.RENDEZVOUS)
     def _wait(self) -> int:
         deadline = time.monotonic() + PATIENCE
         while not self._agreed.wait(0.05):

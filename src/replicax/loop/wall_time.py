@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 
 KINDS = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
 """What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.restarts`."""
 
-_PHASES = {kind: getattr(heartbeat_page, kind.upper()) for kind in KINDS}
+_PHASES = {kind: Phase[kind.upper()] for kind in KINDS}
 LOST = "lost work"
 
 _MEANINGS = {
@@ -85,7 +86,7 @@ class WallTime:
             self.switch(self._kind)
             self._clock = _stands_at(self._since)
             self._stopped = True
-            heartbeat.switch(heartbeat_page.START)  # there are no more steps to wait for
+            heartbeat.switch(Phase.START)  # there are no more steps to wait for
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -40,11 +40,12 @@ from replicax.values import ExampleMask, Local, PerReplica, component
 from replicax.variables.slots import store_all
 from replicax.variables.store import Creations, use_store
 from replicax.variables.variable import Variable
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.replicas import Replicas
 
 
-@heartbeat.during(heartbeat_page.EXACT)
+@heartbeat.phase(Phase.EXACT)
 def run_per_replica(
     programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:

@@ -9,91 +9,78 @@ page of memory that the launcher reads (:mod:`~replicax.workers.heartbeat_page`)
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
 import faulthandler
-import functools
 import os
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from replicax import _jax
-from replicax.workers import heartbeat_page as page
-from replicax.workers.heartbeat_page import HeartbeatPage, claimed_page
-from replicax.workers.step_timer import Calls, Pace, StepTimer
+from replicax.workers.heartbeat_page import VARIABLE, HeartbeatPage, Phase, claimed_page
+from replicax.workers.step_timer import ENDED, Call, Pace, StepTimer
 
 _SMALL = 4096
 """A result of at most this many bytes is kept to see when its program has ended."""
-_BREAKS = (page.COMPILE, page.EVALUATION, page.SAVING, page.RESTORING, page.EXACT, page.PAUSED)
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
+_FEW = 8
+"""A small result is looked for among so many, the first."""
 
 
 class Heartbeat:
     """Writes this worker's progress into its page."""
 
-    def __init__(self, its_page: HeartbeatPage) -> None:
-        self._page = its_page
-        self._numbers, self._seconds = its_page.numbers, its_page.seconds
-        self._calls = Calls()
-        self.timer = StepTimer(its_page, self._calls, lambda: current is self)
-        self._runs: collections.Counter[str] = collections.Counter()
+    def __init__(self, page: HeartbeatPage) -> None:
+        self.page = page
+        self._calls: list[Call] = []
+        self._last: Call | None = None
+        self._paces: dict[str, Pace] = {}
+        self.timer = StepTimer(page, self._calls, lambda: current is self)
         self._name = ""
-        self._waited = self._met = self._switched_at = 0.0
-        self._breaks = 0
         self._compilations = 0
-        self._before_compiling = page.START
+        self._before_compiling = int(Phase.START)
 
     def begin(self) -> None:
         """Tell the launcher that this process has the page, and start the step timer."""
-        numbers = self._numbers
-        numbers[page.PHASE], numbers[page.STEP] = page.START, -1
-        numbers[page.THREAD] = os.getpid()
-        self._seconds[page.PROGRESS] = self._seconds[page.TICK] = time.monotonic()
+        page = self.page
+        page.phase, page.step, page.thread = Phase.START, -1, os.getpid()
+        page.progress = page.tick = time.monotonic()
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # standard error may be closed
             asked = int(signal.SIGRTMAX) - 3  # most probably unused by others
             faulthandler.register(asked, file=2, all_threads=True)
-            numbers[page.SIGNAL] = asked
+            page.signal = asked
         _jax.on_compilations(self._compiling, self._compiled)
         os.register_at_fork(after_in_child=_forget)
         atexit.register(self._end)
         self.timer.start()
-        numbers[page.PID] = os.getpid()  # last: it marks the rest as valid
+        page.pid = os.getpid()  # last: it marks the rest as valid
 
     # --- called by the thread that trains -------------------------------------------------------------------
 
-    def launching(self, pace: Pace | None, name: str, steps: int | None) -> Pace:
-        """A program is about to be launched.
-
-        Args:
-          pace: returned by this method for the same program before; ``None`` if it is new.
-          name: of the program.
-          steps: how many steps the program makes, if several.
-        """
-        now = time.monotonic()
-        if pace is None:
-            pace = self._calls.new_pace(name, steps)
-        numbers = self._numbers
+    def launching(self, name: str, steps: int | None) -> None:
+        """A program is about to be launched: ``name``, which makes so many ``steps``, if several."""
+        page = self.page
         if name != self._name:
-            self._page.name = self._name = name
-        self._runs[name] += steps or 1
+            page.name = self._name = name
+        pace = self._paces.get(name)
+        if pace is None:
+            pace = self._paces[name] = Pace()
         pace.calls += 1
-        if pace.calls > numbers[page.CALLS]:
-            numbers[page.CALLS] = pace.calls
-        self._calls.begin(pace, now, self._waited, self._met, self._breaks)
-        numbers[page.LAUNCHED], numbers[page.RUNS] = self._calls.count, self._runs[name]
-        if (thread := threading.get_ident()) != self._calls.thread:
-            self._calls.thread = thread
-            numbers[page.THREAD] = threading.get_native_id()
-        self._seconds[page.PROGRESS] = now
-        if numbers[page.PHASE] == page.START:
-            numbers[page.PHASE] = page.STEPS
-        return pace
+        pace.runs += steps or 1
+        if pace.calls > page.calls:
+            page.calls = pace.calls
+        page.progress = now = time.monotonic()
+        self._last = call = Call(pace, now)
+        self._calls.append(call)
+        page.launched += 1
+        page.runs = pace.runs
+        if (thread := threading.get_ident()) != self.timer.thread:
+            self.timer.thread, page.thread = thread, threading.get_native_id()
+        if page.phase == Phase.START:
+            page.phase = Phase.STEPS
 
     def launched(self, returned: Sequence[tuple[Sequence[Any], Sequence[Any]]], ended: bool) -> None:
         """The program has been launched.
@@ -102,52 +89,34 @@ class Heartbeat:
           returned: the arrays that it writes, and its results; empty if the launch failed.
           ended: whether the caller waited for its end.
         """
+        assert self._last is not None
         if ended or not returned:
-            self._calls.returned(ended=ended)
+            self._last.output = ENDED
             return
-        pace = self._calls.newest.pace
         written, results = returned[0]
-        if pace.watched is None:
-            small = [i for i, array in enumerate(results) if array.nbytes <= _SMALL]
-            pace.watched = small[0] if small else -1
-            some = results or written
-            self._numbers[page.ON_CPU] = bool(some) and _jax.is_on_cpu(some[0])
-        if 0 <= pace.watched < len(results):
-            self._calls.returned(results[pace.watched])
-        else:
-            some = results or written
-            self._calls.returned(weakref.ref(some[0]) if some else None)
+        some = results or written
+        if self._last.pace.calls == 1 and some:
+            self.page.cpu = _jax.is_on_cpu(some[0])
+        small = next((array for array in results[:_FEW] if array.nbytes <= _SMALL), None)
+        self._last.output = weakref.ref(some[0]) if small is None and some else small
 
     def is_of_this_thread(self) -> bool:
         """Whether this is the thread that trains: the last one that launched a program, or the main thread."""
-        return threading.get_ident() == self._calls.thread
-
-    def made(self, step: int) -> None:
-        """``step`` steps of the run have been launched."""
-        self._numbers[page.STEP] = step
+        return threading.get_ident() == self.timer.thread
 
     def switch(self, phase: int) -> int:
         """Enter a phase; returns the one before."""
-        numbers = self._numbers
-        before = numbers[page.PHASE]
-        numbers[page.PHASE] = phase
-        if phase == page.START:
-            numbers[page.STEP] = -1
-        now = time.monotonic()
-        if before == page.INPUT:
-            self._waited += now - self._switched_at
-        elif before == page.RENDEZVOUS:
-            self._met += now - self._switched_at
-        self._switched_at = now
-        if phase in _BREAKS:
-            self._breaks += 1
-        self._seconds[page.PROGRESS] = now
+        page = self.page
+        before, page.phase = page.phase, phase
+        if phase == Phase.START:
+            page.step = -1
+        page.progress = time.monotonic()
         return before
 
     def _compiling(self) -> None:
         if self.is_of_this_thread():
             if not self._compilations:
-                self._before_compiling = self.switch(page.COMPILE)
+                self._before_compiling = self.switch(Phase.COMPILE)
             self._compilations += 1
 
     def _compiled(self) -> None:
@@ -157,7 +126,7 @@ class Heartbeat:
                 self.switch(self._before_compiling)
 
     def _end(self) -> None:
-        self.switch(page.END)
+        self.switch(Phase.END)
         self.timer.stop()
 
 
@@ -174,56 +143,31 @@ def _forget() -> None:
     current = None
 
 
-def _begun() -> Heartbeat | None:
-    its_page = claimed_page(os.environ[page.VARIABLE])
-    if its_page is None:
-        return None
-    return Heartbeat(its_page)
-
-
-if page.VARIABLE in os.environ:
-    current = _begun()
-    if current is not None:
-        current.begin()
+if VARIABLE in os.environ and (_page := claimed_page(os.environ[VARIABLE])) is not None:
+    current = Heartbeat(_page)
+    current.begin()
 
 
 def made(step: int) -> None:
     """``step`` steps of the run have been launched."""
     if current is not None:
-        current.made(step)
+        current.page.step = step
 
 
-def switch(number: int) -> None:
+def switch(to: Phase) -> None:
     """Enter a phase; see :func:`phase`."""
     if current is not None:
-        current.switch(number)
-
-
-def during(number: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
-    """Decorate a function: while it runs, the worker is in this phase; see :func:`phase`."""
-
-    def decorate(fn: Callable[Args, Result]) -> Callable[Args, Result]:
-        @functools.wraps(fn)
-        def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-            with phase(number):
-                return fn(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def phase(number: int) -> AbstractContextManager[None]:
-    """Enter one of the phases of :mod:`~replicax.workers.heartbeat_page` for a ``with`` block."""
-    return contextlib.nullcontext() if current is None else _phase(current, number)
+        current.switch(to)
 
 
 @contextmanager
-def _phase(beat: Heartbeat, number: int) -> Iterator[None]:
-    if not beat.is_of_this_thread():
+def phase(to: Phase) -> Iterator[None]:
+    """Enter a phase for a ``with`` block, or for each call of a function that this decorates."""
+    beat = current
+    if beat is None or not beat.is_of_this_thread():
         yield
         return
-    before = beat.switch(number)
+    before = beat.switch(to)
     try:
         yield
     finally:
@@ -242,4 +186,4 @@ def paused() -> AbstractContextManager[None]:
     >>> with replicax.paused():
     ...     pass  # upload samples, wait for a person, …
     """
-    return phase(page.PAUSED)
+    return phase(Phase.PAUSED)

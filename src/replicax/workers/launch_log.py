@@ -29,14 +29,12 @@ class Label:
       number: in the order in which programs are first launched; 0 before that.
       name: of the program.
       meets: whether its replicas communicate in collectives, so that none of them can end alone.
-      pace: how long it takes, according to the heartbeat; ``None`` without a heartbeat.
     """
 
-    __slots__ = ("meets", "name", "number", "pace")
+    __slots__ = ("meets", "name", "number")
 
     def __init__(self) -> None:
         self.number, self.name, self.meets = 0, "", False
-        self.pace: Any = None
 
 
 @declared

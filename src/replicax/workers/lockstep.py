@@ -18,7 +18,7 @@ from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
 from replicax.workers.exchange import DEFAULT_TIMEOUT, Cancelled, Series, Workers
-from replicax.workers.heartbeat_page import RENDEZVOUS
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.launch_log import LaunchLog
 
 
@@ -86,7 +86,7 @@ class Lockstep:
         if liveness is not None:
             liveness.takes_part()
         try:
-            with heartbeat.phase(RENDEZVOUS):
+            with heartbeat.phase(Phase.RENDEZVOUS):
                 said: list[_Message] = [loads(m) for m in self._series.exchange(dumps(message), timeout, is_cancelled)]
         except TimeoutError as error:
             raise DeadlockError(f"worker {self.workers.index} {message.shown()}, and {error}") from None

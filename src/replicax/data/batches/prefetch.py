@@ -6,7 +6,8 @@ import collections
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from replicax.workers import heartbeat, heartbeat_page
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,11 +74,8 @@ class Prefetcher:
 
     def __next__(self) -> Any:
         with self._changed:
-            if heartbeat.current is None:
+            with heartbeat.phase(Phase.INPUT):
                 self._await()
-            else:
-                with heartbeat.phase(heartbeat_page.INPUT):
-                    self._await()
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:

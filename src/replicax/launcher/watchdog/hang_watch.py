@@ -1,13 +1,13 @@
-"""Watches the workers of an attempt: looks at them regularly, and makes those that hang print their stacks."""
+"""Watches the workers of an attempt: looks at them regularly, finds those that hang, and makes them print stacks."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from replicax.launcher.watchdog.hang_detection import Hang, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.launcher.watchdog.worker_monitor import LONG_PATIENCE, Condition, WorkerMonitor, WorkerStatus
 from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
@@ -20,6 +20,69 @@ STACKS = 1.0
 """How many seconds workers have to print their stacks."""
 NOTICE = 6.0
 """After how many times the timeout a worker that computes but makes no step is reported; then after twice that."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """Workers that hang, all for the same reason.
+
+    Attributes:
+      workers: their statuses; messages name the first.
+      why: in words.
+      is_certain: whether each of them is known to be at fault; otherwise all wait, and the cause is unknown.
+    """
+
+    workers: Sequence[WorkerStatus]
+    why: str
+    is_certain: bool = True
+
+
+def find_hang(statuses: Sequence[WorkerStatus], timeout: float, is_alone: bool = True) -> Hang | None:
+    """The workers that hang, if there are any.
+
+    Two conditions are certain whatever others do: a stopped process, and one that no longer runs Python. In all others
+    a worker may wait for another one in a way that the launcher can't see. So no worker is judged as long as another
+    one makes progress or has a reason not to, unless that takes very long. A worker that computes in Python has that
+    long, too: it may be in an endless loop, or do work that it has not announced.
+
+    Args:
+      statuses: of all workers that have not ended.
+      timeout: for how many seconds a worker may show no progress, at least.
+      is_alone: whether there are no other hosts, for whose workers these could wait.
+    """
+
+    def those(*conditions: Condition) -> list[WorkerStatus]:
+        return [status for status in statuses if status.condition in conditions]
+
+    longest = LONG_PATIENCE * timeout
+    if stopped := [status for status in those(Condition.STOPPED) if status.is_overdue]:
+        return Hang(stopped, "its process is stopped (SIGSTOP)")
+    if mute := [status for status in those(Condition.MUTE) if status.is_overdue]:
+        return Hang(mute, "its Python does not run any more")
+    inside = those(Condition.WAITING)
+    computing = [status for status in statuses if status.computes >= longest]
+    if computing and inside and len(computing) + len(inside) == len(statuses):
+        return Hang(computing, "its Python computes, and makes no step for which the others wait")
+    idle = [status for status in those(Condition.IDLE) if status.is_overdue]
+    waiting = [status for status in inside if status.is_overdue and (is_alone or status.seconds >= longest)]
+    # Those that wait for others are no reason to wait for them.
+    have_reasons = len(statuses) > len(idle) + len(inside) + len(those(Condition.RENDEZVOUS, Condition.UNKNOWN))
+    if idle:
+        # Workers inside a program most probably wait for them, even if the duration of the program is unknown.
+        if have_reasons or any(status.seconds < timeout / 2 for status in inside):
+            idle = [status for status in idle if status.seconds >= longest]
+        return Hang(idle, "it neither runs a step nor uses its processor") if idle else None
+    if not waiting or have_reasons or len(waiting) < len(inside):
+        return None
+    called = [status for status in waiting if status.in_callback]
+    if called and (len(called) < len(waiting) or len(waiting) == 1):
+        return Hang(called, "its program has called Python on the host, which does not return")
+    why = "its program does not come to its end"
+    behind = min(status.launched for status in waiting)
+    late = [status for status in waiting if status.launched == behind]
+    if len(late) < len(waiting):
+        return Hang(late, f"{why}, and it is behind the others")
+    return Hang(waiting, why, is_certain=len(waiting) == 1)
 
 
 class HangWatch:
@@ -61,36 +124,32 @@ class HangWatch:
         self._looked_at = now
         statuses = [self._monitors[worker].look(now) for worker in alive]
         for status in statuses:
-            self._notice(status)
+            self._notice(status, self._timeout)
         trains = [one.worker for one in statuses if one.condition not in (Condition.UNKNOWN, Condition.ENDED)]
-        monitors = {worker: self._monitors[worker] for worker in trains}
-        are_on_cpu = all(monitor.is_on_cpu for monitor in monitors.values())
-        slow = self._stragglers.look({worker: one.new_steps() for worker, one in monitors.items()}, are_on_cpu)
-        if slow is not None:
+        if slow := self._stragglers.look({worker: self._monitors[worker].page.usage for worker in trains}, now):
             self._say(slow)
         return find_hang(statuses, self._timeout, self._is_alone)
 
-    def _notice(self, status: WorkerStatus) -> None:
-        assert self._timeout is not None
-        after = self._notices.setdefault(status.worker, NOTICE * self._timeout)
+    def _notice(self, status: WorkerStatus, timeout: float) -> None:
+        after = self._notices.setdefault(status.worker, NOTICE * timeout)
         if not status.computes:
-            self._notices[status.worker] = NOTICE * self._timeout
+            self._notices[status.worker] = NOTICE * timeout
         elif status.computes >= after:
             self._notices[status.worker] = 2 * after
             self._say(
                 f"worker {status.worker} has been computing for {status.computes:.0f} s {status.where}, and has not "
                 "made another step; if all others wait for it, the launcher treats it as hung after "
-                f"{LONG_PATIENCE * self._timeout:.0f} s. If that is right, compute in `with replicax.paused():`"
+                f"{LONG_PATIENCE * timeout:.0f} s. If that is right, compute in `with replicax.paused():`"
             )
 
     def ask_for_stacks(self, hang: Hang) -> float:
         """Make the workers that hang print their stacks; returns for how many seconds to wait for that."""
         asked = 0
         for status in hang.workers:
-            monitor = self._monitors[status.worker]
-            if status.condition is not Condition.STOPPED and monitor.pid and monitor.signal:
+            page = self._monitors[status.worker].page
+            if status.condition is not Condition.STOPPED and page.pid and page.signal:
                 with contextlib.suppress(OSError):
-                    os.kill(monitor.pid, monitor.signal)
+                    os.kill(page.pid, page.signal)
                     asked += 1
         return STACKS if asked else 0.0
 

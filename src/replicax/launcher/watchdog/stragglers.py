@@ -6,7 +6,7 @@ between two steps for as long as the others wait for it, and on CPUs the process
 for longer.
 
 On a busy machine any worker may be very late for a moment. So a worker is named only if it is late without its worst
-steps, too. Input that comes in bursts looks the same, one late step and then many in time, so it is judged over a
+moments, too. Input that comes in bursts looks the same, one late step and then many in time, so it is judged over a
 longer time.
 """
 
@@ -15,208 +15,143 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from replicax.workers.heartbeat_page import StepRecord
+from replicax.workers.heartbeat_page import Usage
 
 SLOW = 1.4
-"""A worker is named from this ratio to the others' time on: 1.5, less a margin, as some steps in the window may not be
-slow yet."""
+"""A worker is named from this ratio to the others' time on: 1.5, less a margin, as it may not have been slow for the
+whole time."""
 SURELY_SLOW = 1.2
-"""And if it takes at least so many times as long without its worst steps."""
+"""And if it takes at least so many times as long without its worst moments."""
 KEEPS_UP = 1.2
 """It keeps up again below this."""
+CALM = 3.0
+"""And after so many seconds."""
 LEAST = 2e-3
 """Seconds of a step that are too short to name a worker."""
 LEAST_COMPUTED = 20e-3
 """The same for computing: in a short step much of it keeps workers connected, most of all the chief."""
-QUICK = 15e-3
-"""Shorter steps are judged over a longer time: a moment has many of them."""
-KEPT = 400
-"""How many steps of a worker are kept."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The steps to judge.
-
-    Attributes:
-      steps: at least so many.
-      seconds: and those of so many seconds.
-      worst: the part of a worker's steps, the worst, that may be late by chance.
-      of_quick: whether the window is for short steps, rather than for all others.
-    """
-
-    steps: int
-    seconds: float
-    worst: float
-    of_quick: bool = False
-
-    def of(self, steps: Sequence[StepRecord], period: float, now: float) -> list[StepRecord]:
-        """The steps of a worker in this window; none if most of them are missing."""
-        since = now - max(self.steps * period, self.seconds)
-        found = [step for step in steps if step.at >= since]
-        return found if len(found) >= 0.7 * self.steps else []
-
-
-WINDOWS = (Window(14, 0.5, 1 / 4), Window(100, 5.0, 1 / 20), Window(14, 3.0, 1 / 2, of_quick=True))
-CALM = 3.0
-"""After how many seconds without a slow step a worker keeps up again."""
+MOMENT_STEPS, MOMENT_SECONDS = 2, 0.2
+"""A moment has at least so many steps, and takes so many seconds."""
+WINDOWS = ((6, 2), (20, 1))
+"""How many moments to judge, and how many of them, a worker's worst, may be late by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lag:
-    """How much longer a worker takes than the others.
+    """How much longer a worker takes than the others; in seconds of a moment, or of a step.
 
     Attributes:
-      worker: its number.
-      ratio: how many times as long it takes.
-      sure: the same without its worst steps.
-      on_host: how many seconds longer, between two steps.
+      period: how long it takes, in all.
+      on_host: how many seconds longer it takes between two steps.
       for_input: how many of these it waits for input.
-      computing: how many seconds longer, inside a step.
+      computing: how many seconds longer it takes inside a step.
     """
 
-    worker: int
-    ratio: float
-    sure: float
+    period: float
     on_host: float
     for_input: float
     computing: float
 
     @property
-    def is_slow(self) -> bool:
-        """Whether to name the worker."""
-        return self.ratio >= SLOW and self.sure >= SURELY_SLOW
+    def more(self) -> float:
+        """How many seconds longer it takes."""
+        return self.on_host + self.computing
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long it takes."""
+        return self.period / max(self.period - self.more, self.period / 100)
 
     def __str__(self) -> str:
-        if self.on_host >= self.computing:
-            what = "waiting for its input" if self.for_input > self.on_host / 2 else "on its host, between two steps"
-            more = f"{self.on_host:.3g} s more {what}"
-        else:
-            more = f"{self.computing:.3g} s more computing"
-        return (
-            f"worker {self.worker} takes {self.ratio:.1f} times as long as the others for a step: {more}; "
-            "all others wait for it"
-        )
+        if self.on_host < self.computing:
+            return f"{self.computing:.3g} s more computing"
+        what = "waiting for its input" if self.for_input > self.on_host / 2 else "on its host, between two steps"
+        return f"{self.on_host:.3g} s more {what}"
 
 
-def slowest(steps: Mapping[int, Sequence[StepRecord]], worst: float, are_on_cpu: bool) -> Lag:
-    """The slowest of several workers.
+NO_LAG = Lag(1.0, 0.0, 0.0, 0.0)
 
-    Args:
-      steps: the last ones of each worker; at least one.
-      worst: the part of a worker's steps, the worst, that may be late by chance.
-      are_on_cpu: whether the processors do the devices' work.
 
-    >>> from replicax.launcher.watchdog.stragglers import slowest
-    >>> from replicax.workers.heartbeat_page import StepRecord
-    >>> equal = [StepRecord(at=0.3 * i, period=0.3, gap=0.0, host=0.01, waited=0.0, computed=0.2) for i in range(14)]
-    >>> slow = [step._replace(gap=0.1, host=0.11, waited=0.1) for step in equal]
-    >>> print(slowest({0: equal, 1: slow, 2: equal}, worst=0.2, are_on_cpu=True))
-    worker 1 takes 1.5 times as long as the others for a step: 0.1 s more waiting for its input; all others wait for it
+def lag_of(own: Usage, others: Sequence[Usage]) -> Lag:
+    """How much longer a worker took than the others, per step.
+
+    >>> from replicax.launcher.watchdog.stragglers import lag_of
+    >>> from replicax.workers.heartbeat_page import Usage
+    >>> equal = Usage(steps=10, sampled=3.0, idle=0.0, host=0.1, input=0.0, computed=2.0)
+    >>> slow = equal._replace(idle=1.0, host=1.1, input=1.0)
+    >>> lag = lag_of(slow, [equal, equal])
+    >>> print(round(lag.ratio, 3), lag)
+    1.5 0.1 s more waiting for its input
     """
-    period = statistics.median(_mean(step.period for step in own) for own in steps.values())
-    lags = [
-        _lag(worker, own, [other for w, other in steps.items() if w != worker], period, worst, are_on_cpu)
-        for worker, own in steps.items()
-    ]
-    return max(lags, key=lambda lag: lag.ratio)
+    steps, sampled = own.steps, own.sampled
 
+    def theirs(kind: str) -> float:
+        """The others' seconds for something, in so many as this worker's."""
+        return sampled * statistics.median(getattr(other, kind) / other.sampled for other in others)
 
-def _lag(
-    worker: int,
-    own: Sequence[StepRecord],
-    others: Sequence[Sequence[StepRecord]],
-    period: float,
-    worst: float,
-    are_on_cpu: bool,
-) -> Lag:
     # No worker waits for a host that is ahead of its devices, however long it takes; and a worker that comes last but
     # takes no longer than the others is not slow.
-    theirs = statistics.median(_mean(step.host for step in other) for other in others)
-    gap = _mean(step.gap for step in own)
-    on_host = max(0.0, min(gap, _mean(step.host for step in own) - theirs))
-    kept = max(1, len(own) - round(worst * len(own) + 0.5))
-    best_gaps, best_hosts = sorted(step.gap for step in own)[:kept], sorted(step.host for step in own)[:kept]
-    surely = max(0.0, min(sum(best_gaps), sum(best_hosts) - kept * theirs)) / kept
-    waited = statistics.median(_mean(step.waited for step in other) for other in others)
-    for_input = max(0.0, _mean(step.waited for step in own) - waited)
-    computing = 0.0
-    inside = max(0.0, period - gap)
-    least, _ = _quartiles([step.computed for step in own])
+    on_host = max(0.0, min(own.idle, own.host - theirs("host")))
+    computing, inside = 0.0, sampled - own.idle
     # Where the processors do little for a step, the step is not computed by them.
-    if are_on_cpu and least >= inside / 3:
-        most = statistics.median(_quartiles([step.computed for step in other])[1] for other in others)
-        computing = inside * max(0.0, 1.0 - most / least) if least > 0 else 0.0
-        computing = computing if computing >= LEAST_COMPUTED else 0.0
-    more = on_host + computing
-    if more < LEAST:
-        return Lag(worker, 1.0, 1.0, on_host, for_input, computing)
-    return Lag(worker, _times(period, more), _times(period, surely + computing), on_host, for_input, computing)
+    if own.computed >= inside / 3 > 0.0:
+        computing = inside * max(0.0, 1.0 - theirs("computed") / own.computed)
+    for_input = max(0.0, own.input - theirs("input"))
+    return Lag(sampled / steps, on_host / steps, for_input / steps, computing / steps)
 
 
-def _times(period: float, more: float) -> float:
-    """The ratio of the step time to the step time without ``more`` seconds."""
-    return period / max(period - more, period / 100)
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
-
-
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    quarter = (len(ordered) - 1) // 4
-    return ordered[quarter], ordered[-1 - quarter]
+def _mean(lags: Sequence[Lag]) -> Lag:
+    """Of the lags of several moments; each counts as much as its step takes."""
+    lag = Lag(*(statistics.fmean(getattr(lag, field.name) for lag in lags) for field in dataclasses.fields(Lag)))
+    computing = lag.computing if lag.computing >= LEAST_COMPUTED else 0.0
+    return dataclasses.replace(lag, computing=computing) if lag.on_host + computing >= LEAST else NO_LAG
 
 
 class StragglerWatch:
     """Names slow workers: once when found, and whenever that changes."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, collections.deque[StepRecord]] = {}
+        self._last: Mapping[int, Usage] = {}
+        self._moments: collections.deque[dict[int, Lag]] = collections.deque(maxlen=max(WINDOWS)[0])
         self._named: int | None = None
-        self._seen_in: Window | None = None
+        self._seen_in = WINDOWS[0]
         self._slow_at = 0.0
 
-    def look(self, new: Mapping[int, Sequence[StepRecord]], are_on_cpu: bool) -> str | None:
-        """The message for the user, if there is one.
-
-        Args:
-          new: the steps of all workers that train, since the last look.
-          are_on_cpu: whether the processors do the devices' work.
-        """
-        for worker, steps in new.items():
-            self._steps.setdefault(worker, collections.deque(maxlen=KEPT)).extend(steps)
-        for worker in set(self._steps) - set(new):
-            del self._steps[worker]
-        if len(new) < 2 or not any(new.values()) or not all(self._steps[worker] for worker in new):
+    def look(self, usages: Mapping[int, Usage], now: float) -> str | None:
+        """The message for the user, if there is one; given what all workers that train have spent their time on."""
+        if usages.keys() != self._last.keys():
+            self._last = usages
+            self._moments.clear()
+        moment = {
+            worker: Usage(*(b - a for a, b in zip(self._last[worker], usage, strict=True)))
+            for worker, usage in usages.items()
+        }
+        if len(moment) < 2 or any(u.steps < MOMENT_STEPS or u.sampled < MOMENT_SECONDS for u in moment.values()):
             return None
-        now = min(steps[-1].at for steps in self._steps.values())  # the steps of all workers are known until then
+        self._last = usages
+        self._moments.append({w: lag_of(u, [o for v, o in moment.items() if v != w]) for w, u in moment.items()})
         for window in WINDOWS:
-            lag = self._slowest(window, now, are_on_cpu)
-            if lag is not None and lag.is_slow and (lag.worker != self._named or window is self._seen_in):
-                self._slow_at, before = now, self._named
-                self._named, self._seen_in = lag.worker, window
-                return None if before == lag.worker else str(lag)
-            if lag is not None and lag.ratio < KEEPS_UP and window is self._seen_in:
-                return self._keeps_up(now)
+            count, worst = window
+            if len(self._moments) < count:
+                continue
+            lags = {w: [lags[w] for lags in list(self._moments)[-count:]] for w in moment}
+            worker, lag = max(((w, _mean(own)) for w, own in lags.items()), key=lambda entry: entry[1].ratio)
+            sure = _mean(sorted(lags[worker], key=lambda lag: lag.more)[: count - worst])
+            is_slow = lag.ratio >= SLOW and sure.ratio >= SURELY_SLOW
+            if is_slow and (worker != self._named or window == self._seen_in):
+                before, self._named = self._named, worker
+                self._slow_at, self._seen_in = now, window
+                if before == worker:
+                    return None
+                return (
+                    f"worker {worker} takes {lag.ratio:.1f} times as long as the others for a step: {lag}; "
+                    "all others wait for it"
+                )
+            is_calm = lag.ratio < KEEPS_UP and now - self._slow_at >= CALM
+            if self._named is not None and is_calm and window == self._seen_in:
+                before, self._named = self._named, None
+                self._moments.clear()  # the slow ones are over
+                return f"worker {before} keeps up with the others again"
         return None
-
-    def _keeps_up(self, now: float) -> str | None:
-        if self._named is None or now - self._slow_at < CALM:
-            return None
-        before, self._named = self._named, None
-        for steps in self._steps.values():
-            steps.clear()  # the slow ones are over
-        return f"worker {before} keeps up with the others again"
-
-    def _slowest(self, window: Window, now: float, are_on_cpu: bool) -> Lag | None:
-        """The slowest worker in a window; ``None`` if there are too few steps."""
-        periods = [statistics.median(step.period for step in list(own)[-9:]) for own in self._steps.values()]
-        period = statistics.median(periods)
-        if (period < QUICK) is not window.of_quick:
-            return None
-        steps = {w: window.of(own, period, now) for w, own in self._steps.items()}
-        return slowest(steps, window.worst, are_on_cpu) if all(steps.values()) else None
