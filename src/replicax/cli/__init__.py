@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from replicax import __version__
 from replicax.cli import demo, doctor, env, launch, plan
-from replicax.cli.command_line import CommandError, Parser, add_absent
+from replicax.cli.command_line import CommandError, InputError, Parser, add_absent
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
     parser.add_argument("--version", action="version", version=f"replicax {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="command", dest="command", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)
     for entry in importlib.metadata.entry_points(group=_GROUP):
@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except CommandError as error:
         print(error, file=sys.stderr)
+        return 2
+    except InputError as error:
+        print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -16,6 +16,10 @@ class CommandError(Exception):
     """A command can't run with the given input; the message is one line that says what to change."""
 
 
+class InputError(Exception):
+    """The same, in a message before which :func:`replicax.cli.main` puts the command's name."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that raises :class:`CommandError` instead of printing its usage and exiting."""
 

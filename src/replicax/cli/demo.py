@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, seed, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_int, seed, why_not_writable, written
 from replicax.system.packages import check_installed
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ def load_example() -> ModuleType:
         try:
             check_installed("the demo", needed, "demo")
         except ImportError as error:
-            raise _error(str(error)) from None
+            raise InputError(str(error)) from None
     import replicax
 
     package = Path(replicax.__file__).parent
     places = [folder / "digits_demo.py" for folder in (package / "_examples", package.parents[1] / "examples")]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise _error(
+        raise InputError(
             f"the example is in neither {places[0]} nor {places[1]}; install Replicax anew, or run it from a checkout"
         )
     # A package, so that the example imports the files beside it, and not others of the same names.
@@ -99,7 +99,7 @@ def load_example() -> ModuleType:
 
 def _check_replicas(args: argparse.Namespace, batch: int) -> int:
     if args.strategy == "one_device" and args.replicas not in (None, 1):
-        raise _error(f"--strategy one_device has 1 replica, got --replicas {args.replicas}; leave one of them out")
+        raise InputError(f"--strategy one_device has 1 replica, got --replicas {args.replicas}; leave one of them out")
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     replicas: int | None = args.replicas
     if replicas is None and args.strategy == "one_device":
@@ -109,7 +109,7 @@ def _check_replicas(args: argparse.Namespace, batch: int) -> int:
         replicas = max(n for n in divisors if n <= limit)
     if replicas not in divisors:
         possible = ", ".join(map(str, divisors))
-        raise _error(
+        raise InputError(
             f"--replicas {replicas}: a global batch of {batch} does not divide over {replicas} replicas; "
             f"choose one of {possible}"
         )
@@ -122,10 +122,10 @@ def _check_out(out: Path, pictures: list[Path]) -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise _error(f"--out {out}: can't write there ({error.strerror or error})") from error
+        raise InputError(f"--out {out}: can't write there ({error.strerror or error})") from error
     for picture in pictures:
         if (why := why_not_writable(picture)) is not None:
-            raise _error(f"--out {out}: {picture} can't be written ({why})")
+            raise InputError(f"--out {out}: {picture} can't be written ({why})")
 
 
 def _make_strategy(name: str, replicas: int) -> replicax.Strategy:
@@ -135,11 +135,11 @@ def _make_strategy(name: str, replicas: int) -> replicax.Strategy:
         try:
             replicax.use_cpu_devices(replicas)
         except RuntimeError as error:
-            raise _error(str(error)) from error
+            raise InputError(str(error)) from error
     devices = _local_devices()
     if len(devices) < replicas:
         platform = os.environ.get("JAX_PLATFORMS", "")
-        raise _error(
+        raise InputError(
             f"--replicas {replicas}: each replica needs a device of its own, and there are {len(devices)} "
             f"({devices[0].platform}); without JAX_PLATFORMS={platform} they would be emulated"
         )
@@ -160,8 +160,4 @@ def _local_devices() -> list[Any]:
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # JAX fails an assertion if the platform has no devices
         reason = " ".join(str(error).split()) or "JAX has no such device here"
-        raise _error(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}") from error
-
-
-def _error(message: str) -> CommandError:
-    return CommandError(f"{_PROG}: error: {message}")
+        raise InputError(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}") from error

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import CommandError, positive_int, whole
+from replicax.cli.command_line import InputError, positive_int, whole
 from replicax.launcher import LaunchError
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except LaunchError as error:
-        raise _error(str(error)) from error
+        raise InputError(str(error)) from error
     except OSError as error:  # from the workers' program; the launcher has checked its own files before
-        raise _error(f"a worker can't be started: {error}") from error
+        raise InputError(f"a worker can't be started: {error}") from error
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -241,7 +241,7 @@ def _write_job(args: argparse.Namespace, settings: LaunchSettings) -> int:
     try:
         args.out.write_text(text)
     except OSError as error:
-        raise _error(f"--out {args.out}: can't be written ({error.strerror or error})") from error
+        raise InputError(f"--out {args.out}: can't be written ({error.strerror or error})") from error
     return 0
 
 
@@ -276,7 +276,3 @@ def _duration(text: str) -> int:
         return seconds_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _error(message: str) -> CommandError:
-    return CommandError(f"{_PROG}: error: {message}")

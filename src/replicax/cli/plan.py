@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, CommandError, positive_int, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_int, why_not_writable, written
 from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
@@ -147,11 +147,11 @@ def run(args: argparse.Namespace) -> int:
     if args.case is not None:
         end_with_search()
     _check(args)
-    module, loaded = load(args.target, _PROG)
-    keywords = once([(name, value) for name, value, _ in args.keywords], _PROG)
+    module, loaded = load(args.target)
+    keywords = once([(name, value) for name, value, _ in args.keywords])
     if args.search is not None:
         return _search(args, module, loaded, keywords)
-    check_keywords(loaded, keywords, args.target, _PROG)
+    check_keywords(loaded, keywords, args.target)
     function: Callable[[replicax.Strategy], Any] = functools.partial(loaded, **keywords)
     strategy = _make_strategy(args)
     chip = _chip(args)
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         planned = function(strategy)
         if not isinstance(planned, tuple) or len(planned) != 2 or not callable(planned[0]):
-            raise _error(
+            raise InputError(
                 f"{args.target} must return (step, element_spec), the step and what it takes; got "
                 f"{shortened(repr(planned))}"
             )
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
             _write_case(args.case, strategy, element, pruned)
             return 1
         found = replicax.plan(strategy, step, element, chip=chip)
-    except CommandError:
+    except InputError:
         raise
     except (Exception, SystemExit) as error:  # raised by the user's code
         print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -200,16 +200,16 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
     from replicax.cli.search.plan_search import search
 
     if args.html is not None:
-        raise _error("--html is the page of one plan: use the command that the search prints")
+        raise InputError("--html is the page of one plan: use the command that the search prints")
     if args.topology is not None:
         _make_strategy(argparse.Namespace(**{**vars(args), "strategy": None, "logical": None, "microbatches": None}))
     _chip(args)  # like the line above, it raises an error that would fail every case
 
     def check(varied: dict[str, Any]) -> None:
-        check_keywords(function, {**keywords, **varied}, args.target, _PROG)
+        check_keywords(function, {**keywords, **varied}, args.target)
 
     checks = {"strategy": _variables, "logical": _logical, "microbatches": positive_int}
-    return search(args, module, check, checks, _PROG)
+    return search(args, module, check, checks)
 
 
 def _pruned(
@@ -247,7 +247,7 @@ def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namesp
         rows = Fraction(given * spread, parts) if args.batch is None else Fraction(args.batch, replicas)
         return with_examples(element, rows)
     except ValueError as error:
-        raise _error(str(error)) from error
+        raise InputError(str(error)) from error
 
 
 # --- before anything runs -------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
         try:
             chip = Chip(**read_json(args.chip))
         except (OSError, ValueError, TypeError) as error:
-            raise _error(
+            raise InputError(
                 f"--chip {args.chip}: expected a JSON object with the fields of replicax.planning.Chip: {error}"
             ) from error
     elif args.network is None and (args.slices or 1) == 1:
@@ -315,32 +315,34 @@ def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
     if args.network is not None:
         return dataclasses.replace(chip, network=args.network * 1e9)
     if (args.slices or 1) > 1 and not chip.network:
-        raise _error(f"it is not known what a {chip.name} chip can send to other slices: give it, as --network GB/S")
+        raise InputError(
+            f"it is not known what a {chip.name} chip can send to other slices: give it, as --network GB/S"
+        )
     return chip
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.topology is not None and args.replicas is not None:
-        raise _error("--replicas is for emulated CPU devices; with --topology the slice says how many there are")
+        raise InputError("--replicas is for emulated CPU devices; with --topology the slice says how many there are")
     if args.topology is None and args.slices is not None:
-        raise _error("--slices needs --topology, which says what each slice is")
+        raise InputError("--slices needs --topology, which says what each slice is")
     if args.network is not None and _slices(args) == 1:
-        raise _error(
+        raise InputError(
             "--network is what goes between slices or hosts: it needs --slices 2 or more, or GPUs of several hosts"
         )
     for option in ("jobs", "deadline"):
         if args.search is None and getattr(args, option) is not None:
-            raise _error(f"--{option} is about the cases of a search: it needs --search")
+            raise InputError(f"--{option} is about the cases of a search: it needs --search")
     for option, path in (("--html", args.html), ("--json", args.json)):
         if path is not None and (why := why_not_writable(path)) is not None:
-            raise _error(f"{option} {path}: can't be written ({why})")
+            raise InputError(f"{option} {path}: can't be written ({why})")
     if args.html is not None:
         try:
             check_installed("--html", *PICTURES)
         except ImportError as error:
-            raise _error(str(error)) from None
+            raise InputError(str(error)) from None
     if args.html is not None and args.html == args.json:
-        raise _error(f"--html and --json are both {args.html}, and the second would overwrite the first")
+        raise InputError(f"--html and --json are both {args.html}, and the second would overwrite the first")
 
 
 def _slices(args: argparse.Namespace) -> int:
@@ -351,7 +353,7 @@ def _slices(args: argparse.Namespace) -> int:
     try:
         return devices_and_slices(args.topology, args.slices)[1]
     except ValueError as error:
-        raise _error(" ".join(str(error).split())) from error
+        raise InputError(" ".join(str(error).split())) from error
 
 
 def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
@@ -371,8 +373,4 @@ def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
             microbatches=args.microbatches or 1,
         ).strategy()
     except (RuntimeError, ValueError) as error:
-        raise _error(" ".join(str(error).split())) from error
-
-
-def _error(message: str) -> CommandError:
-    return CommandError(f"{_PROG}: error: {message}")
+        raise InputError(" ".join(str(error).split())) from error

@@ -13,61 +13,59 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from replicax.cli.command_line import CommandError
+from replicax.cli.command_line import InputError
 
 
-def load(target: str, prog: str) -> tuple[ModuleType, Callable[..., Any]]:
+def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``.
 
     Raises:
-      CommandError: there is no such function, or its module can't be imported.
+      InputError: there is no such function, or its module can't be imported.
     """
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
     if not place or not name.isidentifier():
-        raise CommandError(
-            f"{prog}: error: {target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan"
-        )
+        raise InputError(f"{target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan")
     try:
-        module = _from_file(Path(place), prog) if place.endswith(".py") else _from_name(place)
-    except CommandError:
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
+    except InputError:
         raise
     except SystemExit as error:
-        raise CommandError(
-            f"{prog}: error: {place} ended the program while it was imported (sys.exit({error.code!r})): put what is "
+        raise InputError(
+            f"{place} ended the program while it was imported (sys.exit({error.code!r})): put what is "
             "to run only when it is the main program under if __name__ == '__main__'"
         ) from error
     except Exception as error:
-        raise CommandError(f"{prog}: error: {place} can't be imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"{place} can't be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         hint = "" if colon else " (name another: FILE:FUNCTION)"
-        raise CommandError(f"{prog}: error: {place} has no function {name!r}{hint}")
+        raise InputError(f"{place} has no function {name!r}{hint}")
     return module, function
 
 
-def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], target: str, prog: str) -> None:
+def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], target: str) -> None:
     """Check that a function takes a strategy and these arguments.
 
     Raises:
-      CommandError: it does not take them.
+      InputError: it does not take them.
     """
     if not keywords:
         return
     try:
         inspect.signature(function).bind(None, **keywords)
     except TypeError as error:
-        raise CommandError(f"{prog}: error: --with: {target} does not take these arguments: {error}") from error
+        raise InputError(f"--with: {target} does not take these arguments: {error}") from error
 
 
-def once(pairs: list[tuple[str, Any]], prog: str) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The arguments of ``--with`` by name.
 
     Raises:
-      CommandError: one is given twice.
+      InputError: one is given twice.
     """
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise CommandError(f"{prog}: error: --with gives an argument twice: {', '.join(twice)}")
+        raise InputError(f"--with gives an argument twice: {', '.join(twice)}")
     return dict(pairs)
 
 
@@ -79,9 +77,9 @@ def last_line(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _from_file(path: Path, prog: str) -> ModuleType:
+def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise CommandError(f"{prog}: error: there is no file {path}")
+        raise InputError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

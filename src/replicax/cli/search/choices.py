@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from replicax.cli.command_line import CommandError
+from replicax.cli.command_line import InputError
 
 OPTIONS = ("strategy", "logical", "microbatches")
 """Choices that are options of ``replicax plan``; all others are arguments of the function, as ``--with`` gives them."""
@@ -42,14 +42,14 @@ class SearchCase:
         return ", ".join(value if name == "strategy" else f"{name} {value}" for name, value in self.values)
 
 
-def parsed(texts: Sequence[str], prog: str) -> dict[str, list[str]]:
+def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
     """The choices of a command line: ``NAME=VALUE,VALUE``.
 
     Raises:
-      CommandError: a text is not a choice; a name or a value is there twice.
+      InputError: a text is not a choice; a name or a value is there twice.
 
     >>> from replicax.cli.search.choices import parsed
-    >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"], "replicax plan")
+    >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"])
     {'strategy': ['mirrored', 'groups:4'], 'remat': ['none', 'layers']}
     """
     found: dict[str, list[str]] = {}
@@ -57,30 +57,28 @@ def parsed(texts: Sequence[str], prog: str) -> dict[str, list[str]]:
         name, equals, rest = text.partition("=")
         values = rest.split(",")
         if not equals or not name.isidentifier() or not all(values):
-            raise CommandError(
-                f"{prog}: error: --search: expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got {text!r}"
-            )
+            raise InputError(f"--search: expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got {text!r}")
         if name in found:
-            raise CommandError(f"{prog}: error: --search has {name} twice: give all of its values at once")
-        found[name] = _checked(name, values, "--search", prog)
+            raise InputError(f"--search has {name} twice: give all of its values at once")
+        found[name] = _checked(name, values, "--search")
     return found
 
 
-def declared(module: Any, prog: str) -> dict[str, list[str]]:
+def declared(module: Any) -> dict[str, list[str]]:
     """The choices that a program offers in its ``SEARCH``, or none.
 
     Raises:
-      CommandError: ``SEARCH`` is not a dict from names to values.
+      InputError: ``SEARCH`` is not a dict from names to values.
     """
     offered = getattr(module, DECLARED, {})
     where = f"{DECLARED} of {getattr(module, '__name__', 'the program')}"
     if not isinstance(offered, Mapping) or not all(isinstance(name, str) for name in offered):
-        raise CommandError(f"{prog}: error: {where} must be a dict from names to lists of values, got {offered!r}")
+        raise InputError(f"{where} must be a dict from names to lists of values, got {offered!r}")
     found = {}
     for name, values in offered.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise CommandError(f"{prog}: error: {where} must have a list of values of {name!r}, got {values!r}")
-        found[name] = _checked(name, [_as_text(value) for value in values], where, prog)
+            raise InputError(f"{where} must have a list of values of {name!r}, got {values!r}")
+        found[name] = _checked(name, [_as_text(value) for value in values], where)
     return found
 
 
@@ -113,11 +111,11 @@ def cases_of(choices: Mapping[str, Sequence[str]]) -> list[SearchCase]:
     return [SearchCase(tuple(zip(choices, row, strict=True))) for row in rows]
 
 
-def _checked(name: str, values: list[str], where: str, prog: str) -> list[str]:
+def _checked(name: str, values: list[str], where: str) -> list[str]:
     if not values:
-        raise CommandError(f"{prog}: error: {where} has no value of {name}")
+        raise InputError(f"{where} has no value of {name}")
     if twice := sorted({value for value in values if values.count(value) > 1}):
-        raise CommandError(f"{prog}: error: {where} has a value of {name} twice: {', '.join(twice)}")
+        raise InputError(f"{where} has a value of {name} twice: {', '.join(twice)}")
     return values
 
 

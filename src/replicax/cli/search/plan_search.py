@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, CommandError, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, written
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
 from replicax.cli.search.ranking import RankedCase, as_data, command, print_ranking, ranked
@@ -23,6 +23,7 @@ from replicax.cli.search.ranking import RankedCase, as_data, command, print_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PROG = "replicax plan"
 _DEADLINE = 1800.0
 _MEASURE = "import sys; from replicax.planning.calibration import write_measured; write_measured(*sys.argv[1:])"
 
@@ -32,7 +33,6 @@ def search(
     module: Any,
     check: Callable[[dict[str, Any]], None],
     checks: Mapping[str, Callable[[str], object]],
-    prog: str,
 ) -> int:
     """Run ``replicax plan --search``; returns 0, 1 if no case fits, 3 if a file can't be written, 130 if interrupted.
 
@@ -41,11 +41,10 @@ def search(
       module: the user's, which may offer choices.
       check: raises if the function does not take these arguments; gets their names, with arbitrary values.
       checks: for each option that may be varied, a function that raises for an invalid value.
-      prog: the start of error messages.
     """
     from rich.console import Console
 
-    cases = cases_of(_choices(args, module, checks, prog))
+    cases = cases_of(_choices(args, module, checks))
     check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     deadline = args.deadline or _DEADLINE
@@ -54,7 +53,7 @@ def search(
         folder = Path(name)
         chip = args.chip
         if chip is None and args.topology is None:
-            chip = _measured(folder / "chip.json", args.replicas or 8, console, prog)
+            chip = _measured(folder / "chip.json", args.replicas or 8, console)
         common = _common(args)
         hidden = [] if chip is None else ["--chip", str(chip)]
 
@@ -79,11 +78,11 @@ def search(
     if args.json is not None:
         text = json.dumps(as_data(rows, commands, unfinished), indent=2)
         failure = written(args.json, lambda path: path.write_text(text))
-        print(f"Written: {args.json}" if failure is None else f"{prog}: {failure}")
+        print(f"Written: {args.json}" if failure is None else f"{_PROG}: {failure}")
     if is_interrupted:
         return 130
     if best is None:
-        print(f"{prog}: none of {cases_in_words} fits", file=sys.stderr)
+        print(f"{_PROG}: none of {cases_in_words} fits", file=sys.stderr)
     return NOT_WRITTEN if failure else 1 if best is None else 0
 
 
@@ -91,23 +90,23 @@ def search(
 
 
 def _choices(
-    args: argparse.Namespace, module: Any, checks: Mapping[str, Callable[[str], object]], prog: str
+    args: argparse.Namespace, module: Any, checks: Mapping[str, Callable[[str], object]]
 ) -> dict[str, list[str]]:
     """The choices of the command line, then those of the program, then those that fit any program."""
-    given = parsed(args.search, prog)
+    given = parsed(args.search)
     fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
     if twice := sorted(fixed & set(given)):
-        raise CommandError(f"{prog}: error: {twice[0]} is given, and --search varies it: leave out one of the two")
-    choices = default_choices(*_devices(args)) | declared(module, prog) | given
+        raise InputError(f"{twice[0]} is given, and --search varies it: leave out one of the two")
+    choices = default_choices(*_devices(args)) | declared(module) | given
     choices = {name: values for name, values in choices.items() if name not in fixed}
     if not choices:
-        raise CommandError(f"{prog}: error: --search has nothing to vary: all choices are given")
+        raise InputError("--search has nothing to vary: all choices are given")
     for name, check in checks.items():
         for value in choices.get(name, ()):
             try:
                 check(value)
             except argparse.ArgumentTypeError as error:
-                raise CommandError(f"{prog}: error: --search {name}={value}: {error}") from error
+                raise InputError(f"--search {name}={value}: {error}") from error
     return choices
 
 
@@ -143,7 +142,7 @@ def _chip(args: argparse.Namespace) -> list[str]:
     return [] if args.chip is None else ["--chip", str(args.chip)]
 
 
-def _measured(path: Path, devices: int, console: Console, prog: str) -> Path:
+def _measured(path: Path, devices: int, console: Console) -> Path:
     """Measure what emulated devices can do on this machine; returns the file."""
     console.print(f"measuring what each of {devices} emulated devices can do here", style="dim")
     done = subprocess.run(
@@ -151,7 +150,7 @@ def _measured(path: Path, devices: int, console: Console, prog: str) -> Path:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no reason"]
-        raise CommandError(f"{prog}: error: the emulated devices can't be measured: {last[0]}")
+        raise InputError(f"the emulated devices can't be measured: {last[0]}")
     return path
 
 
