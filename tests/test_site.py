@@ -20,10 +20,10 @@ def site():
     """The modules of ``docs/site``, which find each other as a script's."""
     sys.path.insert(0, str(ROOT / "docs" / "site"))
     try:
-        yield {name: importlib.import_module(name) for name in ("gallery", "pages", "reference")}
+        yield {name: importlib.import_module(name) for name in ("gallery", "pages", "reference", "searches")}
     finally:
         sys.path.remove(str(ROOT / "docs" / "site"))
-        for name in ("gallery", "pages", "reference"):
+        for name in ("gallery", "pages", "reference", "searches"):
             sys.modules.pop(name)
 
 
@@ -131,3 +131,18 @@ def test_every_program_of_the_gallery_has_its_curves(site) -> None:
         assert len(one) > 1
         # Later steps have added up the differences of earlier ones; in a picture one does not see them.
         np.testing.assert_allclose(four, one, rtol=0, atol=0.01 * max(one))
+
+
+def test_what_people_search_for_is_in_a_heading_of_its_page(site, source, tmp_path) -> None:
+    """``docs/site/build.py`` asks the same of the index of the search."""
+    texts = {path.stem: re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S) for path in source.glob("*.md")}
+    headings = [(page, heading) for page, text in texts.items() for heading in re.findall(r"^#+ (.+)", text, re.M)]
+    assert site["searches"].not_found(headings) == []
+    for page in ("recipes", "troubleshooting"):
+        others = [(of, heading) for of, heading in headings if of != page]
+        assert {place.rpartition(" ")[2] for place in site["searches"].not_found(others)} == {page}
+    index = tmp_path / "searchindex.js"
+    index.write_text(
+        'Search.setIndex({"docnames": ["loop", "recipes"], "alltitles": {"Random seed": [[1, "random-seed"]]}})'
+    )
+    assert site["searches"].headings_of_index(index) == [("recipes", "Random seed")]

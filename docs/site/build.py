@@ -1,6 +1,7 @@
 """Build the site: ``make docs``, or ``python docs/site/build.py [folder]``; by default into ``build/site``.
 
-A warning of Sphinx is an error. The result is a folder of files that needs no server and no network.
+A warning of Sphinx is an error, and so is a search that does not find its page. The result is a folder of files that
+needs no server and no network.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 from pages import ROOT, assemble
+from searches import headings_of_index, not_found
 
 
 def main() -> int:
@@ -22,6 +24,9 @@ def main() -> int:
     sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(Path(__file__).parent), *options]
     settings = os.environ | {"JAX_PLATFORMS": "cpu"}
     status = subprocess.run([*sphinx, str(source), str(target)], env=settings, check=False).returncode
+    if not status and (lost := not_found(headings_of_index(target / "searchindex.js"))):
+        print(f"the site's search does not find {'; '.join(lost)}", file=sys.stderr)
+        return 1
     if not status:
         print(f"the site is in {os.path.relpath(target)}: open index.html")
     return status
