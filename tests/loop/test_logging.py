@@ -321,6 +321,25 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert run.step == 100
 
 
+def test_without_a_terminal_there_is_a_line_although_nothing_is_logged() -> None:
+    out, now = io.StringIO(), [0.0]
+    show = Progress(Console(file=out, soft_wrap=True), clock=lambda: now[0], lines=10.0)
+    run = types.SimpleNamespace(step=0, steps=100)
+    show.on_start(run)
+    for run.step in range(1, 101):
+        now[0] += 4.0
+        if run.step == 50:
+            show.on_log(run, 25, {"loss": 2.0})
+        show.advanced(run.step)
+    show.on_log(run, 100, {"loss": 1.0})
+    show.on_end(run)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "step 3 of 100   0:06:28 left"
+    assert [int(line.split()[1]) for line in lines] == [*range(3, 100, 3), 100]
+    assert [" loss 2 " in line for line in lines] == [50 < step < 100 for step in [*range(3, 100, 3), 100]]
+    assert lines[-1] == "step 100 of 100   loss 1"
+
+
 def test_on_a_terminal_there_is_a_bar() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)

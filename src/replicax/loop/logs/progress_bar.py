@@ -46,7 +46,7 @@ class Progress(Callback):
         self._lines = lines
         self._shown = -lines
         self._began = 0.0
-        self._first = 0
+        self._first, self._steps = 0, 0
         self._last: tuple[int, str] = (-1, "")
         self._printed = -1
         self._run: TrainingRun | None = None  # whose line is redrawn
@@ -63,7 +63,7 @@ class Progress(Callback):
         self._redraw()
 
     def on_start(self, run: TrainingRun) -> None:
-        self._began, self._first = self._clock(), run.step
+        self._began, self._first, self._steps = self._clock(), run.step, run.steps
         if self._console.is_jupyter:
             self._run = run
             self._redraw()
@@ -97,21 +97,27 @@ class Progress(Callback):
             if now - self._shown > REFRESH:
                 self._shown = now
                 self._bar.update(self._task, completed=step)
-        elif self._run is not None and self._clock() - self._shown > REDRAWN:
-            self._redraw()
+        elif self._run is not None:
+            if self._clock() - self._shown > REDRAWN:
+                self._redraw()
+        elif step < self._steps:  # the last step gets a line with its own numbers
+            now = self._clock()
+            if now - max(self._shown, self._began) >= self._lines:  # for so long nothing has been logged
+                self._shown = now
+                self._last = step, self._line(step, now)
+                self._print_last()
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        shown = described(values)
+        self._numbers = described(values)
         if self._bar is not None:
-            self._bar.update(self._task, numbers=shown.split("   "))
+            self._bar.update(self._task, numbers=self._numbers.split("   "))
             return
         if self._run is not None:
-            self._numbers = shown
             self._redraw()
             return
         now = self._clock()
-        self._last = step, f"step {step:,} of {run.steps:,}   {shown}{self._left(step, run.steps, now)}"
-        if now - self._shown >= self._lines:
+        self._last = step, self._line(step, now)
+        if step > self._printed and now - self._shown >= self._lines:
             self._shown = now
             self._print_last()
 
@@ -130,6 +136,11 @@ class Progress(Callback):
             self._run, self._drawn = None, 0
             self._console.file.write("\n")
         self._print_last()
+
+    def _line(self, step: int, now: float) -> str:
+        """What is printed where there is neither a terminal nor a notebook."""
+        numbers = f"   {self._numbers}" if self._numbers else ""
+        return f"step {step:,} of {self._steps:,}{numbers}{self._left(step, self._steps, now)}"
 
     def _left(self, step: int, steps: int, now: float) -> str:
         """How long the steps after ``step`` take, if they go on like this."""
