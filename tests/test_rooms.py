@@ -63,7 +63,7 @@ print(json.dumps([sorted(registry.backends()), [train(strategy) for strategy in 
 
 SOURCE = pathlib.Path(replicax.__file__).parent
 EDGES = (
-    *("backends", "checks", "padding", "pipeline", "per_replica", "ragged"),
+    *("backends", "checks", "padding", "pipeline", "per_replica", "ragged", "shared_devices"),
     *("checkpoint", "cli", "compat", "launcher", "loop", "models", "parameter_server", "planning"),
 )
 

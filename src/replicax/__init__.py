@@ -268,6 +268,12 @@ def _load_padded_steps() -> Any:
     return where_examples_are, Question
 
 
+def _load_shared_devices() -> Any:
+    from replicax.shared_devices.device_program import evaluated_on_device
+
+    return evaluated_on_device
+
+
 def _load_backends() -> Any:
     from replicax.backends import BACKENDS
 
@@ -283,6 +289,7 @@ def _load_per_replica_executor() -> Any:
 
 registry.default_strategy = _load_default_strategy
 registry.padded_steps = _load_padded_steps
+registry.shared_devices = _load_shared_devices
 registry.ragged_steps = _load_ragged_steps
 registry.per_replica_executor = _load_per_replica_executor
 registry.placed_steps = _load_placed_steps

@@ -16,8 +16,6 @@ from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
 from replicax.execution.compiled.backend import Target
-from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
-from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import (
     logical_axes_of,
@@ -25,6 +23,7 @@ from replicax.execution.compiled.replicate import (
     policy_for,
     rewriting_for,
 )
+from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program, Use
@@ -35,6 +34,7 @@ from replicax.pipeline.flat_program import bytes_of, flatten
 from replicax.pipeline.placement import Placement, Variables, place
 from replicax.pipeline.regions import Moves, Region, cut, needed, program_of
 from replicax.pipeline.schedule import schedule
+from replicax.shared_devices.device_program import evaluated_on_device
 from replicax.variables.initial_layout import move
 from replicax.variables.layout import Layout, Split
 
@@ -284,14 +284,14 @@ class _Planner:
         jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         localities = self.found if self.pieces else None
-        count, mesh = self.program.replicas, self.meshes[device]
+        mesh = self.meshes[device]
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             values = [*first, *second]
             if self.here == 1:
                 return (evaluated(jaxpr, values, layouts, localities),)
-            local = lambda: LocalReplicas(count, self.here, self.found, self.program.at_once)  # noqa: E731
-            return (evaluated_for_each(jaxpr, values, layouts, local, self.pieces),)
+            given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
+            return (evaluated_on_device(jaxpr, values, given, layouts, self.found, self.program, self.here, pieces),)
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"

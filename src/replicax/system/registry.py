@@ -29,6 +29,9 @@ backends: Callable[[], Mapping[str, Any]] = dict
 padded_steps: Callable[[], tuple[Callable[..., Any], type]]
 """Loads what finds the examples in the results of a step that gets padded arguments, and the class of questions."""
 
+shared_devices: Callable[[], Callable[..., list[Any]]]
+"""Loads what evaluates a program for all replicas of a device, or with sums over replicas in a fixed order."""
+
 per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]
 """Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,17 +79,6 @@ def wrapped(array: Any, layout: Layout, here: int) -> Any:
     if isinstance(layout, Split):
         return Piece(array, layout)
     return Each(array) if here > 1 and isinstance(layout, Copies) else array
-
-
-def each_of_one(values: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
-    """A single replica's values, as those of each of a device's replicas."""
-    pairs = zip(values, layouts, strict=True)
-    return [Each(v[None]) if isinstance(w, Copies) and not isinstance(v, Each) else v for v, w in pairs]
-
-
-def one_of_each(values: Sequence[Any]) -> list[Any]:
-    """The reverse."""
-    return [v.array[0] if isinstance(v, Each) else v for v in values]
 
 
 def zeros_like(aval: Any) -> jax.Array:

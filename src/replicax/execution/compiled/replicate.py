@@ -16,23 +16,20 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
-from replicax.execution.compiled.device_program import evaluated, evaluated_for_each
 from replicax.execution.compiled.host_calls import AbsentHostCalls, host_is_absent
-from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
-    each_of_one,
     entered,
     left,
     of_replicas_here,
     of_value,
-    one_of_each,
     stored_here,
     wrapped,
     zeros_like,
 )
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
+from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
@@ -198,7 +195,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
     those of locality M as one replicated array. If there are fewer devices than replicas, each has the slices of
-    several (see :mod:`replicax.execution.compiled.local.local_replicas`). Variables that are split over the replicas
+    several (see :mod:`replicax.shared_devices`). Variables that are split over the replicas
     stay in pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so
     that the next call finds what it expects. Variables that are read and written are donated: their old arrays are
     reused, if the program can't fail while it runs (:class:`LaunchPolicy`).
@@ -252,11 +249,9 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1 or in_order:
-            local = lambda: LocalReplicas(count, here, localities or {}, program.at_once, in_order)  # noqa: E731
             given = [*(use.layout for use in program.reads), *layouts_in[2], *layouts_in[3]]
-            values = values if here > 1 else each_of_one(values, given)
-            results = evaluated_for_each(program.jaxpr, values, wanted, local, split, in_order)
-            results = results if here > 1 else one_of_each(results)
+            evaluate = registry.shared_devices()
+            results = evaluate(program.jaxpr, values, given, wanted, localities, program, here, split)
         elif rewriting is not None and localities is None:  # there is no other pass
             results = _jax.called(rewriting.rewritten(program.jaxpr), values)
         else:

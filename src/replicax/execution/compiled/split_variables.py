@@ -52,7 +52,7 @@ from replicax.execution.compiled.wanted_pieces import (
     wanted_pieces,
 )
 from replicax.locality import Locality, M, T
-from replicax.variables.layout import Split
+from replicax.variables.layout import Layout, Split
 
 _INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
 
@@ -331,11 +331,11 @@ def _shape(atom: Any) -> Any:
     return atom.aval.shape
 
 
-def partitioned(
+def evaluated(
     jaxpr: _jax.Jaxpr,
     values: Sequence[Any],
-    wanted: Sequence[Split | None],
-    localities: Mapping[Any, Locality],
+    wanted: Sequence[Layout],
+    localities: Mapping[Any, Locality] | None,
     in_order: bool = False,
 ) -> list[Any]:
     """Apply ``jaxpr`` to whole values and :class:`Piece`.
@@ -343,14 +343,17 @@ def partitioned(
     Args:
       jaxpr: a program over one replica's values.
       values: its operands.
-      wanted: for each result how to split it; ``None`` for the whole.
-      localities: those of the values in the program.
+      wanted: how each result is to lie on the devices.
+      localities: those of the values in the program; ``None`` if there are no pieces.
       in_order: whether sums have a fixed order.
 
     Returns:
       The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
     """
+    if localities is None:
+        return _jax.called(jaxpr, values)
+    splits = [layout if isinstance(layout, Split) else None for layout in wanted]
     sizes = [x.array.size * x.array.dtype.itemsize * x.split.replicas for x in values if isinstance(x, Piece)]
     run = Partition(localities, Gathers(ahead=2 * max(sizes, default=0)), in_order)
-    results = run.run(jaxpr, values, wanted)
-    return [run.whole(v) if s is None else run.leaving(v, s) for v, s in zip(results, wanted, strict=True)]
+    results = run.run(jaxpr, values, splits)
+    return [run.whole(v) if s is None else run.leaving(v, s) for v, s in zip(results, splits, strict=True)]

@@ -25,21 +25,21 @@ from replicax._jax.primitive_families import SUMS
 from replicax.collectives import all_reduce_p
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.summation_order import elements_in_order
-from replicax.execution.compiled.local.entered_programs import BareWalk, enter
-from replicax.execution.compiled.local.local_collectives import (
+from replicax.execution.compiled.local_values import Each
+from replicax.execution.program.collective_operations import over_replicas
+from replicax.execution.program.marks import turn_p
+from replicax.locality import Locality, M, T
+from replicax.shared_devices.entered_programs import BareWalk, enter
+from replicax.shared_devices.local_collectives import (
     LOCAL_REDUCTIONS,
     check_all_take_part,
     everyones,
     exchanged,
     reduced_in_groups,
 )
-from replicax.execution.compiled.local.local_sums import LocalSums, wide
-from replicax.execution.compiled.local.replica_stages import ReplicaStage, asks_for_position, stages_of, used_by
-from replicax.execution.compiled.local.replicas_together import ReplicaTerm, can_be_together, terms_of
-from replicax.execution.compiled.local_values import Each
-from replicax.execution.program.collective_operations import over_replicas
-from replicax.execution.program.marks import turn_p
-from replicax.locality import Locality, M, T
+from replicax.shared_devices.local_sums import LocalSums, wide
+from replicax.shared_devices.replica_stages import ReplicaStage, asks_for_position, stages_of, used_by
+from replicax.shared_devices.replicas_together import ReplicaTerm, can_be_together, terms_of
 
 
 class LocalReplicas:

@@ -1,6 +1,6 @@
 """Device programs: what a device with several replicas does, as a program of its own.
 
-:class:`~replicax.execution.compiled.local.local_replicas.LocalReplicas` makes it of the program of one replica. To the
+:class:`~replicax.shared_devices.local_replicas.LocalReplicas` makes it of the program of one replica. To the
 passes that come after it is a program like any other, in which each device is one replica: a value that may differ
 between devices is T, and variables are split over the devices.
 """
@@ -14,12 +14,13 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.execution.compiled.local.local_replicas import LocalReplicas
 from replicax.execution.compiled.local_values import Each, array_of
-from replicax.execution.compiled.split_variables import partitioned
+from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.program.infer import infer
+from replicax.execution.program.program import Program
 from replicax.locality import Locality, M, T
-from replicax.variables.layout import Copies, Layout, Split
+from replicax.shared_devices.local_replicas import LocalReplicas
+from replicax.variables.layout import Copies, Layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -68,35 +69,42 @@ def device_program(
     return DeviceProgram(program, closed.consts, localities)
 
 
-def evaluated(
+def evaluated_on_device(
     jaxpr: _jax.Jaxpr,
-    values: list[Any],
-    wanted: list[Layout],
-    localities: dict[Any, Locality] | None,
-    in_order: bool = False,
-) -> list[Any]:
-    """Apply ``jaxpr`` to one replica's values, and pieces of them; ``localities`` is ``None`` if there are none.
-
-    ``in_order`` says whether sums have a fixed order.
-    """
-    if localities is None:
-        return _jax.called(jaxpr, values)
-    return partitioned(jaxpr, values, [w if isinstance(w, Split) else None for w in wanted], localities, in_order)
-
-
-def evaluated_for_each(
-    jaxpr: _jax.Jaxpr,
-    values: list[Any],
-    wanted: list[Layout],
-    local_replicas: Callable[[], LocalReplicas],
+    values: Sequence[Any],
+    given: Sequence[Layout],
+    wanted: Sequence[Layout],
+    localities: dict[Any, Locality],
+    program: Program,
+    per_device: int,
     in_pieces: bool,
-    in_order: bool = False,
 ) -> list[Any]:
-    """Apply ``jaxpr`` to the values of all replicas of a device."""
+    """Apply a program to the values of all replicas of a device, inside the mesh's replica axis.
+
+    Args:
+      jaxpr: the program of a replica.
+      values: its operands: of several replicas an :class:`Each` of what they have of their own.
+      given: how its operands lie on the devices.
+      wanted: how its results are to lie there.
+      localities: those of its values.
+      program: which it is, or a part of which.
+      per_device: how many replicas a device has.
+      in_pieces: whether there are pieces of variables among the operands or results.
+    """
+    in_order = program.in_order and program.replicas > 1
+
+    def local_replicas() -> LocalReplicas:
+        return LocalReplicas(program.replicas, per_device, localities, program.at_once, in_order)
+
+    if per_device == 1:
+        pairs = zip(values, given, strict=True)
+        values = [Each(v[None]) if isinstance(w, Copies) and not isinstance(v, Each) else v for v, w in pairs]
     differ = [isinstance(w, Copies) for w in wanted]
-    if not in_pieces:
-        return local_replicas().run(jaxpr, values, differ)
-    program = device_program(jaxpr, values, differ, local_replicas)
-    arrays = [v.array if isinstance(v, Each) else v for v in values]
-    results = evaluated(program.jaxpr, [*program.constants, *arrays], wanted, program.localities, in_order)
-    return [Each(r) if d else r for r, d in zip(results, differ, strict=True)]
+    if in_pieces:
+        of_device = device_program(jaxpr, values, differ, local_replicas)
+        arrays = [v.array if isinstance(v, Each) else v for v in values]
+        results = evaluated(of_device.jaxpr, [*of_device.constants, *arrays], wanted, of_device.localities, in_order)
+        results = [Each(r) if d else r for r, d in zip(results, differ, strict=True)]
+    else:
+        results = local_replicas().run(jaxpr, values, differ)
+    return [v.array[0] if isinstance(v, Each) else v for v in results] if per_device == 1 else results

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from replicax import _jax
 from replicax._jax.primitive_families import CASTS, FOREIGN_CALLS, GENERATORS, HOST_CALLS, TRANSPOSITIONS
 from replicax.devices.host_values import is_key
-from replicax.execution.compiled.local.local_collectives import widened
-from replicax.execution.compiled.local.replica_stages import ReplicaStage, is_action
 from replicax.execution.program.marks import mark_p
+from replicax.shared_devices.local_collectives import widened
+from replicax.shared_devices.replica_stages import ReplicaStage, is_action
 
 
 def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> bool:

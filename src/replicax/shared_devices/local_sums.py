@@ -16,9 +16,9 @@ from replicax import _jax
 from replicax.collectives import all_reduce_p, sums_of_blocks
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.summation_order import Blocks, added_in_pairs
-from replicax.execution.compiled.local.local_collectives import widened
-from replicax.execution.compiled.local.replica_stages import is_sum
 from replicax.execution.compiled.local_values import Each
+from replicax.shared_devices.local_collectives import widened
+from replicax.shared_devices.replica_stages import is_sum
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
