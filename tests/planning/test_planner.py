@@ -13,9 +13,9 @@ import optax
 import pytest
 
 import replicax
-from replicax.devices.quantities import bytes_in_words
 from replicax.planning.chip_specs import CHIPS
 from replicax.planning.render.tables import sections
+from replicax.system.quantities import bytes_in_words
 from tests.conftest import strategy_of
 
 WIDTH = 256

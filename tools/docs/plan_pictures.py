@@ -18,8 +18,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from replicax.devices.quantities import bytes_in_words, seconds_in_words
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES
+from replicax.system.quantities import bytes_in_words, seconds_in_words
 
 COLOURS = {
     "product": "#4269d0",

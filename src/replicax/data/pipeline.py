@@ -24,7 +24,7 @@ from replicax.data.reading.sources import as_source
 from replicax.data.same_dataset import check_same_dataset
 from replicax.data.sharding import DatasetSharding, sharding_of
 from replicax.data.workers import InputContext, InputWorkers
-from replicax.execution.array_specs import PaddedShapeDtypeStruct
+from replicax.extended.array_specs import PaddedShapeDtypeStruct
 
 
 class InputPipeline:

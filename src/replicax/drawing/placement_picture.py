@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replicax.devices.mesh import programs_for
-from replicax.devices.quantities import bytes_in_words
 from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
@@ -28,6 +27,7 @@ from replicax.drawing.holdings import (
 )
 from replicax.drawing.svg import Drawing, cut_to, lines_of, width_of
 from replicax.pipeline.dispatch import PlacedExecutable
+from replicax.system.quantities import bytes_in_words
 from replicax.variables.partitioners import GroupPartitioner, Partitioner
 
 if TYPE_CHECKING:

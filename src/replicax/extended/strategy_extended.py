@@ -15,11 +15,11 @@ from replicax.argument_checks import as_integer
 from replicax.communication import CommunicationOptions
 from replicax.devices.cpu_arithmetic import warn_unless_fixed
 from replicax.devices.mesh import replica_mesh, slices_in_turn
-from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import arguments_of, check_call, prepare, prepared
 from replicax.execution.tracing.stateful_arguments import stateful_call
+from replicax.extended.array_specs import abstract_arrays
 from replicax.extended.reducing import Reducing
 from replicax.extended.updating import Updating
 from replicax.name_hints import NameHints

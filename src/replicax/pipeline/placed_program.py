@@ -15,13 +15,12 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
-from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.local_values import of_value
 from replicax.execution.compiled.replicate import (
-    logical_axes_of,
     over_replicas_of,
     policy_for,
     rewriting_for,
+    target_for,
 )
 from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
@@ -295,7 +294,7 @@ class _Planner:
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, Target(self.here > 1, bool(logical_axes_of(mesh))))
+        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1))
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from replicax.devices.quantities import bytes_in_words
+from replicax.system.quantities import bytes_in_words
 
 
 @dataclasses.dataclass(frozen=True)

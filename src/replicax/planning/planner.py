@@ -11,10 +11,10 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.mesh import programs_for, slices_of
-from replicax.execution.array_specs import abstract_arrays
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import arguments_of, prepare
 from replicax.execution.tracing.stateful_arguments import stateful_call
+from replicax.extended.array_specs import abstract_arrays
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_of

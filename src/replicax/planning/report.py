@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.devices.quantities import bytes_in_words
 from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
@@ -15,6 +14,7 @@ from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory
 from replicax.planning.timeline.prediction import Timeline
 from replicax.system.packages import PICTURES, check_installed
+from replicax.system.quantities import bytes_in_words
 
 if TYPE_CHECKING:
     import rich.console

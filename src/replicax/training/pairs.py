@@ -61,7 +61,6 @@ def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
 
     Raises:
       TypeError: there is such a mistake.
-      TypeError: so it is.
     """
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
     for leaf in leaves:

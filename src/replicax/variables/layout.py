@@ -17,7 +17,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,123 +31,80 @@ from replicax.devices.mesh import REPLICA_AXIS, devices_of, in_groups, logical_d
 from replicax.locality import Locality, M, T
 
 
-class Layout(Protocol):
-    """How a value is stored; see the module's docstring."""
-
-    @property
-    def locality(self) -> Locality:
-        """Of the value inside a step."""
-
-    @property
-    def axes(self) -> Axes:
-        """How each replica's value is split over its logical devices; empty if it is not."""
-
-    @property
-    def logical_device(self) -> int | None:
-        """The number of the logical device of each replica that has the value; ``None`` for all of them."""
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """Of the stored array, in a program."""
-
-    @property
-    def whole_spec(self) -> PartitionSpec:
-        """Of the whole value; only for layouts in which all replicas have the same value."""
-
-    @property
-    def home(self) -> jax.Device | None:
-        """The device that has the stored array between programs; ``None`` if it stays on the mesh."""
-
-    def mesh(self, mesh: Mesh) -> Mesh:
-        """The part of the strategy's mesh that has the stored array."""
-
-    def sharding(self, mesh: Mesh) -> Sharding:
-        """Of the stored array, between programs."""
-
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the stored array, from that of one replica's value."""
-
-    def laid_out(self, value: Any) -> Any:
-        """``value``, of one replica's shape and the same for all, as it is laid out: with what fills it up."""
-
-    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of that."""
-
-    def laid_out_on(self, mesh: Mesh) -> NamedSharding:
-        """How it lies on ``mesh``, which is a part of the strategy's or all of it."""
-
-    def laid_out_sharding(self, mesh: Mesh) -> Sharding:
-        """The same between programs: on the part of the strategy's mesh that has it, or at its home."""
-
-    def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
-        """The stored array of what is laid out on the devices: the same memory."""
-
-    def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
-        """The other way round."""
-
-    def whole(self, laid_out: Any) -> Any:
-        """The value that is laid out; only for layouts in which all replicas have the same value."""
-
-    def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
-        """The part of each of these replicas of a value that is the same for all."""
-
-    def describe(self, mesh: Mesh, per_device: int = 1) -> str:
-        """Where the value is, in words, if each device (of a replica's, the first) runs so many replicas."""
-
-
 @dataclasses.dataclass(frozen=True)
-class _Usual(abc.ABC):
-    """Stored in the same way between programs and in them, and not split over the replicas.
+class Layout(abc.ABC):
+    """How a value is stored; see the module's docstring.
+
+    Unless a layout says otherwise, the value is not split over the replicas, and stored as it is laid out.
 
     Attributes:
       axes: how each replica's value is split over its logical devices; empty if it is not.
       logical_device: the number of the logical device of each replica that has the value; ``None`` for all of them.
+      locality: of the value inside a step.
+      home: the device that has the stored array between programs; ``None`` if it stays on the mesh.
     """
 
     axes: Axes = dataclasses.field(default=(), kw_only=True, repr=False)
     logical_device: int | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    locality: ClassVar[Locality] = M
     home: ClassVar[jax.Device | None] = None
 
     @property
     def spec(self) -> PartitionSpec:
+        """Of the stored array, in a program."""
         return spec_of(self.axes)
 
     @property
     def whole_spec(self) -> PartitionSpec:
+        """Of the whole value; only for layouts in which all replicas have the same value."""
         return spec_of(self.axes)
 
     def mesh(self, mesh: Mesh) -> Mesh:
+        """The part of the strategy's mesh that has the stored array."""
         return mesh if self.logical_device is None else logical_device_mesh(mesh, self.logical_device)
 
     def sharding(self, mesh: Mesh) -> Sharding:
+        """Of the stored array, between programs."""
         return NamedSharding(self.mesh(mesh), self.spec)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stored array, from that of one replica's value."""
         return self.laid_out_shape(shape)
 
-    @abc.abstractmethod
+    def laid_out(self, value: Any) -> Any:
+        """``value``, of one replica's shape and the same for all, as it is laid out: with what fills it up."""
+        return value
+
     def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """See :class:`Layout`."""
+        """The shape of that."""
+        return shape
 
     def laid_out_on(self, mesh: Mesh) -> NamedSharding:
+        """How it lies on ``mesh``, which is a part of the strategy's or all of it."""
         return NamedSharding(mesh, self.spec)
 
     def laid_out_sharding(self, mesh: Mesh) -> Sharding:
+        """The same between programs: on the part of the strategy's mesh that has it, or at its home."""
         return self.sharding(mesh)
 
     def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
+        """The stored array of what is laid out on the devices: the same memory."""
         return laid_out
 
     def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
+        """The other way round."""
         return stored
 
     def whole(self, laid_out: Any) -> Any:
+        """The value that is laid out; only for layouts in which all replicas have the same value."""
         return laid_out
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
+        """The part of each of these replicas of a value that is the same for all."""
         return (whole,) * len(replicas)
 
     def describe(self, mesh: Mesh, per_device: int = 1) -> str:
+        """Where the value is, in words, if each device (of a replica's, the first) runs so many replicas."""
         logical = mesh.size // mesh.shape[REPLICA_AXIS]
         replicas = mesh.shape[REPLICA_AXIS] * per_device
         where = self._on_replicas(replicas, logical if self.logical_device is None else 1)
@@ -166,16 +123,8 @@ class _Usual(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mirrored(_Usual):
+class Mirrored(Layout):
     """The whole value on every replica."""
-
-    locality: ClassVar[Locality] = M
-
-    def laid_out(self, value: Any) -> Any:
-        return value
-
-    def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
 
     def _on_replicas(self, replicas: int, logical: int) -> str:
         if replicas == 1:
@@ -197,7 +146,7 @@ class Central(Mirrored):
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies(_Usual):
+class Copies(Layout):
     """A value of its own on every replica: ``[num_replicas, *shape]``."""
 
     replicas: int
@@ -219,7 +168,7 @@ class Copies(_Usual):
 
 
 @dataclasses.dataclass(frozen=True)
-class Split(_Usual):
+class Split(Layout):
     """A piece of the value on every replica of a group: these, one after the other along a dim, are the whole value.
 
     Replicas that share a device have its piece together, and count as one here.
@@ -245,7 +194,6 @@ class Split(_Usual):
     replicas: int
     groups: int = 1
     logical_parts: int = 1
-    locality: ClassVar[Locality] = M
 
     @property
     def spec(self) -> PartitionSpec:

@@ -85,7 +85,8 @@ class ConcreteStore:
         if variable.replicas.is_absent and staging is not None:
             shape = variable.slot.array.shape if variable.is_stacked else variable.shape
             return jnp.zeros(shape, variable.dtype)  # only the shapes of this program are used
-        context.check_present(variable.replicas, f"reading {variable.describe()}")
+        if variable.replicas.is_absent:
+            context.check_present(variable.replicas, f"reading {variable.describe()}")
         meet_to_read(variable)
         with exchanging():
             value = variable.from_storage()
@@ -95,7 +96,8 @@ class ConcreteStore:
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
-        context.check_present(variable.replicas, f"assigning {variable.describe()}")
+        if variable.replicas.is_absent:
+            context.check_present(variable.replicas, f"assigning {variable.describe()}")
         check_agreed(variable, value)
         stored = variable.to_storage(value)
         with exchanging():

@@ -444,10 +444,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return combined(value, self.aggregation)
 
     def _write(self, value: Any) -> Variable:
-        if not (isinstance(value, np.ndarray) and isinstance(current_store(), ConcreteStore)):
+        store = current_store()
+        is_outside = isinstance(store, ConcreteStore)
+        if not (is_outside and isinstance(value, np.ndarray)):
             value = jnp.asarray(value, self.dtype)
-        must_agree = None if self.is_on_read else f"{self.describe()} was assigned a value, {_CHOOSE}"
-        current_store().write(self, value, must_agree)
+        any_value = is_outside or self.is_on_read
+        store.write(self, value, None if any_value else f"{self.describe()} was assigned a value, {_CHOOSE}")
         return self
 
     def checked(self, value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.cli.search.case_processes import CaseOutcome
 from replicax.cli.search.choices import SearchCase
-from replicax.devices.quantities import bytes_in_words, seconds_in_words
+from replicax.system.quantities import bytes_in_words, seconds_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,16 +24,14 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.host_calls import stand_in
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside, traced
 
 
 class AutomaticAxes(Rule):
     """The rule, for a replica whose logical devices are along the axes ``logical``."""
 
-    def __init__(self, logical: tuple[str, ...], host_is_absent: bool = False) -> None:
+    def __init__(self, logical: tuple[str, ...]) -> None:
         self.logical = logical
-        self.host_is_absent = host_is_absent
 
     def is_ours(self, equation: Any) -> bool:
         if equation.primitive.name in HOST_CALLS:
@@ -47,21 +45,21 @@ class AutomaticAxes(Rule):
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         if equation.primitive.name in HOST_CALLS:
-            return self.on_first(equation, operands)
+            return self.on_first(equation, operands, rewriting)
         if equation.primitive is all_reduce_p:
             program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
             return rewriting.run(program, operands)
         branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
 
-    def on_first(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def on_first(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
         # A call that nothing goes into or comes out of is one that XLA does not know where to make.
         values = operands or [lax.axis_index(REPLICA_AXIS)]
 
         def ask(*values: Any) -> list[Any]:
-            if self.host_is_absent:
-                return stand_in(equation, list(values))
+            if (rule := rewriting.rule_after(self, equation)) is not None:
+                return rule.replaced(equation, list(values), rewriting)
             if operands or equation.outvars:
                 return _jax.bind(equation, values[: len(operands)])
             jax.debug.callback(lambda _: equation.primitive.impl(**equation.params), *values)

@@ -26,12 +26,14 @@ class Target:
       automatic: whether the compiler decides how values are split over logical devices.
       in_pieces: whether it has variables that are split over the replicas.
       in_order: whether sums have a fixed order.
+      is_absent: whether its devices are only described.
     """
 
     in_a_loop: bool = False
     automatic: bool = False
     in_pieces: bool = False
     in_order: bool = False
+    is_absent: bool = False
 
 
 class Backend:

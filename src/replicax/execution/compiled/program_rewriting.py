@@ -84,6 +84,11 @@ class Rewriting:
             return None
         return lambda *operands: self._equation(equation, list(operands))
 
+    def rule_after(self, rule: Rule, equation: _jax.Equation) -> Rule | None:
+        """Which of the rules that come after ``rule`` would replace an operation."""
+        later = self._rules[self._rules.index(rule) + 1 :]
+        return next((other for other in later if other.is_ours(equation)), None)
+
     def _equation(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if (rule := self._rule_for(equation)) is not None:
             return rule.replaced(equation, operands, self)

@@ -16,7 +16,6 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
-from replicax.execution.compiled.host_calls import AbsentHostCalls, host_is_absent
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
@@ -282,7 +281,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     policy = policy_for(program)
     in_a_loop = steps is not None or here > 1 or in_order
-    target = Target(in_a_loop, bool(logical_axes_of(mesh)), split, in_order)
+    target = target_for(mesh, in_a_loop, split, in_order)
     settings = backend_of(mesh).options(target)
     rewriting = rewriting_for(program.jaxpr, mesh, target)
     at_the_end = None if localities is None else rewriting
@@ -315,16 +314,18 @@ Groups = tuple[list[Item], ...]
 
 def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target) -> Rewriting | None:
     """The pass that comes last where ``jaxpr`` is compiled for ``mesh``, if there is anything for it to do."""
-    rules: list[Rule] = []
-    if target.automatic:
-        rules.append(AutomaticAxes(logical_axes_of(mesh), host_is_absent(mesh)))
-    elif host_is_absent(mesh):
-        rules.append(AbsentHostCalls())
+    rules: list[Rule] = [AutomaticAxes(_logical_axes_of(mesh))] if target.automatic else []
     rules += backend_of(mesh).rules(jaxpr, target)
     return Rewriting(rules) if rules else None
 
 
-def logical_axes_of(mesh: Mesh) -> tuple[str, ...]:
+def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: bool = False, in_order: bool = False) -> Target:
+    """How a program for ``mesh`` is about to be compiled; see :class:`Target`."""
+    is_absent = _jax.is_absent(mesh.devices.flat[0])
+    return Target(in_a_loop, bool(_logical_axes_of(mesh)), in_pieces, in_order, is_absent)
+
+
+def _logical_axes_of(mesh: Mesh) -> tuple[str, ...]:
     """The axes of a mesh along which the compiler decides how values are split."""
     return tuple(axis for axis in mesh.axis_names if axis != REPLICA_AXIS)
 

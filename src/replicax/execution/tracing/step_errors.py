@@ -100,16 +100,17 @@ def _explanation(
         return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
     if isinstance(error, AttributeError) and isinstance(error.obj, jax.Array) and hasattr(Variable, str(error.name)):
         return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
-    if _gets_one_of_several(error, fn):
-        return (
-            f"{said}. An element of a dataset is one argument, also if it is a tuple. Take it apart in the step: "
-            f"def {function_name(fn)}(batch): x, y = batch; strategy.run also takes its parts: args=batch."
-        )
-    if _gets_several_for_one(error):
-        return (
-            f"{said}. args is the tuple of the step's arguments: for one argument that is a tuple, "
-            "args=(batch,), with a comma."
-        )
+    if isinstance(error, TypeError) and _users_frame(error.__traceback__) is None:  # the step has not been entered
+        if _gets_one_of_several(said, fn):
+            return (
+                f"{said}. An element of a dataset is one argument, also if it is a tuple. Take it apart in the step: "
+                f"def {function_name(fn)}(batch): x, y = batch; strategy.run also takes its parts: args=batch."
+            )
+        if re.search(r"takes 1 positional argument but \d+ were given$", said) is not None:
+            return (
+                f"{said}. args is the tuple of the step's arguments: for one argument that is a tuple, "
+                "args=(batch,), with a comma."
+            )
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
@@ -133,30 +134,23 @@ def _explanation(
     )
 
 
-def _gets_one_of_several(error: Exception, fn: Callable[..., Any]) -> bool:
-    """Whether the step itself has not been entered, as it takes several arguments and was given one."""
-    if not isinstance(error, TypeError) or "required positional argument" not in str(error):
+def _gets_one_of_several(said: str, fn: Callable[..., Any]) -> bool:
+    """Whether Python misses arguments of the step, which takes several and was given one."""
+    if "required positional argument" not in said:
         return False
-    if _users_frame(error.__traceback__) is not None:
-        return False  # the step called something with too few arguments
     while isinstance(fn, Wrapper):
         fn = fn.fn
+    first, *others = [p.name for p in _positional(fn) if p.default is p.empty] or [""]
+    return bool(others) and all(repr(name) in said for name in others) and repr(first) not in said
+
+
+def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a function takes by position; none if it does not tell them."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
-        return False
-    needed = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return (
-        len(needed) > 1 and all(repr(name) in str(error) for name in needed[1:]) and repr(needed[0]) not in str(error)
-    )
-
-
-def _gets_several_for_one(error: Exception) -> bool:
-    """Whether the step itself has not been entered, as it takes one argument and was given several."""
-    of_step = isinstance(error, TypeError) and _users_frame(error.__traceback__) is None
-    return of_step and re.search(r"takes 1 positional argument but \d+ were given$", str(error)) is not None
+        return []
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _where(error: Exception, fn: Callable[..., Any]) -> str:
@@ -207,10 +201,5 @@ def as_written(path: str, fn: Callable[..., Any]) -> str:
         return match[2] + match[3]
     if isinstance(fn, Wrapper):
         return as_written(path, fn.fn) if fn.argument is None else fn.argument + match[3]
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return path
-    number = int(match[1])
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return positional[number] + match[3] if number < len(positional) else path
+    number, positional = int(match[1]), _positional(fn)
+    return positional[number].name + match[3] if number < len(positional) else path

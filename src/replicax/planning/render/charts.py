@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from replicax.devices.quantities import BYTES, SECONDS, bytes_in_words, seconds_in_words, unit_of
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, OUTPUTS, PROGRAM, VARIABLES
+from replicax.system.quantities import BYTES, SECONDS, bytes_in_words, seconds_in_words, unit_of
 from replicax.tpu.core_owners import COLOURS, INK, LINE, MUTED, PAPER, SHARED
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replicax.devices.quantities import bytes_in_words, count_in_words, seconds_in_words
 from replicax.hlo.collective_instructions import SLICE_AXIS
 from replicax.planning.chip_specs import MEMORY_FRACTION
 from replicax.planning.report import Plan
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, OTHERS, VARIABLES
 from replicax.planning.timeline.prediction import Timeline
+from replicax.system.quantities import bytes_in_words, count_in_words, seconds_in_words
 
 _Cells = dict[str, Callable[[Any], str]]
 _WAITS = 10
