@@ -18,10 +18,17 @@ import pytest
 from replicax.launcher.watchdog import worker_monitor
 from replicax.launcher.watchdog.hang_watch import Hang, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
-from replicax.launcher.watchdog.worker_monitor import ARMED, LONG_PATIENCE, Condition, WorkerMonitor, WorkerStatus
+from replicax.launcher.watchdog.worker_monitor import (
+    ARMED,
+    LONG_PATIENCE,
+    MARGIN,
+    Condition,
+    WorkerMonitor,
+    WorkerStatus,
+)
 from replicax.workers.heartbeat_page import UNKNOWN, Phase, Usage, new_page
 
-TIMEOUT, MARGIN = 10.0, 0.75
+TIMEOUT = 10.0
 LONGER = (LONG_PATIENCE + 10) * TIMEOUT
 """Than anybody has who is judged."""
 
@@ -43,7 +50,7 @@ class Worker:
         self.page.step = -1
         self.page.name = "train_step"
         self.page.progress = self.page.finished_at = self.now
-        self.monitor = WorkerMonitor(1, self.page, TIMEOUT, MARGIN)
+        self.monitor = WorkerMonitor(1, self.page, TIMEOUT)
         self.page.thread = self.page.pid = self.process.pid
 
     def look(self, seconds: float, beats: bool = True) -> WorkerStatus:
@@ -170,7 +177,7 @@ def test_a_process_that_is_stopped_is_seen_and_one_that_goes_on_is_well(worker) 
 def test_a_thread_that_computes_does_not_hang() -> None:
     busy = Worker(sys.executable, "-c", "while True: pass")
     try:
-        busy.monitor = WorkerMonitor(1, busy.page, timeout=1.0, margin=0.25)
+        busy.monitor = WorkerMonitor(1, busy.page, timeout=1.0)
         begin, found = time.monotonic(), None
         while (for_seconds := time.monotonic() - begin) < 2.5 or (found.computes <= 1.0 and for_seconds < 60.0):
             time.sleep(0.25)

@@ -233,7 +233,7 @@ class Clocked:
         self.page.phase = Phase.STEPS
         self.calls: list[Call] = []
         self.pace = Pace()
-        self.timer = StepTimer(self.page, self.calls, lambda: True)
+        self.timer = StepTimer(self.page, self.calls)
         monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
         self.timer.look()
 

@@ -38,10 +38,9 @@ class Heartbeat:
         self._calls: list[Call] = []
         self._last: Call | None = None
         self._paces: dict[str, Pace] = {}
-        self.timer = StepTimer(page, self._calls, lambda: current is self)
+        self.timer = StepTimer(page, self._calls)
         self._name = ""
-        self._compilations = 0
-        self._before_compiling = int(Phase.START)
+        self._before: list[int] = []  # the phases in which compilations began
 
     def begin(self) -> None:
         """Tell the launcher that this process has the page, and start the step timer."""
@@ -115,15 +114,11 @@ class Heartbeat:
 
     def _compiling(self) -> None:
         if self.is_of_this_thread():
-            if not self._compilations:
-                self._before_compiling = self.switch(Phase.COMPILE)
-            self._compilations += 1
+            self._before.append(self.switch(Phase.COMPILE))
 
     def _compiled(self) -> None:
-        if self.is_of_this_thread() and self._compilations:
-            self._compilations -= 1
-            if not self._compilations:
-                self.switch(self._before_compiling)
+        if self.is_of_this_thread() and self._before:
+            self.switch(self._before.pop())
 
     def _end(self) -> None:
         self.switch(Phase.END)

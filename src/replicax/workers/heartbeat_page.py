@@ -49,23 +49,14 @@ class Phase(enum.IntEnum):
 
 
 class Usage(NamedTuple):
-    """What a worker has spent its time on while it ran steps: totals, in seconds.
+    """What a worker has spent its time on while it ran steps: totals, in seconds."""
 
-    Attributes:
-      steps: how many programs it has launched.
-      sampled: the time for which the rest is known.
-      idle: for how long its devices had nothing to do.
-      host: for how long its host was busy, rather than waiting for its devices.
-      input: for how long its devices were idle as it waited for input.
-      computed: for how long processors worked, except on Python.
-    """
-
-    steps: float
-    sampled: float
-    idle: float
-    host: float
-    input: float
-    computed: float
+    steps: float  # how many programs it has launched
+    sampled: float  # the time for which the rest is known
+    idle: float  # its devices had nothing to do
+    host: float  # its host was busy, rather than waiting for its devices
+    input: float  # its devices were idle as it waited for input
+    computed: float  # processors worked, except on Python
 
 
 class HeartbeatPage(ctypes.Structure):

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from replicax import _jax
@@ -27,35 +26,29 @@ from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase
 
 QUICKEST, SLOWEST = 0.0125, 0.05
 """Shortest and longest time between two looks, in seconds."""
-LONGEST_SAMPLE = 0.25
+LONGEST_SAMPLE = 0.5
 """A longer time between two looks is not known enough."""
-STALLED = 2.0
-"""After how many seconds without progress the thread looks for threads in host callbacks."""
+STALLED, RARELY = 2.0, 0.2
+"""After so many seconds without progress the thread looks for threads in host callbacks; and every so many seconds, as
+a thread that is ready to run looks as if its process could go on."""
 AHEAD = 40
 """A program has ended if so many were launched after it: JAX runs some thirty programs ahead."""
 FADES = 0.8
 """A program is expected to take as long as its longest call, which counts less with each shorter call after it."""
 _SAMPLED = (Phase.STEPS, Phase.INPUT, Phase.EVALUATION_STEPS, Phase.LOGGING, Phase.CALLBACKS)
 CALLING: Any = object()
-"""The output of a call that has not returned."""
 ENDED: Any = object()
-"""The output of a call whose program has ended."""
+"""Outputs of a call that has not returned, and of one whose program has ended."""
 
 
 class Pace:
-    """The calls of all programs with one name: a retraced step is the same step.
-
-    Attributes:
-      calls: their number.
-      runs: the number of steps that they have made.
-      duration: how long one takes, in seconds; ``UNKNOWN`` before one has ended.
-    """
+    """The calls of all programs with one name: a retraced step is the same step."""
 
     __slots__ = ("calls", "duration", "runs")
 
     def __init__(self) -> None:
-        self.calls = self.runs = 0
-        self.duration = UNKNOWN
+        self.calls = self.runs = 0  # runs: the steps that they have made
+        self.duration = UNKNOWN  # of one call, in seconds
 
 
 class Call:
@@ -81,27 +74,17 @@ class Call:
 
 
 class StepTimer:
-    """The thread of the step timer.
+    """The thread of the step timer; ``calls`` are those that are not known to have ended, which it removes."""
 
-    Args:
-      page: to write into.
-      calls: those that are not known to have ended. One thread adds them; this one removes them.
-      is_wanted: whether to go on.
-
-    Attributes:
-      thread: the thread that trains.
-    """
-
-    def __init__(self, page: HeartbeatPage, calls: list[Call], is_wanted: Callable[[], bool]) -> None:
-        self._page, self._calls, self._is_wanted = page, calls, is_wanted
-        self.thread = threading.main_thread().ident
-        self._stopped = False
+    def __init__(self, page: HeartbeatPage, calls: list[Call]) -> None:
+        self._page, self._calls = page, calls
+        self.thread = threading.main_thread().ident  # the one that trains
+        self._stopped = self._is_stalled = False
         self._is_idle = False  # whether the last program is known to have ended
         self._looked_at = self._cpu = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="replicax-step-timer", daemon=True)
         self._thread.start()
 
@@ -112,18 +95,18 @@ class StepTimer:
             self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while self._is_wanted() and not self._stopped:
+        while not self._stopped:
             with contextlib.suppress(Exception):  # the launcher judges a page that is not updated by its age
                 self.look()
-            time.sleep(min(max(QUICKEST, self._page.expected / 12), SLOWEST))
+            time.sleep(RARELY if self._is_stalled else min(max(QUICKEST, self._page.expected / 12), SLOWEST))
 
     def look(self) -> None:
         """Write the progress of the devices into the page, and what the time since the last look went to."""
         now, page = time.monotonic(), self._page
         self._note_ends(now)
         self._sample(now - self._looked_at)
-        is_stalled = now - max(page.progress, page.finished_at) > STALLED
-        page.in_callback = is_stalled and any(map(_is_in_a_callback, list(sys._current_frames().values())))
+        self._is_stalled = now - max(page.progress, page.finished_at) > STALLED
+        page.in_callback = self._is_stalled and any(map(_is_in_a_callback, list(sys._current_frames().values())))
         page.tick = self._looked_at = now
 
     def _note_ends(self, now: float) -> None:

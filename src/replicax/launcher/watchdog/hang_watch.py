@@ -14,8 +14,6 @@ from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
 
 INTERVAL = 0.25
 """Seconds between two looks, at least."""
-MARGIN = 0.75
-"""How many seconds before its limit a worker counts as hung: the next look may be that late."""
 STACKS = 1.0
 """How many seconds workers have to print their stacks."""
 NOTICE = 6.0
@@ -24,31 +22,20 @@ NOTICE = 6.0
 
 @dataclasses.dataclass(frozen=True)
 class Hang:
-    """Workers that hang, all for the same reason.
+    """Workers that hang, all for the same reason."""
 
-    Attributes:
-      workers: their statuses; messages name the first.
-      why: in words.
-      is_certain: whether each of them is known to be at fault; otherwise all wait, and the cause is unknown.
-    """
-
-    workers: Sequence[WorkerStatus]
+    workers: Sequence[WorkerStatus]  # messages name the first
     why: str
-    is_certain: bool = True
+    is_certain: bool = True  # whether each is known to be at fault; otherwise all wait, and the cause is unknown
 
 
 def find_hang(statuses: Sequence[WorkerStatus], timeout: float, is_alone: bool = True) -> Hang | None:
-    """The workers that hang, if there are any.
+    """Which of the workers that have not ended hang, if any, given their statuses; are there none on other hosts?
 
     Two conditions are certain whatever others do: a stopped process, and one that no longer runs Python. In all others
     a worker may wait for another one in a way that the launcher can't see. So no worker is judged as long as another
     one makes progress or has a reason not to, unless that takes very long. A worker that computes in Python has that
     long, too: it may be in an endless loop, or do work that it has not announced.
-
-    Args:
-      statuses: of all workers that have not ended.
-      timeout: for how many seconds a worker may show no progress, at least.
-      is_alone: whether there are no other hosts, for whose workers these could wait.
     """
 
     def those(*conditions: Condition) -> list[WorkerStatus]:
@@ -86,13 +73,7 @@ def find_hang(statuses: Sequence[WorkerStatus], timeout: float, is_alone: bool =
 
 
 class HangWatch:
-    """The watch; see :mod:`replicax.launcher.watchdog`.
-
-    Args:
-      timeout: for how many seconds workers may show no progress, at least; ``None`` turns the watch off.
-      is_alone: whether all workers are on this machine.
-      say: prints a message for the user.
-    """
+    """The watch of an attempt; a ``timeout`` of ``None`` turns it off."""
 
     def __init__(self, timeout: float | None, is_alone: bool, say: Callable[[str], None]) -> None:
         self._timeout, self._is_alone, self._say = timeout, is_alone, say
@@ -103,12 +84,12 @@ class HangWatch:
         self._stragglers = StragglerWatch()
 
     def variables(self, worker: int) -> dict[str, str]:
-        """The variables for the environment of a worker that is about to start."""
+        """For the environment of a worker that is about to start."""
         if self._timeout is None:
             return {}
         file, page = new_page()
         self._files.append(file)
-        self._monitors[worker] = WorkerMonitor(worker, page, self._timeout, min(MARGIN, self._timeout / 4))
+        self._monitors[worker] = WorkerMonitor(worker, page, self._timeout)
         return {VARIABLE: path_of(file)}
 
     def started(self, worker: int, process: int) -> None:

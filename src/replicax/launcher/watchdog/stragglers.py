@@ -40,28 +40,20 @@ WINDOWS = ((6, 2), (20, 1))
 
 @dataclasses.dataclass(frozen=True)
 class Lag:
-    """How much longer a worker takes than the others; in seconds of a moment, or of a step.
+    """How many seconds longer than the others a worker takes for a step."""
 
-    Attributes:
-      period: how long it takes, in all.
-      on_host: how many seconds longer it takes between two steps.
-      for_input: how many of these it waits for input.
-      computing: how many seconds longer it takes inside a step.
-    """
-
-    period: float
-    on_host: float
-    for_input: float
-    computing: float
+    period: float  # the seconds of the step
+    on_host: float  # between two steps
+    for_input: float  # of these, waiting for input
+    computing: float  # inside a step
 
     @property
     def more(self) -> float:
-        """How many seconds longer it takes."""
         return self.on_host + self.computing
 
     @property
     def ratio(self) -> float:
-        """How many times as long it takes."""
+        """How many times as long as the others it takes."""
         return self.period / max(self.period - self.more, self.period / 100)
 
     def __str__(self) -> str:

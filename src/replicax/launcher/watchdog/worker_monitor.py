@@ -10,6 +10,8 @@ from pathlib import Path
 
 from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase
 
+MARGIN = 0.75
+"""How many seconds before its limit a worker counts as hung: the next look may be that late."""
 ARMED = 5
 """A worker is judged after so many calls of one program. Programs before its first step run once."""
 STEPS_PATIENCE = 5.0
@@ -47,50 +49,32 @@ class Condition(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatus:
-    """The status of a worker at one time.
-
-    Attributes:
-      worker: its number.
-      condition: what it seems to do.
-      seconds: for how long it has shown no progress.
-      limit: for how long it may, in this condition.
-      launched: how many programs it has launched.
-      in_callback: whether it is in Python that its program called.
-      where: after which step, and in which program, in words.
-      computes: for how many seconds it has been computing without progress.
-    """
+    """The status of a worker at one time."""
 
     worker: int
     condition: Condition
-    seconds: float = 0.0
-    limit: float = 0.0
-    launched: int = 0
-    in_callback: bool = False
-    where: str = ""
-    computes: float = 0.0
+    seconds: float = 0.0  # for which it has shown no progress
+    limit: float = 0.0  # for how long it may, in this condition
+    launched: int = 0  # programs
+    in_callback: bool = False  # whether it is in Python that its program called
+    where: str = ""  # after which step, and in which program
+    computes: float = 0.0  # for how many seconds, without progress
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it has shown no progress for longer than it may."""
         return self.seconds >= self.limit
 
 
 class WorkerMonitor:
-    """Monitors one worker.
+    """Monitors a worker, which may show no progress for ``timeout`` seconds or longer.
 
-    Args:
-      worker: its number.
-      page: that it writes into.
-      timeout: for how many seconds it may show no progress, at least.
-      margin: how many seconds before its end a limit counts as over, because the next look may be late.
-
-    Attributes:
-      process: the id of the process that was started; 0 before.
+    Its page comes without a process if it never imports Replicax; ``process`` is the one that was started.
     """
 
-    def __init__(self, worker: int, page: HeartbeatPage, timeout: float, margin: float) -> None:
+    def __init__(self, worker: int, page: HeartbeatPage, timeout: float) -> None:
         self.page, self.process = page, 0
-        self._worker, self._timeout, self._margin = worker, timeout, margin
+        self._worker, self._timeout = worker, timeout
+        self._margin = min(MARGIN, timeout / 4)
         self._looked_at = time.monotonic()
         self._progress: tuple[float, ...] = ()
         self._tick = 0.0
