@@ -23,9 +23,9 @@ import _measure
 
 import replicax
 from examples import language_model
-from replicax import _jax
+from replicax.backends.gpu import GATHERS_AHEAD
 
-SET = dict(_jax.GATHERS_AHEAD_ON_GPU)
+SET = dict(GATHERS_AHEAD)
 PIPELINED = {name: value for name, value in SET.items() if "pipeline" in name}
 COMBINED = {name: value for name, value in SET.items() if "combine" in name}
 DOUBLE = {"xla_gpu_enable_while_loop_double_buffering": True}
@@ -43,8 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def planned(case: str) -> dict[str, Any]:
-    _jax.GATHERS_AHEAD_ON_GPU.clear()
-    _jax.GATHERS_AHEAD_ON_GPU.update(CASES[case])
+    GATHERS_AHEAD.clear()
+    GATHERS_AHEAD.update(CASES[case])
     devices = replicax.GPUClusterResolver(topology="h100:8x8").devices
     strategy = replicax.ShardedStrategy(list(devices.flat))
     found = replicax.plan(strategy, *language_model.plan(strategy, "7b", 2, 4096))

@@ -40,7 +40,7 @@ from jax.experimental.pallas.ops.gpu.attention import mha
 
 import replicax
 from examples.language_model import Size, rms_norm, rotary, shapes
-from replicax import _jax
+from replicax.backends.gpu import GATHERS_AHEAD
 from replicax.planning.chip_specs import chip_of
 
 SIZES = {
@@ -210,7 +210,7 @@ def model(
 
 
 def planned(row: Row) -> dict[str, Any]:
-    _jax.GATHERS_AHEAD_ON_GPU.clear()  # XLA's own defaults
+    GATHERS_AHEAD.clear()  # XLA's own defaults
     found = row.plan()
     timeline = found.timeline
     assert timeline is not None

@@ -25,6 +25,7 @@ from replicax._jax.operation_params import (
     reduced_along,
     untouched_dims,
 )
+from replicax._jax.primitive_table import primitives_named, primitives_with
 from tests._jax.tiny_programs import PROGRAMS
 
 X = jnp.ones((2, 3, 4))
@@ -42,18 +43,20 @@ def operation(fn: Callable[..., Any], *args: Any, among: frozenset[str]) -> _jax
     return found
 
 
+ALONG_DIMS, REDUCTIONS, WINDOWED = (primitives_with("examples", word) for word in ("along", "reduced", "windowed"))
+UNSTACKS, LOOKUPS = map(primitives_named, ("unstack", "gather"))
 READERS: dict[str, tuple[frozenset[str], Callable[[_jax.Equation], Any]]] = {
     "dims_along": (
-        families.ALONG_DIMS | families.REDUCTIONS | families.SQUEEZES | families.UNSTACKS | families.IOTAS,
+        ALONG_DIMS | REDUCTIONS | families.SQUEEZES | UNSTACKS | families.IOTAS,
         lambda e: dims_along(e.params, 1),
     ),
     "dims_along a result's": (families.STACKS, lambda e: dims_along(e.params, 2)),
     "moved_dims": (families.DIM_MOVES, lambda e: moved_dims(e.params)),
-    "untouched_dims": (families.WINDOWED, lambda e: untouched_dims(e.params)),
+    "untouched_dims": (WINDOWED, lambda e: untouched_dims(e.params)),
     "dot_dimensions": (families.MATRIX_PRODUCTS, lambda e: dot_dimensions(e.params)),
     "convolution_dimensions": (families.CONVOLUTIONS, lambda e: convolution_dimensions(e.params)),
     "lookup_dimensions": (
-        families.LOOKUPS | families.SCATTERS,
+        LOOKUPS | families.SCATTERS,
         lambda e: lookup_dimensions(e.params, e.invars[0].aval.ndim),
     ),
     "dropping": (families.SCATTERS, lambda e: dropping(e.params)),
@@ -85,12 +88,12 @@ ALONG = {
 @pytest.mark.parametrize("name", ALONG)
 def test_the_dims_that_an_operation_goes_along(name: str) -> None:
     fn, expected = ALONG[name]
-    among = families.ALONG_DIMS | families.REDUCTIONS | families.SQUEEZES
+    among = ALONG_DIMS | REDUCTIONS | families.SQUEEZES
     assert dims_along(operation(fn, among=among).params, 3) == expected
 
 
 def test_a_reduction_of_other_dims() -> None:
-    found = operation(lambda x: x.max((0, 1)), X, among=families.REDUCTIONS)
+    found = operation(lambda x: x.max((0, 1)), X, among=REDUCTIONS)
     [largest] = _jax.bind(found, [X], reduced_along(found.params, [2]))
     assert largest.shape == (2, 3)
 
@@ -113,7 +116,7 @@ UNTOUCHED = {
 @pytest.mark.parametrize("name", UNTOUCHED)
 def test_dims_that_are_left_alone(name: str) -> None:
     fn, expected = UNTOUCHED[name]
-    assert untouched_dims(operation(fn, among=families.WINDOWED).params) == expected
+    assert untouched_dims(operation(fn, among=WINDOWED).params) == expected
 
 
 def test_the_dims_of_a_product() -> None:
@@ -133,9 +136,9 @@ def test_the_dims_of_a_convolution() -> None:
 
 
 def test_the_dims_of_lookups() -> None:
-    rows = operation(lambda x: x[jnp.array([1, 0, 1])], X, among=families.LOOKUPS)
+    rows = operation(lambda x: x[jnp.array([1, 0, 1])], X, among=LOOKUPS)
     assert lookup_dimensions(rows.params, 3) == LookupDimensions((0,), {}, {1: 1, 2: 2})
-    own = operation(jax.vmap(lambda x, i: x[i]), X, jnp.array([1, 0]), among=families.LOOKUPS)
+    own = operation(jax.vmap(lambda x, i: x[i]), X, jnp.array([1, 0]), among=LOOKUPS)
     assert lookup_dimensions(own.params, 3) == LookupDimensions((1, 2), {0: 0}, {1: 1, 2: 2})
     added = operation(lambda x: x.at[jnp.array([1])].add(1.0), X, among=families.SCATTERS)
     assert lookup_dimensions(added.params, 3) == LookupDimensions((0,), {}, {1: 1, 2: 2})

@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from examples import language_model
-from replicax import _jax
+from replicax.backends.gpu import GATHERS_AHEAD
 from replicax.planning.render.tables import sections
 from tests.gpu.described import devices, needs_compiler
 
@@ -88,7 +88,7 @@ def test_attention_in_a_kernel_of_its_own() -> None:
 
 def test_gathers_are_started_a_layer_ahead(plan, monkeypatch) -> None:
     """The strategy sets the compiler's options for it; those that ``XLA_FLAGS`` names are left to it."""
-    monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in _jax.GATHERS_AHEAD_ON_GPU.items()))
+    monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in GATHERS_AHEAD.items()))
     left = small_plan()
     assert left.cost.matrix_flops == plan.cost.matrix_flops
     assert plan.timeline.hidden_bytes / plan.timeline.sent > left.timeline.hidden_bytes / left.timeline.sent + 0.1

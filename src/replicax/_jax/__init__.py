@@ -63,7 +63,6 @@ from replicax._jax.jaxprs.programs import (
     bind as bind,
     called as called,
     calls_back as calls_back,
-    constants_of as constants_of,
     contains as contains,
     evaluate as evaluate,
     host_function as host_function,
@@ -119,7 +118,6 @@ from replicax._jax.primitives import (
     two_way_primitive as two_way_primitive,
 )
 from replicax._jax.runtime import (
-    GATHERS_AHEAD_ON_GPU as GATHERS_AHEAD_ON_GPU,
     DetectedCluster as DetectedCluster,
     abandon_coordination as abandon_coordination,
     backends_are_initialized as backends_are_initialized,

@@ -68,12 +68,6 @@ SUMS = primitives_named("reduce_sum")
 IDEMPOTENT_REDUCTIONS = primitives_with("also", "idempotent")
 """It does not matter to the result that an element comes twice."""
 
-REDUCTIONS = primitives_with("examples", "reduced")
-"""They reduce dims away."""
-
-ALONG_DIMS = primitives_with("examples", "along")
-"""They compute along some dims, with each place of the others by itself."""
-
 CONCATENATIONS = primitives_named("concatenate")
 
 BROADCASTS = primitives_named("broadcast_in_dim")
@@ -89,18 +83,11 @@ SQUEEZES = primitives_named("squeeze")
 
 STACKS = primitives_named("stack")
 
-UNSTACKS = primitives_named("unstack")
-
-WINDOWED = primitives_with("examples", "windowed")
-"""They put something between, before or after the elements, or go over windows of them."""
-
 POOLING_GRADIENTS = primitives_named("select_and_scatter_add")
 """They hand each window's cotangent to the element that the window has chosen."""
 
 IOTAS = primitives_named("iota")
 """Each element is its own position along a dim."""
-
-LOOKUPS = primitives_named("gather")
 
 SCATTERS = primitives_with("examples", "scattered")
 

@@ -339,27 +339,3 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
         coordinator = kind.get_coordinator_address(timeout_secs=int(min(seconds, 1e6)), override_coordinator_port=port)
         return DetectedCluster(name, coordinator, count, kind.get_process_id())
     return None
-
-
-_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-_PIPELINED = (
-    {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
-    if jax.__version_info__ >= (0, 11)
-    else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _COLLECTIVES}
-)
-GATHERS_AHEAD_ON_GPU: dict[str, Any] = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    **_PIPELINED,
-    "xla_gpu_all_gather_combine_threshold_bytes": 2**30,
-    "xla_gpu_all_reduce_combine_threshold_bytes": 2**30,
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**27,
-}
-"""Settings of the compiler for GPUs with which pieces of variables are gathered one layer ahead.
-
-A loop over layers then starts the gathers of the next layer at the end of a layer, as one, which products of this
-layer hide. Without them the backward pass gathers at its beginning, where nothing hides it; and on GPUs before H100s
-every collective is waited for, as the scheduler that hides them is off there. benchmarks/README.md has what each
-changes. Those that ``XLA_FLAGS`` names are left to it.
-
-As an option, a mode has taken the place of a boolean in JAX 0.11; as a flag the boolean is still there.
-"""

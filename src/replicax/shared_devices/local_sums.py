@@ -15,10 +15,11 @@ from jax import lax
 from replicax import _jax
 from replicax.collectives import all_reduce_p, sums_of_blocks
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.devices.summation_order import Blocks, added_in_pairs
+from replicax.devices.summation_order import added_in_pairs
 from replicax.execution.compiled.local_values import Each
 from replicax.shared_devices.local_collectives import widened
 from replicax.shared_devices.replica_stages import is_sum
+from replicax.shared_devices.term_blocks import Blocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

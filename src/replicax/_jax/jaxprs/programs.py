@@ -111,12 +111,6 @@ def silenced(equation: Equation) -> Equation:
     return equation.replace(params=params, effects=frozenset(e for e in equation.effects if not _is_action(e)))
 
 
-def constants_of(equation: Equation) -> Sequence[Any]:
-    """What the one program that an equation applies has closed over."""
-    programs = [p for p in equation.params.values() if isinstance(p, ClosedJaxpr)]
-    return programs[0].consts if programs else ()
-
-
 def opened(jaxpr: Jaxpr) -> Jaxpr:
     """``jaxpr`` with what it has closed over as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]

@@ -96,7 +96,7 @@ class Rewriting:
             return _jax.bind(equation, operands)
         called = _jax.called_program(equation)
         if called is not None and _jax.has_rules(equation):  # has been differentiated
-            return self.run(_jax.opened(called), [*_jax.constants_of(equation), *operands])
+            return self.run(_jax.opened(called), [*_jax.closed_over(equation, called), *operands])
         return _jax.bind(equation, operands, self._params(equation))
 
     def _params(self, equation: _jax.Equation) -> dict[str, Any]:

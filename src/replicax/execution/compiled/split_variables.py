@@ -182,7 +182,7 @@ class Partition:
             if len(operands) == 1:  # a cast, as a rule
                 return _Later(equation, operands)
             return self.on_whole(equation, operands)[0]
-        splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == _shape(result)[v.split.dim]]
+        splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == result.aval.shape[v.split.dim]]
         split = hints.get(result, splits[0] if splits else None)
         if split is None:
             return self.on_whole(equation, operands)[0]
@@ -191,7 +191,7 @@ class Partition:
             # Scalars, and dims of size 1, go with everything.
             return self.piece(value, split) if shape and shape[split.dim] == split.size else self.whole(value)
 
-        values = [local(value, _shape(atom)) for value, atom in zip(operands, equation.invars, strict=True)]
+        values = [local(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
         return Piece(_jax.bind(equation, values)[0], split)
 
     def reduction(self, equation: Any, operand: Piece) -> Any:
@@ -216,7 +216,7 @@ class Partition:
         split, dims = operand.split, equation.params["along"]
         if split.dim not in dims:
             return Piece(_jax.bind(equation, [operand.array])[0], without_dims(split, dims))
-        if split.dim != last_of(_shape(equation.invars[0]), dims):
+        if split.dim != last_of(equation.invars[0].aval.shape, dims):
             return self.on_whole(equation, [operand])[0]
         part = gathered(all_but_last(operand.array, dims, split.dim), split)
         return lax.squeeze(added_along(part, split.dim), dims)
@@ -325,10 +325,6 @@ def _changes_rows(equation: Any, target: Any) -> bool:
 def _index(piece: Any, split: Split) -> Any:
     """Where in the whole each element of this replica's piece is, along the dim that is split."""
     return start_of_own(split) + lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
-
-
-def _shape(atom: Any) -> Any:
-    return atom.aval.shape
 
 
 def evaluated(

@@ -67,7 +67,7 @@ class Inlining(abc.ABC, Generic[Value]):
         called = _jax.called_program(equation)
         if called is None or not self.is_inlined(equation, called):
             return self.add(equation, operands)
-        closed = map(self.constant, called.constvars, _jax.constants_of(equation))
+        closed = map(self.constant, called.constvars, _jax.closed_over(equation, called))
         inner = [_jax.located(e, equation) for e in called.eqns]
         return self.inline(_jax.opened(called.replace(eqns=inner)), [*closed, *operands])
 
