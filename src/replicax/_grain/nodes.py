@@ -13,21 +13,20 @@ from replicax._grain.installed import READS_SEVERAL
 
 
 class Iterator(grain.DatasetIterator):
-    """An iterator without a parent; its ``__next__`` must begin with ``check_open()``."""
+    """An iterator without a parent; once it ``is_closed``, its ``__next__`` must raise :meth:`closed_error`."""
 
-    _is_closed = False
+    is_closed = False
 
-    def check_open(self) -> None:
-        """Raise if it was closed."""
-        if self._is_closed:
-            raise ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
+    def closed_error(self) -> ValueError:
+        """The error that there is no next element."""
+        return ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
 
     def release(self) -> None:
         """Free its resources. May be called again, and before ``__init__`` has ended."""
 
     def close(self) -> None:
         super().close()
-        self._is_closed = True
+        self.is_closed = True
         self.release()
 
 

@@ -89,7 +89,8 @@ class FilesIterator(nodes.Iterator):
         self._begin(0)
 
     def __next__(self) -> Any:
-        self.check_open()
+        if self.is_closed:
+            raise self.closed_error()
         while self._file < len(self._files):
             try:
                 record = next(self._opened())

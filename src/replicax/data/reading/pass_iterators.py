@@ -40,7 +40,8 @@ class ReplayIterator(nodes.Iterator):
         self._skip = 0  # how many of these have yet to be skipped
 
     def __next__(self) -> Any:
-        self.check_open()
+        if self.is_closed:
+            raise self.closed_error()
         if self._iterator is None:
             self._iterator = iter(self._make())
         while True:
@@ -89,7 +90,8 @@ class LoaderIterator(nodes.Iterator):
         self._iterator: Any = iter(loader)
 
     def __next__(self) -> Any:
-        self.check_open()
+        if self.is_closed:
+            raise self.closed_error()
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -113,7 +115,8 @@ class SequenceIterator(nodes.Iterator):
         self._current: Any = None
 
     def __next__(self) -> Any:
-        self.check_open()
+        if self.is_closed:
+            raise self.closed_error()
         while self._parts:
             if self._current is None:
                 self._open()
