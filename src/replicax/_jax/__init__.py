@@ -1,7 +1,8 @@
-"""The only package that touches JAX internals or branches on its version.
+"""What Replicax uses of JAX that JAX does not promise: the one place that imports its internals.
 
 Everything here is a few lines around something that ``jax`` has, but does not yet promise. When a new JAX
-release moves one of them, this package changes and no other.
+release moves one of them, this package changes and no other; but for ``replicax.per_replica.eager``, which computes
+operations with what :mod:`replicax._jax.internals` imports.
 """
 
 from replicax._jax.collective_params import (
