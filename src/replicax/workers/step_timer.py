@@ -24,8 +24,10 @@ from typing import Any
 from replicax import _jax
 from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase
 
-QUICKEST, SLOWEST = 0.0125, 0.05
+QUICKEST, SLOWEST = 0.02, 0.05
 """Shortest and longest time between two looks, in seconds."""
+COMPUTED = 0.1
+"""Seconds between two looks at the work of processors."""
 LONGEST_SAMPLE = 0.5
 """A longer time between two looks is not known enough."""
 STALLED, RARELY = 2.0, 0.2
@@ -81,7 +83,8 @@ class StepTimer:
         self.thread = threading.main_thread().ident  # the one that trains
         self._stopped = self._is_stalled = False
         self._is_idle = False  # whether the last program is known to have ended
-        self._looked_at = self._cpu = 0.0
+        self._computes = False  # whether all time since processors were looked at was spent on steps
+        self._looked_at = self._cpu = self._computed_at = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -104,7 +107,7 @@ class StepTimer:
         """Write the progress of the devices into the page, and what the time since the last look went to."""
         now, page = time.monotonic(), self._page
         self._note_ends(now)
-        self._sample(now - self._looked_at)
+        self._sample(now)
         self._is_stalled = now - max(page.progress, page.finished_at) > STALLED
         page.in_callback = self._is_stalled and any(map(_is_in_a_callback, list(sys._current_frames().values())))
         page.tick = self._looked_at = now
@@ -131,14 +134,17 @@ class StepTimer:
                     break
             page.expected = expected
 
-    def _sample(self, seconds: float) -> None:
-        page = self._page
-        before, self._cpu = self._cpu, _processor_seconds()
-        if page.phase not in _SAMPLED or seconds > LONGEST_SAMPLE:
+    def _sample(self, now: float) -> None:
+        page, seconds = self._page, now - self._looked_at
+        is_of_steps = page.phase in _SAMPLED and seconds <= LONGEST_SAMPLE
+        self._computes &= is_of_steps
+        if page.cpu and now - self._computed_at >= COMPUTED:
+            before, self._cpu = self._cpu, _processor_seconds()
+            page.computed += max(0.0, self._cpu - before) if self._computes else 0.0
+            self._computes, self._computed_at = is_of_steps, now
+        if not is_of_steps:
             return
         page.sampled += seconds
-        if page.cpu:
-            page.computed += max(0.0, self._cpu - before)
         is_calling = bool(self._calls) and self._calls[-1].output is CALLING
         if self._is_idle and not self._calls:
             page.idle += seconds
