@@ -175,3 +175,11 @@ def test_an_error_in_a_step_is_raised_and_callbacks_are_told_of_the_end() -> Non
     with pytest.raises(ArithmeticError, match="wrong"):
         replicax.train(step, line.dataset(), 6, callbacks=[recorder], progress=False)
     assert recorder.calls == [("start", 0), ("end", 0)]
+
+
+def test_a_callback_with_a_method_that_is_never_called() -> None:
+    with pytest.raises(
+        TypeError, match=r"^Own.on_step_end would never be called: .* has on_start, on_log, .*log_every=1"
+    ):
+        type("Own", (replicax.Callback,), {"on_step_end": lambda self, run: None})
+    type("Own", (replicax.Callback,), {"on_log": lambda self, run, step, values: None, "on_gpu": True})

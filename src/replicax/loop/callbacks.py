@@ -26,6 +26,15 @@ class Callback:
     step 4 loss 6.0
     """
 
+    def __init_subclass__(cls) -> None:
+        known = [name for name in vars(Callback) if name.startswith("on_")]
+        for name, value in vars(cls).items():
+            if name.startswith("on_") and callable(value) and not hasattr(Callback, name):
+                raise TypeError(
+                    f"{cls.__name__}.{name} would never be called: a replicax.Callback has {', '.join(known)}. With "
+                    "replicax.train(log_every=1) on_log comes for every step"
+                )
+
     def on_start(self, run: TrainingRun) -> None:
         """Before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
 

@@ -30,6 +30,7 @@ from replicax.variables.variable import Variable
 _NOT_THE_USERS = (
     _jax.INSTALLED,
     os.path.dirname(os.path.abspath(np.__file__)) + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(jax.__file__))), "flax", ""),
     PACKAGE,
 )
 _INSTEAD = {
@@ -61,6 +62,11 @@ _LEAVES = (
     "To jax.tree a variable is a pytree of its value, so jax.tree.leaves and jax.tree.map give arrays. Assign a whole "
     "pytree with replicax.assign(variables, values), or take the variables themselves: "
     "jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, replicax.Variable))."
+)
+
+_NNX = (
+    "Pass it as an argument: strategy.run(step, args=(model, optimizer, batch)). To replicax.train and run_steps, "
+    "which pass the batch alone, give functools.partial(step, model, optimizer)."
 )
 
 
@@ -111,6 +117,11 @@ def _explanation(
                 f"{said}. args is the tuple of the step's arguments: for one argument that is a tuple, "
                 "args=(batch,), with a comma."
             )
+    if isinstance(error, ValueError) and "different trace level" in said:  # NNX's own words
+        first = said.partition("\n")[0]
+        return (
+            f"{_where(error, fn)} changes an object of Flax NNX that is no argument of it. {_NNX}\nFlax says: {first}"
+        )
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
