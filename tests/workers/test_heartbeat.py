@@ -112,6 +112,16 @@ def test_a_launch_that_fails_is_over(beating) -> None:
     beating.expect(lambda: beating.page.finished == beating.page.launched > 0)
 
 
+def test_compiling_is_no_part_of_what_a_program_takes(beating) -> None:
+    beating.beat.launching("step", None)
+    with heartbeat.phase(Phase.COMPILE):
+        time.sleep(0.5)
+    beating.beat.launched([], ended=True)
+    beating.beat.timer.look()
+    assert (beating.page.launched, beating.page.finished) == (1, 1)
+    assert 0 <= beating.page.expected < 0.5
+
+
 def test_phases_nest_and_belong_to_the_thread_that_trains(beating) -> None:
     seen = []
     with heartbeat.phase(Phase.SAVING):

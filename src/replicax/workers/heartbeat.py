@@ -22,7 +22,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.workers.heartbeat_page import VARIABLE, HeartbeatPage, Phase, claimed_page
-from replicax.workers.step_timer import ENDED, Call, Pace, StepTimer
+from replicax.workers.step_timer import CALLING, ENDED, Call, Pace, StepTimer
 
 _SMALL = 4096
 """A result of at most this many bytes is kept to see when its program has ended."""
@@ -110,6 +110,8 @@ class Heartbeat:
         if phase == Phase.START:
             page.step = -1
         page.progress = time.monotonic()
+        if before == Phase.COMPILE and self._last is not None and self._last.output is CALLING:
+            self._last.launched_at = page.progress  # compiling is no part of what the program takes
         return before
 
     def _compiling(self) -> None:
