@@ -110,11 +110,9 @@ class Liveness:
         return self._ended(worker, "waits for it") if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
-        """The message if a worker waits in a program that this one has not launched; ``None`` otherwise.
+        """The message if a worker waits in a program of ``strategy`` that this one has not launched, if any.
 
-        Args:
-          strategy: the strategy of the program.
-          doing: what this worker does, which the other would have to do first, too.
+        This worker is ``doing`` what the other would have to do first, too.
         """
         return self._board.ahead(strategy, self.index, self.launches[strategy].count, doing)
 

@@ -36,17 +36,11 @@ _LIMIT = 4096
 @declared
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """The chief's end of the connections.
+    """The chief's end of the connections."""
 
-    Attributes:
-      port: at which it listens.
-      secret: proves that a connecting process is a worker.
-      process: of the chief, in words.
-    """
-
-    port: int
-    secret: str
-    process: str
+    port: int  # at which it listens
+    secret: str  # proves that a connecting process is a worker
+    process: str  # of the chief, in words
 
 
 def this_process() -> str:

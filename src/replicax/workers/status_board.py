@@ -21,19 +21,12 @@ Recent = dict[str, tuple[tuple[int, int, str], ...]]
 @declared
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a worker's program has ended.
+    """How a worker's program has ended."""
 
-    Attributes:
-      failed: whether by an error, rather than by its last line or ``sys.exit``.
-      why: the error, in words.
-      because_of: the worker whose failure was the cause, if it was another one.
-      recent: what it launched last.
-    """
-
-    failed: bool
-    why: str
-    because_of: int | None
-    recent: Recent
+    failed: bool  # by an error, rather than by its last line or ``sys.exit``
+    why: str  # the error, in words
+    because_of: int | None  # the worker whose failure was the cause, if it was another one
+    recent: Recent  # what it launched last
 
     def launched(self, strategy: str) -> int:
         """How many programs it has launched."""
@@ -43,17 +36,11 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Why the workers can't go on.
-
-    Attributes:
-      kind: the class of the error to raise.
-      text: its message.
-      worker: the worker whose failure is the cause; ``None`` if the workers run different programs.
-    """
+    """Why the workers can't go on: the error to raise."""
 
     kind: type[WorkerError] | type[DeadlockError]
     text: str
-    worker: int | None = None
+    worker: int | None = None  # whose failure is the cause; ``None`` if the workers run different programs
 
     @classmethod
     def of_failure(cls, worker: int, count: int, why: str) -> Problem:
@@ -63,18 +50,15 @@ class Problem:
 
 @dataclasses.dataclass
 class Board:
-    """The messages that the workers have posted.
+    """The messages that the workers have posted."""
 
-    Attributes:
-      ends: how the programs of the others ended, by worker.
-      gone: workers that leave without waiting.
-      stuck: programs of the others that have run for long, by worker and strategy.
-      calls: for each call, the workers that answered it and what each launched last.
-    """
-
+    # How the programs of the others ended, by worker.
     ends: dict[int, End] = dataclasses.field(default_factory=dict)
+    # Workers that leave without waiting.
     gone: set[int] = dataclasses.field(default_factory=set)
+    # Programs of the others that have run for long, by worker and strategy.
     stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
+    # For each call, the workers that answered it and what each launched last.
     calls: dict[str, dict[int, Recent]] = dataclasses.field(default_factory=dict)
 
     def recent(self, strategy: str) -> dict[int, tuple[tuple[int, int, str], ...]]:
@@ -106,13 +90,9 @@ class Board:
         return None
 
     def ahead(self, strategy: str, index: int, count: int, doing: str) -> str | None:
-        """The message if a worker waits in a program that this one has not launched; ``None`` otherwise.
+        """The message if a worker waits in a program that worker ``index``, which asks, has not launched, if any.
 
-        Args:
-          strategy: the strategy of the programs.
-          index: the worker that asks.
-          count: how many programs it has launched.
-          doing: what it does, which the others would have to do first, too.
+        That worker has launched ``count`` programs, and is ``doing`` what the others would have to do first, too.
         """
         for worker, programs in list(self.stuck.items()):
             theirs = programs.get(strategy)
