@@ -169,10 +169,10 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
             arrive as themselves. Modules, optimizers, metrics and random streams of Flax NNX are changed in place, as
             by ``nnx.jit``; see ``docs/models.md``. So are those that a ``functools.partial`` gives to ``fn``.
           kwargs: the same, by name.
-          options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the exact
-            one. If components differ in size, the Python of ``fn`` runs once for each size, and all is one compiled
-            program. If the step can't be one compiled program, as with components of different dtypes, it runs on the
-            per-replica executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
+          options: the executor to use; ``None`` means the compiled one, and inside :func:`replicax.debug` the
+            per-replica executor. If components differ in size, the Python of ``fn`` runs once for each size, and all
+            is one compiled program. If the step can't be one compiled program, as with components of different dtypes,
+            it runs on the per-replica executor when ``options`` is ``None``, and an :class:`ExecutorWarning` says why.
           more: refused: arguments of the step go into ``args``.
           named: refused: arguments of the step by name go into ``kwargs``.
 

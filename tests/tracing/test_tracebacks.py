@@ -107,7 +107,8 @@ def test_the_last_line_is_the_users(pair, w, call) -> None:
         lambda s: next(iter(s.distribute_dataset([BATCH]))) + 1,
     ],
 )
-def test_of_an_error_of_replicax_the_last_line_is_the_call(pair, call) -> None:
+def test_of_an_error_of_replicax_the_last_line_is_the_call(pair, call, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some calls fail after they have made a folder
     error = error_of(lambda: call(pair))
     assert is_own(error)
     assert lines(error)[-1][1] == "<lambda>"

@@ -142,6 +142,13 @@ def test_phases_nest_and_belong_to_the_thread_that_trains(beating) -> None:
     assert beating.page.phase == 0
 
 
+def test_the_end_of_a_forked_process_is_not_the_end_of_the_worker(beating) -> None:
+    heartbeat.switch(Phase.STEPS)
+    heartbeat._forget()  # as Python does after a fork
+    beating.beat._end()
+    assert beating.page.phase == Phase.STEPS
+
+
 def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
     from replicax import _jax
 

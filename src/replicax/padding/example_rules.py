@@ -1,8 +1,8 @@
 """The rules that say where the examples are in the results of operations.
 
-Which rule is an operation's says the column ``examples`` of :mod:`replicax._jax.primitive_table`. Both executors use
-them: :mod:`replicax.padding.examples` for a program, and the exact one as it goes along.
-What has no rule here gives ``UNKNOWN``.
+The column ``examples`` of :mod:`replicax._jax.primitive_table` names the rule of each operation. Both executors use
+them: :mod:`replicax.padding.examples` for a program, and the per-replica executor as it goes along. An operation
+without a rule gives ``UNKNOWN``.
 """
 
 from __future__ import annotations

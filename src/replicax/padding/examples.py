@@ -119,7 +119,7 @@ def place_of_examples(shape: tuple[int, ...], dim: Any, rows: int) -> Place:
 
 
 def sliced_place(place: Place) -> Place:
-    """A turn's part of what a scan goes over."""
+    """An iteration's slice of what a scan goes over."""
     if not isinstance(place, Rows):
         return PART if isinstance(place, Untraceable) else None
     if place.dim > 0:
@@ -128,7 +128,7 @@ def sliced_place(place: Place) -> Place:
 
 
 def stacked_place(place: Place, over_examples: bool) -> Place:
-    """Where the examples are in what a scan makes of its turns' results."""
+    """Where the examples are in what a scan stacks of its iterations' results."""
     if isinstance(place, Rows):
         return UNKNOWN if over_examples else place.moved(place.dim + 1)
     if isinstance(place, Untraceable):

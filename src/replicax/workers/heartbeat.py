@@ -123,8 +123,9 @@ class Heartbeat:
             self.switch(self._before.pop())
 
     def _end(self) -> None:
-        self.switch(Phase.END)
-        self.timer.stop()
+        if current is self:  # a process that the worker has forked may end in the same way
+            self.switch(Phase.END)
+            self.timer.stop()
 
 
 # --- of this process ------------------------------------------------------------------------------------

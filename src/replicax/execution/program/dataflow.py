@@ -63,11 +63,11 @@ class Dataflow(abc.ABC, Generic[Fact]):
         return control
 
     def sliced(self, facts: list[Fact]) -> list[Fact]:
-        """The facts on the slices that a turn of a scan gets of what it goes over."""
+        """The facts on the slices that an iteration of a scan gets of what it goes over."""
         return facts
 
     def stacked(self, facts: list[Fact], over: list[Fact]) -> list[Fact]:
-        """The facts on what a scan makes of its turns' results, which goes ``over`` values of these facts."""
+        """The facts on the stacked results of a scan's iterations, which goes ``over`` values of these facts."""
         return facts
 
     # --- programs -----------------------------------------------------------------------------------------
