@@ -54,7 +54,7 @@ class Model:
 
 
 class TowerLocalMean:
-    """A metric: each tower adds to sums of its own, and nobody communicates until they are fetched."""
+    """A metric: each tower adds to its own sums, which are combined when they are fetched."""
 
     def __init__(self, distribution, name):
         self.distribution = distribution

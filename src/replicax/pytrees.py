@@ -65,7 +65,7 @@ def register(leaf: Any) -> bool:
     if not isinstance(leaf, dict | list | tuple):
         return False
     with _lock:
-        if jax.tree_util.all_leaves([leaf]):  # nobody else has been faster
+        if jax.tree_util.all_leaves([leaf]):  # no other thread has been faster
             _register(kind)
     return True
 

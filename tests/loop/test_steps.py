@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any
+from typing import Any, Generic, TypeVar, get_origin
 
 import jax
 import numpy as np
@@ -13,6 +13,8 @@ import pytest
 import replicax
 from tests.conftest import strategy_of
 from tests.loop.models import STRATEGIES, Line, Recorder, by_hand
+
+Value = TypeVar("Value")
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +185,10 @@ def test_a_callback_with_a_method_that_is_never_called() -> None:
     ):
         type("Own", (replicax.Callback,), {"on_step_end": lambda self, run: None})
     type("Own", (replicax.Callback,), {"on_log": lambda self, run, step, values: None, "on_gpu": True})
+
+
+def test_a_callback_may_have_other_bases_that_look_at_their_subclasses() -> None:
+    class Own(replicax.Callback, Generic[Value]):
+        pass
+
+    assert get_origin(Own[int]) is Own

@@ -34,7 +34,7 @@ class Finding:
       program: the program.
       tensorflow: its outcome there.
       replicax: its outcome when compiled.
-      exact: its outcome in the exact executor.
+      exact: its outcome in the per-replica executor.
     """
 
     program: Program

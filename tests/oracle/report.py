@@ -45,7 +45,9 @@ def differences(findings: Sequence[Finding]) -> Iterator[Differences]:
         for f in findings
         if f.executors is Verdict.DIFFER_ON_PURPOSE
     ]
-    yield Differences("Where Replicax's exact executor does what the compiled one can't", ("compiled", "exact"), rows)
+    yield Differences(
+        "Where Replicax's per-replica executor does what the compiled one can't", ("compiled", "exact"), rows
+    )
 
 
 def print_report(console: Console, findings: Sequence[Finding]) -> None:

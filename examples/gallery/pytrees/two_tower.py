@@ -55,7 +55,7 @@ def loss_fn(params, users, items):
     candidates = embedded(params["item"], items), items
     vectors, ids = replicax.get_replica_context().all_gather(candidates, axis=0)  # Replicax: those of all replicas
     same = ids == items[:, None]
-    chosen = same.argmax(1)  # the first of them, as somebody else may have chosen the item, too
+    chosen = same.argmax(1)  # the first of them, as another row may have chosen the item, too
     logits = 4 * embedded(params["user"], users) @ vectors.T
     logits = jnp.where(same & (jnp.arange(len(ids)) != chosen[:, None]), -1e9, logits)
     return optax.softmax_cross_entropy_with_integer_labels(logits, chosen).mean()

@@ -80,7 +80,7 @@ def trace_settings() -> Any:
     if _settings_at_first is None:
         _settings_at_first = len(settings)
     elif len(settings) > _settings_at_first:
-        # Parts of JAX that are imported later, such as Pallas, bring settings with them: until somebody sets these,
+        # Parts of JAX that are imported later, such as Pallas, bring settings with them: until one is set,
         # nothing has changed.
         later = enumerate(settings[_settings_at_first:])
         settings = (*settings[:_settings_at_first], *((i, value) for i, value in later if value not in (None, False)))

@@ -66,7 +66,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *
             try:
                 problem = _of_all_workers(late, replicas, number, lambda: not thread.is_alive())
             except Cancelled:
-                continue  # whoever was missing has come while we asked
+                continue  # the missing workers have come while we asked
             except WorkerError:
                 _leave_behind(thread, replicas)
                 raise

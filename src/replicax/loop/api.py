@@ -115,7 +115,7 @@ def train(
       Exception: as ``strategy.run``, ``CheckpointManager``, the dataset and callbacks raise. The checkpoints saved
         before are there.
 
-    Values are logged one interval late, so nobody waits for the devices: see ``docs/loop.md``, which also has this
+    Values are logged one interval late, so no step waits for them: see ``docs/loop.md``, which also has this
     loop written by hand. Issues the collectives of the step, and one or two in each logging interval.
 
     >>> import replicax, numpy as np

@@ -26,7 +26,8 @@ class Callback:
     step 4 loss 6.0
     """
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         known = [name for name in vars(Callback) if name.startswith("on_")]
         for name, value in vars(cls).items():
             if name.startswith("on_") and callable(value) and not hasattr(Callback, name):
@@ -39,7 +40,7 @@ class Callback:
         """Before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        """After each logging interval, *one interval later*, when the values have come without anybody waiting.
+        """After each logging interval, *one interval later*, when the values are there and no step has to wait.
 
         Args:
           run: ``run.step`` is further on already.
@@ -65,7 +66,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends a run when a number of its evaluations gets no better any more.
+    """Ends a run when a number of its evaluations stops improving.
 
     What it has seen is part of the checkpoint, so that a resumed run stops where an uninterrupted one would.
 

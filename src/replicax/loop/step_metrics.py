@@ -39,7 +39,7 @@ class NumberedStep(Step):
     """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name.
 
     Attributes:
-      finite: notes the first step with a number that is not finite; ``None`` if nobody wants to know.
+      finite: notes the first step with a number that is not finite; ``None`` if that is not wanted.
     """
 
     def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:

@@ -1,11 +1,11 @@
-"""Stop requests: whoever asks for the end of a run, be it by a signal to one worker, all workers end at one step.
+"""Stop requests: a request to one worker, such as a signal, ends the run on all workers at the same step.
 
 A request is Ctrl-C, SIGTERM, a stop file, or ``run.stop(why)``. Workers run ahead of their devices and of each other,
 and wait for each other inside programs. So none may just stop, and none can ask the others in every step. Instead, each
 has a thread that looks into the coordination service a few times a second. When there is a request, it posts the number
 of the call that its worker may still make, its *limit*, whatever that worker is doing: compiling, waiting in a program,
-or about to begin the call. The largest limit is the last call of all. Nobody has passed it, and whoever has not reached
-it goes on until there, so no program waits for a worker that has stopped.
+or about to begin the call. The largest limit is the last call of all. No worker has passed it, and each goes on until
+it has reached it, so no program waits for a worker that has stopped.
 
 ``jax.experimental.multihost_utils.reached_preemption_sync_point`` works alike, but for SIGTERM only. JAX catches that
 signal as soon as ``jax.distributed.initialize`` has been called, and writes a notice into the service, also while
@@ -145,7 +145,7 @@ class StopRequests:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         if self.why != PREEMPTED:
-            self.why = PREEMPTED  # it does not wait until somebody else's end is over
+            self.why = PREEMPTED  # it does not wait for another end of the run
             self._wake.set()
             _say("SIGTERM: the step ends, and then all is saved.")
 
@@ -204,7 +204,7 @@ class StopRequests:
         return self._last
 
     def _close(self) -> None:
-        """This worker makes no more calls, so it keeps nobody from any."""
+        """This worker makes no more calls, so the others need not wait for its limit."""
         if self._client is not None and self._limit is None:
             with contextlib.suppress(Exception):
                 self._limit = self._calls

@@ -142,7 +142,7 @@ _has_run = False
 def since_process_start() -> float:
     """How many seconds ago this process began, when first asked; 0 at later calls, and where that is not known.
 
-    A second run of a process did not wait for its start, and neither did one that somebody starts at a prompt.
+    A second run of a process did not wait for its start, and neither did one that is started at a prompt.
     """
     global _has_run
     is_first, _has_run = not _has_run, True

@@ -156,7 +156,7 @@ def error_in_replica(d: Library) -> Any:
     differs=(
         "A compiled step has one Python run for all replicas, so one replica alone can't raise: its branch is refused."
     ),
-    executors_differ="In the exact executor one replica can raise, and its error comes out as it is.",
+    executors_differ="In the per-replica executor one replica can raise, and its error comes out as it is.",
 )
 def error_on_one_replica(d: Library) -> Any:
     def step(x: Any) -> Any:

@@ -46,7 +46,7 @@ def average_loss_weights(d: Library) -> Any:
     "compute_average_loss: a batch of 3 and one of 1",
     differs=(
         "The shares must add up to the mean of all four losses, which is 3: Replicax counts what replicas have "
-        "(in the exact executor). TensorFlow takes each replica's batch times n, and gets 4."
+        "(in the per-replica executor). TensorFlow takes each replica's batch times n, and gets 4."
     ),
 )
 def average_loss_uneven(d: Library) -> Any:

@@ -29,7 +29,7 @@ Tensors, variables, models and optimizers are for you to change. Notebooks are l
 
 exit status:
   0  every use has a counterpart
-  1  a use has none, or a file could not be read, or nobody reads the output; the other files are read all the same
+  1  a use has none, or a file could not be read, or the output was closed; the other files are read all the same
   2  an argument is wrong, such as a file that is not there; nothing was done
   3  a file could not be written after all
 """

@@ -88,7 +88,7 @@ def mapped(
     outputs: list[Any] = []
     for start in range(0, len(items), towers):
         these = items[start : start + towers]
-        # Towers for which nothing is left compute some of these items once more, and nobody looks.
+        # Towers for which nothing is left compute some of these items once more; their results are dropped.
         each = strategy.distribute_values_from_function(functools.partial(_item, these))
         results = strategy.local_results([strategy.run(fn, (each, *args), dict(kwargs))])
         outputs += [result for [result] in results[: len(these)]]

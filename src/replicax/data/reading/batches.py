@@ -251,7 +251,7 @@ class Filed(Reading):
             if state["native"] is not None:
                 parts = find(state["native"], PARTS)
                 if parts is None or (self._batch is None and state["rows"] is not None):
-                    raise ValueError("the rest of a batch is left over, which can't be given to somebody else")
+                    raise ValueError("the rest of a batch is left over, which no other worker can take over")
             left += parts
         if self._can_split:
             return dealt_by_file([self._by_position(part) for part in left], count)

@@ -92,7 +92,7 @@ def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
 
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a program says of a value how to split it."""
+    """Whether a program says how to split a value."""
     return _jax.contains(jaxpr, lambda equation: equation.primitive.name in SPLITS)
 
 

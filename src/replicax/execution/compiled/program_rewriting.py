@@ -1,7 +1,6 @@
-"""Rewriting: a pass that says some operations of a traced program in another way, wherever in it they are.
+"""Rewriting: a pass that replaces some operations of a traced program, also inside loops, branches and calls.
 
-It goes through what is about to be compiled, with loops, branches and calls. So the passes before it need not know.
-What it does there say rules; however many there are, it is one pass.
+It comes last before the compilation, so the passes before it need not know of it. All rules are applied in one pass.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from replicax._jax.primitive_families import SHARD_MAPS
 
 
 class Rule(abc.ABC):
-    """What says some operations in another way."""
+    """Replaces some operations by others."""
 
     @abc.abstractmethod
     def is_ours(self, equation: _jax.Equation) -> bool:
-        """Whether an operation is to be said in another way."""
+        """Whether the rule replaces an operation."""
 
     @abc.abstractmethod
     def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:

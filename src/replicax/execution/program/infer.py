@@ -4,7 +4,7 @@ One pass over the traced program. Its inputs are T (per replica) or M (mirrored)
 replica the same thing (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``,
 collectives that hand out different parts and operations whose results are not functions of their operands give T;
 anything else joins its operands. Loops run to a fixpoint; a branch joins its branches with its predicate; what is
-written into a mutable array stays in it. No annotation in anybody's model is needed, and none is read.
+written into a mutable array stays in it. Models need no annotations, and none are read.
 
 The pass also answers the marks of :mod:`replicax.execution.program.marks`, and finds deadlocks: a collective inside a
 loop or branch whose predicate is T, where replicas may disagree on whether, or how often, it runs.

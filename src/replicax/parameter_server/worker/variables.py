@@ -50,7 +50,7 @@ class WorkerCollection(VariableCollection):
     def slot(self, array: jax.Array) -> Slot:
         if not self.is_open:
             raise ContextError(
-                "a scheduled function creates a variable: on a worker it would be nobody else's. Create variables in "
+                "a scheduled function creates a variable, which only this worker would have. Create variables in "
                 "strategy.scope(), in the program that schedules, and use them in the function."
             )
         return super().slot(array)
