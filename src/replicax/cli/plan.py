@@ -19,6 +19,7 @@ from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_int, why
 from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
+from replicax.system.driver_lines import without_driver_lines
 from replicax.system.json_files import read_json
 from replicax.system.packages import PICTURES, check_installed
 
@@ -146,7 +147,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if the step does not fit or can't be compiled, or 3 if a file can't be written."""
     if args.case is not None:
         end_with_search()
-    _check(args)
+    with without_driver_lines():
+        _check(args)
+        import jax  # noqa: F401  # loads the code for GPUs, if it is installed
     module, loaded = load(args.target)
     keywords = once([(name, value) for name, value, _ in args.keywords])
     if args.search is not None:
@@ -262,7 +265,8 @@ def _logical(text: str) -> tuple[int, ...] | int:
 
 
 def _variables(text: str) -> str:
-    from replicax.planning.strategy_spec import check_variables
+    with without_driver_lines():
+        from replicax.planning.strategy_spec import check_variables
 
     try:
         return check_variables(text)

@@ -11,6 +11,7 @@ import jaxlib.version
 from jax.experimental import topologies
 
 from replicax.gpu.compile_process import CompileProcess
+from replicax.system.driver_lines import without_driver_lines
 
 _PLUGINS = {"jax-cuda12-plugin": "jax_plugins.xla_cuda12", "jax-cuda13-plugin": "jax_plugins.xla_cuda13"}
 """Packages, and the modules in which JAX looks for their ``initialize``."""
@@ -58,7 +59,8 @@ def _described(target_config: str, topology: str) -> list[jax.Device]:
 
 
 def _devices(target_config: str, topology: str) -> list[jax.Device]:
-    found = topologies.get_topology_desc(platform="cuda", target_config=target_config, topology=topology)
+    with without_driver_lines():
+        found = topologies.get_topology_desc(platform="cuda", target_config=target_config, topology=topology)
     return list(found.devices)
 
 
