@@ -121,6 +121,12 @@ def test_large_values_survive_a_worker(
     assert (w.numpy() == -2 * steps).all()
 
 
+def test_a_function_that_captures_a_large_array(coordinator: replicax.ClusterCoordinator) -> None:
+    large = np.arange(1 << 15)  # it goes through the object store
+    results = [coordinator.schedule(lambda: int(large[-1])) for _ in range(4)]
+    assert coordinator.fetch(results) == [(1 << 15) - 1] * 4
+
+
 def test_all_of_it_is_on_loopback(coordinator: replicax.ClusterCoordinator) -> None:
     import ray
 

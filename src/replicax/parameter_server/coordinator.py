@@ -37,6 +37,8 @@ from replicax.user_functions import checked_args, checked_function, checked_kwar
 from replicax.variables.variable import Variable
 
 _KEPT_FUNCTIONS = 64
+_SENT_WITH_CALLS = 1 << 16
+"""A larger pickled function goes into Ray's object store, from which a call takes a few milliseconds to get it."""
 _VARIABLES = "the pytree of an optimizer's variables"
 _SHARED_SETTINGS = (
     "jax_enable_x64",
@@ -242,7 +244,7 @@ class _Cluster:
             strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict
         )
         self._definitions = definitions = Definitions()
-        self._functions: dict[FunctionKey, tuple[str, Reply, Any, list[Any]]] = {}
+        self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
         self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
 
@@ -283,7 +285,7 @@ class _Cluster:
                 self._functions.pop(next(iter(self._functions)))
             used: list[Any] = []
             data = self._dumps(fn, f"the scheduled function {name!r}", used)
-            stored = self._actors.store(np.frombuffer(data, np.uint8))
+            stored = data if len(data) <= _SENT_WITH_CALLS else self._actors.store(np.frombuffer(data, np.uint8))
             self._functions[key] = hashlib.sha256(data).hexdigest(), stored, fn, used
         digest, stored, _, used = self._functions[key]
         uses = list(used)

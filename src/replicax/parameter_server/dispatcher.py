@@ -81,7 +81,9 @@ class Dispatcher:
 
     # --- called by the user -----------------------------------------------------------------------------
 
-    def schedule(self, name: str, digest: str, data: Reply, arguments: bytes, uses: Sequence[Any]) -> RemoteValue:
+    def schedule(
+        self, name: str, digest: str, data: bytes | Reply, arguments: bytes, uses: Sequence[Any]
+    ) -> RemoteValue:
         """Schedule a :class:`ScheduledFunction`; blocks while very many are waiting.
 
         Raises:

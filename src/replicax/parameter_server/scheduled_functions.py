@@ -19,13 +19,13 @@ class ScheduledFunction:
     """A function to be run once.
 
     Attributes:
-      data: the pickled function, in Ray's object store.
+      data: the pickled function, or its place in Ray's object store.
       uses: the objects that it refers to, kept alive as long as the function may run.
       beside: how many other functions were running when it was sent, or have been sent since.
     """
 
     call: FunctionCall
-    data: Reply
+    data: bytes | Reply
     uses: Sequence[Any]
     value: RemoteValue
     deaths: int = 0

@@ -136,7 +136,7 @@ class StepWorker:
 
     # --- running ----------------------------------------------------------------------------------------
 
-    def work(self, call: FunctionCall, data: np.ndarray) -> CallOutcome:
+    def work(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
         """Run a scheduled function, pickled as ``data``; returns when the servers have applied its changes."""
         try:
             self._define_all(call.definitions)
@@ -151,12 +151,12 @@ class StepWorker:
         except Exception as error:  # a server could not apply the change
             return outcome if outcome.error is not None else self._failed(call, error)
 
-    def _run(self, call: FunctionCall, data: np.ndarray) -> CallOutcome:
+    def _run(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
         """Run it, without sending its last change."""
         self._inputs = call.inputs
         try:
             known, digest = self._functions, call.digest
-            fn = known.pop(digest) if digest in known else loads(data.tobytes(), self._find, call.name)
+            fn = known.pop(digest) if digest in known else loads(bytes(data), self._find, call.name)
             known[digest] = fn
             if len(known) > _KEPT_FUNCTIONS:
                 del known[next(iter(known))]
