@@ -90,7 +90,7 @@ oracle: $(ORACLE_READY)  ## run programs on the real tf.distribute beside Replic
 	$(ORACLE)/python -m tests.oracle $(ARGS)
 
 integrations: $(INTEGRATIONS_READY)  ## test datasets of TensorFlow, PyTorch and Hugging Face, models of Keras, weights of transformers
-	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest tests/integration $(ARGS)
+	JAX_PLATFORMS=cpu $(INTEGRATIONS)/python -m pytest tests/integration tests/newcomers/test_newcomers.py::test_keras $(ARGS)
 
 keras: $(INTEGRATIONS_READY)  ## test models of Keras with its three latest series: KERAS="3.13.2 …"
 	for version in $(KERAS); do \
