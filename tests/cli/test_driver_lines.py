@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from replicax.system.driver_lines import without_driver_lines
 
 PROGRAM = """
 import importlib.util, os, sys
@@ -41,3 +44,10 @@ def test_only_these_lines_are_left_out(how: str) -> None:
         return
     assert lines == (KEPT if how == "aborts" else [*KEPT, "after"])
     assert done.returncode == (-signal.SIGABRT if how == "aborts" else 0)
+
+
+def test_a_process_without_standard_error_needs_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(sys, "stderr", None)  # as Python sets it if it starts without one
+    with without_driver_lines():
+        pass

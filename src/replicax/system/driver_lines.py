@@ -23,7 +23,7 @@ def without_driver_lines() -> Iterator[None]:
     Another process takes them out, so that nothing is lost of what XLA writes before it ends this process.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ValueError):  # no grep, or no standard error
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no grep, or no standard error
             if importlib.util.find_spec("jax_plugins") is not None:
                 stack.enter_context(_filtered())
         yield
