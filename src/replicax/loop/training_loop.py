@@ -278,10 +278,11 @@ class TrainingLoop:
         run = self._run
         if self._profiling and self._profile is not None and run.step >= self._profile[1]:
             self._stop_profile()
-        if run.step % self._log_every == 0:
+        is_logged = run.step % self._log_every == 0
+        if is_logged:
             self._log()
         if self._show is not None:
-            self._show.advanced(run.step)
+            self._show.advanced(run.step, is_logged)
         if run.step == run.steps:
             return None  # the rest belongs to the end
         if self._is_to_evaluate():

@@ -90,8 +90,8 @@ class Progress(Callback):
         self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers=())
         self._bar.start()
 
-    def advanced(self, step: int) -> None:
-        """Steps have been launched."""
+    def advanced(self, step: int, is_logged: bool = False) -> None:
+        """Steps have been launched; ``is_logged``: the numbers of the last one come later, with a line of their own."""
         if self._bar is not None:
             now = self._clock()
             if now - self._shown > REFRESH:
@@ -100,7 +100,7 @@ class Progress(Callback):
         elif self._run is not None:
             if self._clock() - self._shown > REDRAWN:
                 self._redraw()
-        elif step < self._steps:  # the last step gets a line with its own numbers
+        elif step < self._steps and not is_logged:  # the last step gets a line with its own numbers
             now = self._clock()
             if now - max(self._shown, self._began) >= self._lines:  # for so long nothing has been logged
                 self._shown = now
