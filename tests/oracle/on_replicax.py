@@ -54,7 +54,7 @@ class Replicax(Library):
     def _shards(self, variable: Any) -> Any:
         [coordinator] = [c for c in self._coordinators.values() if c.strategy is variable.strategy]
         coordinator.schedule(lambda: None).fetch()  # the servers have it now
-        return coordinator._cluster.home._definitions.shards[variable.number]
+        return coordinator._cluster.home.definitions.shards[variable.number]
 
     def servers_of(self, variable: Any) -> list[int]:
         return list(self._shards(variable).servers)
