@@ -78,8 +78,8 @@ from replicax._jax.jaxprs.programs import (
     replace_inputs as replace_inputs,
     silenced as silenced,
     spliced as spliced,
-    staged as staged,
     sub_jaxprs as sub_jaxprs,
+    traced as traced,
     traced_once as traced_once,
 )
 from replicax._jax.jaxprs.source_lines import (

@@ -207,10 +207,15 @@ def _program_of_operands(fn: Callable[..., Sequence[Any]], equation: Equation, v
         rest = iter(values)
         return fn(*(v.val if isinstance(v, Literal) else next(rest) for v in equation.invars))
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in variables]
     names = _source_infos.current_name_stack() + equation.source_info.name_stack
     with _source_infos.user_context(equation.source_info.traceback, name_stack=names):
-        closed = jax.make_jaxpr(of_variables)(*avals)
+        return traced(of_variables, variables)
+
+
+def traced(fn: Callable[..., Any], like: Sequence[Any]) -> Jaxpr:
+    """The program of ``fn``, of values like these of another program."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
+    closed = jax.make_jaxpr(fn)(*avals)
     assert not closed.consts
     return closed.jaxpr
 

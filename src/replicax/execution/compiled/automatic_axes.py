@@ -24,7 +24,7 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside, traced
+from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside
 
 
 class AutomaticAxes(Rule):
@@ -88,7 +88,7 @@ def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
         results = _jax.evaluate(branch, values)
         return list(lax.optimization_barrier(results)) if results else []
 
-    return branch if any(map(_jax.is_mutable, branch.invars)) else traced(run, branch.invars)
+    return branch if any(map(_jax.is_mutable, branch.invars)) else _jax.traced(run, branch.invars)
 
 
 def _splits(jaxpr: _jax.Jaxpr) -> bool:

@@ -117,11 +117,3 @@ def inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr]
         return program.replace(constvars=program.invars[:n], invars=program.invars[n:])
 
     return rewritten
-
-
-def traced(fn: Callable[..., Any], like: Sequence[Any]) -> _jax.Jaxpr:
-    """The program of ``fn``, of values like these of another program."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
-    closed = jax.make_jaxpr(fn)(*avals)
-    assert not closed.consts
-    return closed.jaxpr

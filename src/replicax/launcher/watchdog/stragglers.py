@@ -5,9 +5,9 @@ Workers communicate in each step, so all take equally long for it. What each has
 between two steps for as long as the others wait for it, and on CPUs the processors of a worker that computes more work
 for longer.
 
-On a busy machine any worker may be very late for a moment. So a worker is named only if it is late without its worst
-moments, too. Input that comes in bursts looks the same, one late step and then many in time, so it is judged over a
-longer time.
+On a busy machine any worker may be very late for a moment. So a worker is named only if it is late even without its
+worst moments. Input in bursts, where many steps on time follow a late one, looks like such moments, and is judged over
+a longer time.
 """
 
 from __future__ import annotations
