@@ -22,13 +22,12 @@ class Servers:
         self.actors = tuple(actors)
         self.ended: Callable[[], Ended] = Ended
         self._versions: dict[int, dict[int, int]] = {}
-        self._overwritten: set[int] = set()
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
         """Set whole variables: their shards, values and aggregations."""
         calls: dict[int, dict[int, Any]] = {}
         for number, (shards, value, aggregation) in values.items():
-            self._versions.pop(number, None)
+            self.forget(number)
             for server, part in shards.parts(value).items():
                 calls.setdefault(server, {})[number] = np.asarray(part), aggregation
         self._all("put", {server: (parts, self.ended()) for server, parts in calls.items()})
@@ -50,11 +49,10 @@ class Servers:
         ``present`` returns this process' value of a variable, for parts that have not changed.
         """
         versions = self._versions  # replaced by a new dict when servers go back
-        known = {number: {} if number in self._overwritten else versions.get(number, {}) for number in wanted}
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
             for server in shards.servers if shards.dim is not None else shards.servers[:1]:
-                calls.setdefault(server, {})[number] = known[number].get(server, -1)
+                calls.setdefault(server, {})[number] = versions.get(number, {}).get(server, -1)
         ended = self.ended()
         pulled = self._all("pull", {server: (asked, ended) for server, asked in calls.items()})
         found = {}
@@ -67,13 +65,8 @@ class Servers:
                 old = np.asarray(present(number))
                 parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
             found[number] = shards.whole(parts)
-            self._overwritten.discard(number)
             versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
         return found, {server: got.updates for server, got in pulled.items()}
-
-    def overwrite(self, number: int) -> None:
-        """Note that this process has changed its copy of a variable, which then equals no version of the servers."""
-        self._overwritten.add(number)
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Some rows (along dim 0) of a variable, and how many updates each called server had made.
@@ -105,7 +98,7 @@ class Servers:
         self._versions = {}
 
     def forget(self, number: int) -> None:
-        """Forget a dropped variable."""
+        """Forget what this process has of a variable: it has been dropped, or the copy here has been changed."""
         self._versions.pop(number, None)
 
     def snapshots(self) -> list[Reply]:

@@ -29,7 +29,7 @@ from replicax.variables.variable import Variable
 class ServerVariables:
     """See :class:`replicax.workers.replicas.RemoteVariables`.
 
-    A change is sent before the function reads anything else, so that it sees its own changes, and at its end.
+    Changes are sent at once, so that the function sees its own changes when it reads afterwards.
 
     Attributes:
       groups: the number of workers that train synchronously; 1 in asynchronous mode.
@@ -56,8 +56,6 @@ class ServerVariables:
     def begin(self, function: int, ended: Ended) -> None:
         """Begin a scheduled function; ``ended`` are those that had ended when it was sent."""
         self._function, self._ended = function, ended
-        self._pushes = 0
-        self._unsent: list[tuple[Changes, dict[int, int]]] = []
         self._sent: list[dict[int, Reply]] = []
         self._changed: set[int] = set()
         self._updates: dict[int, int] = {}  # how many each server had made when the function last read from it
@@ -65,28 +63,20 @@ class ServerVariables:
             self.group.slot.array = self.group.to_storage(np.int32(function % self.groups))
 
     def change(self, changes: Changes) -> None:
-        """Add changes, to be sent later. The memory of their arrays must not be written to."""
+        """Send changes, in one call for each server; does not wait."""
         self._changed.update(number for _, number in changes)
-        self._unsent.append((changes, dict(self._updates)))
-
-    def send(self) -> None:
-        """Send the changes, one call for each server and change; does not wait."""
-        unsent, self._unsent = self._unsent, []
-        for changes, updates in unsent:
-            pushes = {
-                server: Push(self._function, self._pushes, updates.get(server), mine, self._ended)
-                for server, mine in split_changes(self.shards, changes).items()
-            }
-            self._pushes += 1
-            self._sent.append(self.servers.push(pushes))
+        pushes = {
+            server: Push(self._function, len(self._sent), self._updates.get(server), mine, self._ended)
+            for server, mine in split_changes(self.shards, changes).items()
+        }
+        self._sent.append(self.servers.push(pushes))
 
     def end(self) -> None:
         """End the function; the variables that it returns are read from the servers, changed or not."""
         self._changed.clear()
 
     def settle(self) -> tuple[int, ...]:
-        """Send the remaining changes, and wait until all are applied, even if one fails; the staleness of each."""
-        self.send()
+        """Wait until all changes are applied, even if one fails; returns the staleness of each."""
         servers = [server for sent in self._sent for server in sent]
         replies = [reply for sent in self._sent for reply in sent.values()]
         found = iter(all_results(replies, lambda i: f"parameter server {servers[i]}"))
@@ -117,7 +107,6 @@ class ServerVariables:
             return
         for variable in wanted.values():
             self.check_readable(variable)
-        self.send()
         shards = {number: self.shards[number] for number in wanted}
         values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
         for number, value in values.items():
@@ -137,7 +126,6 @@ class ServerVariables:
 
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
         """Rows of a variable: ``[*indices.shape, *shape[1:]]``; each is fetched once."""
-        self.send()
         unique, places = np.unique(indices, return_inverse=True)
         rows, updates = self.servers.rows(number, self.shards[number], unique)
         self._updates.update(updates)
@@ -153,19 +141,15 @@ class ServerVariables:
             variable, kind, place = self.roles[slot]
             number = variable.number_on_servers
             if kind == "assigned":
-                self.servers.overwrite(number)
+                self.servers.forget(number)
             if place is None:
                 changes[kind, number] = slot.array
             else:
                 rows.setdefault((kind, number), {})[place] = slot.array
         for key, found in rows.items():
             changes[key] = found[0], found[1]
-        for of, number in list(changes):
-            if of == "added":  # the new value is the old one plus the added change
-                changes.pop(("assigned", number), None)
-            elif of == "assigned" and (of, number) in changes:
-                # The next program may take over the memory of values; no other code holds the notes.
-                changes[of, number] = np.array(changes[of, number])
+        for number in [number for kind, number in changes if kind == "added"]:
+            changes.pop(("assigned", number), None)  # the new value is the old one plus the added change
         if changes:
             self.change(changes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pickle
 import traceback
@@ -86,7 +87,6 @@ class WorkerIterator:
 
     def __init__(self, elements: Any) -> None:
         self._elements = elements
-        self._ahead: list[Any] = []
         self._taken: list[Any] = []
 
     def begin(self) -> None:
@@ -95,13 +95,13 @@ class WorkerIterator:
 
     def take_back(self) -> None:
         """Take back the elements: the function will run again."""
-        self._ahead, self._taken = [*self._taken, *self._ahead], []
+        self._elements = itertools.chain(self._taken, self._elements)
 
     def __iter__(self) -> WorkerIterator:
         return self
 
     def __next__(self) -> Any:
-        element = self._ahead.pop(0) if self._ahead else next(self._elements)
+        element = next(self._elements)
         self._taken.append(element)
         return element
 
@@ -152,7 +152,7 @@ class StepWorker:
             return outcome if outcome.error is not None else self._failed(call, error)
 
     def _run(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
-        """Run it, without sending its last change."""
+        """Run it, without waiting until its changes are applied."""
         self._inputs = call.inputs
         try:
             known, digest = self._functions, call.digest

@@ -100,9 +100,8 @@ class WorkerVariable(Variable):
         with self.server_variables.part():
             super().assign(value)
         if self._is_outside():
-            self.server_variables.servers.overwrite(self.number_on_servers)
-            self.server_variables.change({("assigned", self.number_on_servers): np.array(self.slot.array)})
-            self.server_variables.send()
+            self.server_variables.servers.forget(self.number_on_servers)
+            self.server_variables.change({("assigned", self.number_on_servers): self.slot.array})
         else:
             self._assigned_in = _step()
         return self
@@ -111,8 +110,7 @@ class WorkerVariable(Variable):
         delta = self.checked(delta)
         signed = delta if method == "assign_add" else -delta
         if self._is_outside():
-            self.server_variables.change({("added", self.number_on_servers): np.array(signed)})
-            self.server_variables.send()
+            self.server_variables.change({("added", self.number_on_servers): signed})
             return self
         with self.server_variables.part():
             mine = self._combined(signed) if self._in_replica() else signed
