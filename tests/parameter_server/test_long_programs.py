@@ -50,7 +50,7 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         assert not worker.server_variables.roles
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
-            assert [len(known) for known in (server.object._state.values, server.object._state.optimizers)] == [0, 0]
+            assert [len(known) for known in (server.object._state.values, server.object._optimizers)] == [0, 0]
         coordinator.schedule(lambda: 2).fetch(WAIT)
         assert len(cluster._definitions._all) <= 4  # what was new to the worker just now
 

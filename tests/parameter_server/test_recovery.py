@@ -367,6 +367,52 @@ def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool,
         assert coordinator._cluster.dispatcher._recovery.era >= 1
 
 
+def test_functions_begin_with_what_the_program_has_assigned_before_them() -> None:
+    """Also a second value, for which no snapshot is taken, as no function has run since the first."""
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
+    v, w, add = both(strategy)
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(add)
+        coordinator.join(WAIT)
+        v.assign(10.0)
+        v.assign(5.0)
+        deaths = dying(actors, random.Random(0), 1.0, most=2, methods=("snapshot",))
+        for _ in range(7):  # the last one has a snapshot taken
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        assert deaths == ["snapshot"] * 2
+        assert (float(v), w.numpy().tolist()) == (12.0, [8.0] * 2)
+
+
+def test_a_value_that_is_assigned_beside_a_function_is_there_for_the_next_one() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2)
+    v, _, add = both(strategy)
+    runs, go_on = threading.Event(), threading.Event()
+
+    def hold(method: str, args: Any) -> None:
+        if method == "work" and args[0].number == 1:
+            runs.set()
+            go_on.wait(WAIT)
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(add)
+        coordinator.join(WAIT)
+        v.assign(3.0)  # has a snapshot taken
+        for worker in actors.of("StepWorker"):
+            worker.before = hold
+        coordinator.schedule(lambda: None)
+        assert runs.wait(WAIT)
+        v.assign(5.0)
+        added = coordinator.schedule(add)
+        time.sleep(0.05)
+        assert not added.is_finished  # first there will be a snapshot, with the value
+        go_on.set()
+        added.fetch(WAIT)
+        actors.of("ShardServer")[0].kill()
+        assert float(v) == 6.0
+
+
 def test_servers_that_always_die_are_an_error() -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     with strategy.scope():

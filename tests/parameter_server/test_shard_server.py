@@ -1,4 +1,4 @@
-"""What a server makes of complete steps, and what goes with its state; and what the log of assignments repeats."""
+"""What a server makes of complete steps, and what goes with its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from replicax.parameter_server.server.messages import Ended, Push
 from replicax.parameter_server.server.shard_server import ServerState, ShardServer
-from replicax.parameter_server.write_ahead_log import WriteAheadLog
 from tests.parameter_server.test_late_messages import push, server_with_one, value
 
 
@@ -52,24 +51,3 @@ def test_the_state_that_a_neighbour_keeps_is_the_last_one() -> None:
     server.keep_last()
     gc.collect()
     assert [state() is None for state in kept] == [True, False]
-
-
-def test_the_log_repeats_the_value_before_the_first_assignment_and_the_last_one_assigned() -> None:
-    log = WriteAheadLog()
-    for number, assigned in ((1.0, []), (2.0, [7]), (3.0, [7])):
-        with log.sending("value", {7: number}, assigned):
-            pass
-    assert log.sent("value") == {7: 1.0}
-    assert log.assigned("value") == {7: 3.0}
-
-
-def test_the_log_keeps_what_was_under_way_when_a_snapshot_began() -> None:
-    log = WriteAheadLog()
-    with log.sending("value", {7: 1.0}):
-        pass
-    with log.sending("value", {7: 2.0}, [7]):
-        in_snapshot = log.arrived
-    log.clear(in_snapshot)
-    assert (log.sent("value"), log.assigned("value")) == ({}, {7: 2.0})
-    log.clear(log.arrived)
-    assert not log.has_assigned

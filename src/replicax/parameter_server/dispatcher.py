@@ -72,7 +72,8 @@ class Dispatcher:
         self._error: WorkerError | None = None
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
         self._closed: str | None = None
-        self._changed = threading.Condition()
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
         self.log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
@@ -160,7 +161,7 @@ class Dispatcher:
                 raise ActorDiedError("a parameter server has died")
             return self._recovery.era
         with self._changed:
-            if self._recovery.era == lost_in:
+            if self._recovery.era == lost_in and self._closed is None:
                 self._lose_server()
         released = threading.Condition(launching)  # the dispatcher's thread may need what a thread that reads holds
         with released:
@@ -189,6 +190,8 @@ class Dispatcher:
 
     def _send(self) -> None:
         """Send functions to idle workers, as far as possible."""
+        if self._closed is not None:
+            return
         if self._is_to_assign and not self._again & self._unfinished:
             self._assign()
         is_due = not self._is_to_assign and self._recovery.is_due(len(self._since_snapshot))
@@ -209,7 +212,7 @@ class Dispatcher:
 
     def _may_send(self) -> bool:
         """Whether a function may begin now."""
-        if not self._queue or self._closed is not None:
+        if not self._queue:
             return False
         scheduled, running = self._queue[0], self._running
         if self._is_to_assign and scheduled.number > max(self._again, default=-1):
@@ -240,7 +243,9 @@ class Dispatcher:
     # --- servers that die -------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
-        """Take a snapshot, while no function is running."""
+        """Take a snapshot, while no function is running; without functions since the last one there is no need."""
+        if not self._since_snapshot:
+            return self._recovery.home.begin()
         try:
             self._recovery.snapshot()
             self._since_snapshot = []

@@ -61,7 +61,7 @@ class Recovery:
 
         They take 1/40 of the time. After the program has assigned a variable, which would be lost, none is postponed.
         """
-        if functions and self.home.log.has_assigned:
+        if self.home.has_assigned:
             return True
         due = functions >= _FUNCTIONS and time.monotonic() - self._taken >= self._cost / _SHARE
         if due and self._due_since is None:
@@ -75,9 +75,8 @@ class Recovery:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
-        arrived = self.home.log.arrived
         self._states, self._due_since = self.servers.snapshots(), None
-        self.home.log.clear(arrived)
+        self.home.saved()
         self._taken = time.monotonic()
         self._cost = self._taken - began
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,7 +18,6 @@ from replicax.parameter_server.server.messages import OptimizerPart
 from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.server.shards import ShardChoice, Shards
-from replicax.parameter_server.write_ahead_log import WriteAheadLog
 from replicax.pytrees import is_leaf
 from replicax.training.optimizer import Optimizer
 from replicax.training.optimizer_state import owner_of
@@ -121,14 +121,18 @@ class VariableHome:
     """The variables of a strategy on its servers, as long as there are servers.
 
     Threads of the program and the dispatcher's call it, one at a time: they hold :data:`launching`, which reading and
-    assigning a variable takes anyway. The dispatcher's thread takes it before its own lock, never after: with that lock
-    it uses only the log.
+    assigning a variable takes anyway. What they send, they send with the dispatcher's lock, so not during a snapshot,
+    nor while servers go back. The dispatcher's thread takes :data:`launching` before its own lock, never after.
+
+    What was sent since the last snapshot would be lost with a server, and is sent again when servers go back: values
+    that functions begin with before these run again, and values that the program has assigned since then after that.
 
     Attributes:
       lost: why the servers could not be restored; their present state is useless.
-      dispatcher: takes snapshots, and makes servers that have died go back; ``None`` while there is none.
-      log: what to send again then.
+      dispatcher: takes snapshots, and makes servers that have died go back.
     """
+
+    dispatcher: Dispatcher
 
     def __init__(
         self,
@@ -144,26 +148,27 @@ class VariableHome:
         self._choice = choice
         self.definitions = definitions
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
-        self._defined: set[int] = set()
-        self.log = WriteAheadLog()
+        self._defined: dict[int, tuple[Sequence[int], OptimizerPart]] = {}
+        self._sent: dict[int, Any] = {}
+        self._assigned: dict[int, Any] = {}
         self.lost: str | None = None
-        self.dispatcher: Dispatcher | None = None
 
     # --- variables --------------------------------------------------------------------------------------
 
     def send(self, only: Sequence[int] | None = None) -> None:
         """Send the servers variables that are new or changed here: those in ``only``, or all."""
         variables = self._variables if only is None else [self._variables[number] for number in only]
-        if self._try(lambda: self._send(variables)) and self.dispatcher is not None:
+        if self._try(lambda: self._send(variables)):
             self.dispatcher.save()
 
     def _send(self, variables: Iterable[Variable]) -> bool:
         """Send them; returns whether the program has assigned one that the servers had before."""
         gone, optimizers = self.definitions.forget()
         if gone or optimizers:
-            self.log.forget(gone, optimizers)
             self._servers.drop(gone, optimizers)
-            self._defined.difference_update(optimizers)
+            for known, numbers in ((self._sent, gone), (self._assigned, gone), (self._defined, optimizers)):
+                for number in numbers:
+                    known.pop(number, None)
         new: list[Variable] = []
         assigned = []
         for variable in variables:
@@ -181,13 +186,16 @@ class VariableHome:
         return bool(assigned)
 
     def _put(self, variables: Iterable[Variable], assigned: Collection[int] = ()) -> None:
-        sent = {v.number: (self.definitions.shards[v.number], _slot(v).here, v.aggregation.value) for v in variables}
-        if sent:
-            values = {n: (s, np.asarray(array), how) for n, (s, array, how) in sent.items()}
-            with self.log.sending("value", values, assigned):
-                self._servers.put(values)
-        for variable in variables:
-            _slot(variable).agree(sent[variable.number][1])
+        arrays = {variable: _slot(variable).here for variable in variables}
+        values = {}
+        for variable, array in arrays.items():
+            number = variable.number
+            values[number] = self.definitions.shards[number], np.asarray(array), variable.aggregation.value
+            self._assigned.pop(number, None)
+            (self._assigned if number in assigned else self._sent)[number] = values[number]
+        self._servers.put(values)
+        for variable, array in arrays.items():
+            _slot(variable).agree(array)
 
     def refresh(self, slot: ServedSlot) -> None:
         """Fetch the servers' value into a slot."""
@@ -207,7 +215,6 @@ class VariableHome:
         """Fetch all variables, which from now on exist only here."""
         with launching:
             slots = [_slot(v) for v in self._variables if v.number in self.definitions.shards]
-            self.dispatcher = None
             try:
                 self._check_lost()
                 for slot in slots:
@@ -224,18 +231,30 @@ class VariableHome:
 
     # --- servers that die -------------------------------------------------------------------------------
 
+    @property
+    def has_assigned(self) -> bool:
+        """Whether the program has assigned values that functions since the last snapshot have not begun with."""
+        return bool(self._assigned)
+
+    def begin(self) -> None:
+        """No function has run since the last snapshot: the next ones begin with the assigned values."""
+        self._sent |= self._assigned
+        self._assigned.clear()
+
+    def saved(self) -> None:
+        """A snapshot has all values."""
+        self._sent.clear()
+        self._assigned.clear()
+
     def resend(self) -> None:
-        """After the servers have gone back to the last snapshot: repeat later messages, except assignments."""
-        values, told = self.log.sent("value"), self.log.sent("optimizer")
-        if values:
-            self._servers.put(values)
-        for servers, optimizer in told.values():
-            self._servers.define(servers, optimizer)
+        """After the servers have gone back to the last snapshot: send what functions begin with, and optimizers."""
+        self._servers.put(self._sent)
+        for servers, part in self._defined.values():
+            self._servers.define(servers, part)
 
     def resend_assigned(self) -> None:
-        """Repeat assignments, after the functions that had ended before the servers went back have run again."""
-        if values := self.log.assigned("value"):
-            self._servers.put(values)
+        """Send assigned values, after the functions that had ended before the servers went back have run again."""
+        self._servers.put(self._assigned)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
         """Call the servers while no other thread does; repeat it if one has died and all have gone back.
@@ -246,19 +265,19 @@ class VariableHome:
         with launching:
             deaths, lost_in = 0, None
             while True:
-                dispatcher = self.dispatcher
-                era = dispatcher.settled(lost_in) if dispatcher is not None else 0
+                era = self.dispatcher.settled(lost_in)
                 lost_in = None
                 try:
-                    self._check_lost()
-                    result = call()
+                    with contextlib.nullcontext() if reads else self.dispatcher.lock:
+                        self._check_lost()
+                        result = call()
                 except ActorDiedError:
                     deaths += 1
-                    if dispatcher is None or deaths > _MOST_DEATHS:
+                    if deaths > _MOST_DEATHS:
                         raise
                     lost_in = era
                 else:
-                    if not reads or dispatcher is None or dispatcher.settled() == era:
+                    if not reads or self.dispatcher.settled() == era:
                         return result
 
     def _check_lost(self) -> None:
@@ -293,7 +312,6 @@ class VariableHome:
             if number not in self._defined and optimizer.parameters is not None:
                 self._send(self._variables)  # the parameters have servers now
                 self._define(number, optimizer)
-                self._defined.add(number)
 
     def _define(self, number: int, optimizer: Optimizer) -> None:
         shards = self.definitions.shards
@@ -320,8 +338,8 @@ class VariableHome:
         tree = jax.tree_util.tree_unflatten(optimizer._tree, [v.number for v in variables])
         empty = {v.number: _empty(v, shards[v.number]) for v in (*variables, *slots)}
         part = OptimizerPart(number, optimizer.tx, tree, tuple(s.number for s in slots), empty)
-        with self.log.sending("optimizer", {number: (servers, part)}):
-            self._servers.define(servers, part)
+        self._servers.define(servers, part)
+        self._defined[number] = servers, part
         self.definitions.add("optimizer", number, self._dumps(optimizer.parameters))
 
 

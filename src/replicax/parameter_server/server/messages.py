@@ -71,7 +71,7 @@ class OptimizerPart:
 
 @dataclasses.dataclass
 class ServerState:
-    """All that a server has: what a snapshot covers.
+    """What a server has, and a snapshot covers: all but the optimizers, which are defined again.
 
     Attributes:
       seen: the functions and numbers of pushes that have arrived, of functions that have not ended.
@@ -82,7 +82,6 @@ class ServerState:
     values: dict[int, Any] = dataclasses.field(default_factory=dict)
     versions: dict[int, int] = dataclasses.field(default_factory=dict)
     aggregations: dict[int, Any] = dataclasses.field(default_factory=dict)
-    optimizers: dict[int, OptimizerPart] = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     waiting: dict[tuple[int, int], dict[int, Push]] = dataclasses.field(default_factory=dict)
     updates: int = 0

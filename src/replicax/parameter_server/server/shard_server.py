@@ -34,7 +34,7 @@ class ShardServer:
             jax.config.update(name, value)
         self._groups = groups
         self._state = ServerState()
-        self._compiled: dict[int, Callable[..., Any]] = {}
+        self._optimizers: dict[int, tuple[OptimizerPart, Callable[..., Any]]] = {}
         self._kept: list[ServerState] = []
 
     def ready(self) -> int:
@@ -56,13 +56,12 @@ class ShardServer:
             for known in (self._state.values, self._state.versions, self._state.aggregations):
                 known.pop(number, None)
         for number in optimizers:
-            self._state.optimizers.pop(number, None)
-            self._compiled.pop(number, None)
+            self._optimizers.pop(number, None)
 
     def define(self, optimizer: OptimizerPart) -> None:
-        """Define an optimizer."""
-        self._state.optimizers[optimizer.number] = optimizer
-        self._compiled.pop(optimizer.number, None)
+        """Define an optimizer. Snapshots are without it."""
+        tree = jax.tree_util.tree_structure(optimizer.tree)
+        self._optimizers[optimizer.number] = optimizer, jax.jit(update_of(optimizer.transformation, tree))
 
     # --- the state as a whole ---------------------------------------------------------------------------
 
@@ -76,7 +75,6 @@ class ShardServer:
         """Replace the state by an earlier one; ``None``: an empty one. Ignores messages of other eras from now on."""
         state = state or ServerState()
         self._state = dataclasses.replace(state, ended=Ended(era, state.ended.below))
-        self._compiled.clear()
 
     def keep(self, state: ServerState) -> None:
         """Store the state of a neighbour, in addition to the previous one, as the others may not get theirs."""
@@ -145,8 +143,8 @@ class ShardServer:
                 found.setdefault(kind, {}).setdefault(number, []).append(change)
         added, assigned, values = found.pop("added"), found.pop("assigned"), self._state.values
         for optimizer, gradients in found.items():
-            if optimizer in self._state.optimizers:  # the program may have dropped it meanwhile, and variables, too
-                self._optimize(self._state.optimizers[int(optimizer)], gradients)
+            if optimizer in self._optimizers:  # the program may have dropped it meanwhile, and variables, too
+                self._optimize(*self._optimizers[int(optimizer)], gradients)
         for number in added.keys() & values.keys():
             self._set(number, self._with_added(number, self._combined(number, added[number])))
         for number in assigned.keys() & values.keys():
@@ -161,19 +159,22 @@ class ShardServer:
         if any(isinstance(value, tuple) for value in values):
             scale = len(values) if how is Aggregation.MEAN else 1
             return [(indices, rows / scale if scale > 1 else rows) for indices, rows in values]
-        total = _sum(values)
+        total = _add(np.array(values[0]), values[1:])
         return [(total / len(values)).astype(total.dtype) if how is Aggregation.MEAN else total]
 
-    def _optimize(self, optimizer: OptimizerPart, gradients: Mapping[int, Sequence[np.ndarray | Rows]]) -> None:
-        variables, tree = jax.tree_util.tree_flatten(optimizer.tree)
+    def _optimize(
+        self,
+        optimizer: OptimizerPart,
+        update: Callable[..., Any],
+        gradients: Mapping[int, Sequence[np.ndarray | Rows]],
+    ) -> None:
+        variables = jax.tree_util.tree_leaves(optimizer.tree)
         values, state = (
             [self._state.values[n] if n in self._state.values else np.zeros(*optimizer.empty[n]) for n in numbers]
             for numbers in (variables, optimizer.slots)
         )
         dense = [_dense(gradients.get(n, ()), value) for n, value in zip(variables, values, strict=True)]
-        if optimizer.number not in self._compiled:
-            self._compiled[optimizer.number] = jax.jit(update_of(optimizer.transformation, tree))
-        new_values, new_state = self._compiled[optimizer.number](dense, values, state)
+        new_values, new_state = update(dense, values, state)
         for n, value in zip((*variables, *optimizer.slots), (*new_values, *new_state), strict=True):
             if n in self._state.values:
                 self._set(n, value)
@@ -182,36 +183,25 @@ class ShardServer:
         """The sum; in the value's own memory, if no other object refers to it."""
         value: Any = self._state.values[number]
         is_own = isinstance(value, np.ndarray) and value.flags.writeable and value.flags.owndata
-        changed = value if is_own else np.empty(value.shape, value.dtype)
-        for delta in deltas:
-            if not isinstance(delta, tuple):
-                np.add(value, delta, out=changed, casting="unsafe")
-            else:
-                if changed is not value:
-                    np.copyto(changed, value)
-                np.add.at(changed, *delta)
-            value = changed
-        return changed
+        return _add(value if is_own else np.array(value), deltas)
 
     def _set(self, number: int, value: Part) -> None:
         self._state.values[number] = value
         self._state.versions[number] = self._state.versions.get(number, 0) + 1
 
 
-def _sum(values: Sequence[Any]) -> np.ndarray:
-    total = np.array(values[0])
-    for value in values[1:]:
-        total += value
+def _add(total: np.ndarray, changes: Iterable[np.ndarray | Rows]) -> np.ndarray:
+    """Add arrays and rows to an array, in its memory."""
+    for change in changes:
+        if isinstance(change, tuple):
+            np.add.at(total, *change)
+        else:
+            np.add(total, change, out=total, casting="unsafe")
     return total
 
 
-def _dense(gradients: Iterable[np.ndarray | Rows], like: Part) -> Any:
+def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> np.ndarray:
     """The sum of gradients, as an array like ``like``."""
-    rows = [g for g in gradients if isinstance(g, tuple)]
-    arrays = [g for g in gradients if not isinstance(g, tuple)]
-    if len(arrays) == 1 and not rows:
-        return arrays[0]
-    total = _sum(arrays) if arrays else np.zeros(like.shape, like.dtype)
-    for indices, values in rows:
-        np.add.at(total, indices, values)
-    return total
+    if len(gradients) == 1 and not isinstance(gradients[0], tuple):
+        return gradients[0]
+    return _add(np.zeros(like.shape, like.dtype), gradients)
