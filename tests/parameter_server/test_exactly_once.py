@@ -111,10 +111,12 @@ def test_a_function_whose_arguments_or_result_have_no_room_is_an_error_at_once()
             raise NoRoomError("no memory for it")
 
         worker.before = refuse
-        coordinator.schedule(lambda: 2)
+        with strategy.scope():
+            v = replicax.Variable(3.0, name="v")
+        coordinator.schedule(lambda: v.numpy())
         with pytest.raises(replicax.errors.WorkerError, match=r"scheduled function 1\) failed.*: no memory for it"):
             coordinator.join(WAIT)
-        assert coordinator.schedule(lambda: 3).fetch(WAIT) == 3
+        assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT) == 3  # had no room, either
 
 
 def test_a_result_that_can_not_be_pickled_is_an_error_of_its_function() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import itertools
 import logging
 import os
 import weakref
@@ -21,9 +19,9 @@ from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.actors import Actor, Actors, Reply
 from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
-from replicax.parameter_server.pickling import Named, Reference, dumps, loads
+from replicax.parameter_server.pickling import Reference, dumps
 from replicax.parameter_server.recovery import Recovery
-from replicax.parameter_server.remote_values import PerWorkerDataset, RemoteValue
+from replicax.parameter_server.remote_values import PerWorkerDataset, PerWorkerIterator, RemoteValue
 from replicax.parameter_server.served_variables import VariableHome
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.server.shard_server import ShardServer
@@ -39,7 +37,6 @@ from replicax.variables.variable import Variable
 _KEPT_FUNCTIONS = 64
 _SENT_WITH_CALLS = 1 << 16
 """A larger pickled function goes into Ray's object store, from which a call takes a few milliseconds to get it."""
-_VARIABLES = "the pytree of an optimizer's variables"
 _SHARED_SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -245,7 +242,6 @@ class _Cluster:
         )
         self._definitions = definitions = Definitions()
         self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
-        self._numbers, self._iterators = itertools.count(), itertools.count()
         try:
 
             def start_server(index: int) -> Actor:
@@ -253,13 +249,11 @@ class _Cluster:
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
-            pickle = functools.partial(self._dumps, what=_VARIABLES)
-            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions, pickle)
+            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions, self._dumps)
             self.dispatcher = Dispatcher(
                 strategy.num_workers,
                 self._start_worker,
                 definitions,
-                self._build,
                 Recovery(self.servers, self.home, definitions, start_server, actors.check),
                 strategy.groups,
                 strategy.max_staleness,
@@ -294,9 +288,7 @@ class _Cluster:
         return self.dispatcher.schedule(name, digest, stored, pickled, uses)
 
     def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
-        number = next(self._numbers)
-        self._definitions.add("dataset", number, self._dumps(dataset_fn, "dataset_fn"))
-        return PerWorkerDataset(number, self._iterators, self._definitions)
+        return PerWorkerDataset(self._dumps(dataset_fn, "dataset_fn"), self._definitions)
 
     def _dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
         return dumps(value, self._reference_of, what, uses)
@@ -304,8 +296,9 @@ class _Cluster:
     def _reference_of(self, value: Any) -> Reference | None:
         """The reference to ``value``; ``None`` if it must be copied."""
         strategy = self._strategy()
-        if isinstance(value, Named):
+        if isinstance(value, RemoteValue):
             value.check_owner(self.dispatcher)
+        if isinstance(value, RemoteValue | PerWorkerDataset | PerWorkerIterator):
             return value.reference
         if isinstance(value, Variable):
             if value.strategy is not strategy:
@@ -315,23 +308,12 @@ class _Cluster:
                 )
             return "variable", value.number
         if isinstance(value, Optimizer):
-            return "optimizer", self.home.number_of(value), value.name
+            return "optimizer", self.home.number_of(value)
         if isinstance(value, Strategy):
             if value is not strategy:
                 raise ValueError(f"a scheduled function uses {value!r}, but runs under {strategy!r}")
-            return ("strategy",)
+            return "strategy", 0
         return None
-
-    def _build(self, optimizer: int, variables: bytes) -> None:
-        self.home.build(optimizer, loads(variables, self._find, _VARIABLES))
-        self.home.define()
-
-    def _find(self, reference: Reference) -> Any:
-        kind, number = reference
-        assert kind == "variable", kind
-        strategy = self._strategy()
-        assert strategy is not None
-        return strategy.extended.variables[number]
 
     def restore_servers(self) -> None:
         """If a server died after all functions had ended, restore it: its variables will be fetched."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.errors import WorkerError
-from replicax.parameter_server.server.messages import Ended
+from replicax.parameter_server.pickling import Reference
 from replicax.parameter_server.server.shards import Shards
 from replicax.variables.variable import Variable
 
-Definition = tuple[str, int, Any]
-"""The kind and number of an object, and its content: ``None`` if the program has dropped it."""
+Definition = tuple[Reference, Any]
+"""The reference to an object, and its content: ``None`` if the program has dropped it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,91 +30,86 @@ class VariableDefinition:
     shards: Shards
 
 
-class Definitions:
-    """All definitions; a worker gets those that it does not know yet.
+@dataclasses.dataclass(frozen=True)
+class OptimizerDefinition:
+    """An optimizer, and the variables that it was built for, as a pickled pytree; ``None`` before."""
 
-    Each object appears once, with its last definition. Dropped ones stay until all workers know of it. ``shards`` has
-    those of each variable, by number.
-    """
+    name: str
+    variables: bytes | None = None
+
+
+class Definitions:
+    """What workers have to know of the program's objects. ``shards`` has those of each variable, by number."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, int], tuple[int, Any]] = {}
-        self._count = 0
+        self._all: dict[Reference, Any] = {}
         self._lock = threading.Lock()
-        self._gone: collections.deque[tuple[str, int]] = collections.deque()
+        self._numbers = itertools.count()
+        self._gone: collections.deque[Reference] = collections.deque()
         self.shards: dict[int, Shards] = {}
 
-    def since(self, known: int) -> tuple[int, Sequence[Definition]]:
-        """The definitions after the first ``known``, and their present number."""
+    def since(self, known: dict[Reference, Any]) -> list[Definition]:
+        """What is new to a worker that knows ``known``, to which this adds it."""
         with self._lock:
-            return self._count, tuple((*key, content) for key, (count, content) in self._all.items() if count >= known)
+            new: list[Definition] = [(reference, None) for reference in known.keys() - self._all.keys()]
+            new += [(one, content) for one, content in self._all.items() if known.get(one) is not content]
+            known.clear()
+            known.update(self._all)
+        return new
 
-    def known_to_all(self, known: int) -> None:
-        """Note that all workers know the first ``known``."""
-        with self._lock:
-            for key in [key for key, (count, content) in self._all.items() if content is None and count < known]:
-                del self._all[key]
-
-    def add(self, kind: str, number: int, content: Any) -> None:
+    def define(self, reference: Reference, content: Any) -> None:
         """Define an object.
 
-        The content is a :class:`VariableDefinition`; the pickled pytree of an optimizer's variables; the pickled
-        function that makes a dataset; or the present server processes: values that were read before are out of date.
+        The content is a :class:`VariableDefinition` or :class:`OptimizerDefinition`; for a dataset the pickled function
+        that makes it; for an iterator the number of its dataset; or the present server processes: values that were read
+        before are out of date.
         """
         with self._lock:
-            self._all.pop((kind, number), None)  # keeps the newest last
-            self._all[kind, number] = self._count, content
-            self._count += 1
+            self._all[reference] = content
 
-    def drop(self, kind: str, number: int) -> None:
-        """Note that the program has dropped an object. May be called from anywhere, even from the garbage collector."""
-        self._gone.append((kind, number))
+    def define_new(self, kind: str, owner: Any, content: Any) -> Reference:
+        """Define an object with a new number, until the program drops ``owner``; returns its reference."""
+        reference = kind, next(self._numbers)
+        self.define(reference, content)
+        weakref.finalize(owner, self.drop, reference).atexit = False
+        return reference
 
-    def drop_with(self, owner: Any, kind: str, number: int) -> None:
-        """Drop an object when the program drops its ``owner``."""
-        weakref.finalize(owner, self.drop, kind, number).atexit = False
-
-    def forget(self) -> tuple[list[int], list[int]]:
-        """Make workers forget dropped objects; returns the variables and the optimizers among them."""
-        variables, optimizers = [], []
-        while self._gone:
-            kind, number = self._gone.popleft()
-            if kind == "variable" and self.shards.pop(number, None) is not None:
-                variables.append(number)
-            elif kind == "optimizer":
-                optimizers.append(number)
-            self.add(kind, number, None)
-        return variables, optimizers
-
-    def add_variable(self, variable: Variable, shards: Shards) -> None:
+    def define_variable(self, variable: Variable, shards: Shards) -> None:
         """Define a variable, or move it to other servers."""
         self.shards[variable.number] = shards
         v, shape = variable, tuple(variable.shape)
         definition = VariableDefinition(v.name, shape, v.dtype, v.trainable, v.aggregation.value, shards)
-        self.add("variable", v.number, definition)
+        self.define(("variable", v.number), definition)
+
+    def drop(self, reference: Reference) -> None:
+        """Note that the program has dropped an object. May be called from anywhere, even from the garbage collector."""
+        self._gone.append(reference)
+
+    def forget(self) -> list[Reference]:
+        """Make workers forget dropped objects; returns these."""
+        gone = []
+        while self._gone:
+            gone.append(self._gone.popleft())
+            with self._lock:
+                self._all.pop(gone[-1], None)
+        return gone
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """A call of a scheduled function; the last three are known when it is sent to a worker.
+    """A call of a scheduled function.
 
     Attributes:
       number: of the call, from 0, in the order of scheduling.
       name: of the function.
       digest: of the pickled function.
       arguments: ``(args, kwargs)``, pickled.
-      definitions: those that the worker does not know yet.
-      ended: the functions that had ended at the time of sending.
-      inputs: results of other functions that this one uses, by their numbers.
     """
 
     number: int
     name: str
     digest: str
     arguments: bytes
-    definitions: Sequence[Definition] = ()
-    ended: Ended = dataclasses.field(default_factory=Ended)
-    inputs: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name} (scheduled function {self.number})"
@@ -128,12 +123,12 @@ class CallOutcome:
       value: the function's result.
       staleness: of each of its pushes.
       error: its error, and the pickled exception that caused it, if that can be pickled.
-      to_build: an optimizer that it needs, and the pickled pytree of the variables to build it for.
+      to_build: an optimizer that it needs, and the variables to build it for: a pytree of their numbers.
       has_lost_server: whether a server died, so that it must run again.
     """
 
     value: Any = None
     staleness: tuple[int, ...] = ()
     error: tuple[WorkerError, bytes | None] | None = None
-    to_build: tuple[int, bytes] | None = None
+    to_build: tuple[int, Any] | None = None
     has_lost_server: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import pickle
 import queue
 import threading
@@ -36,8 +35,7 @@ _SECONDS_TO_START = 300.0
 class Dispatcher:
     """Sends each scheduled function to a worker; and again if the worker dies.
 
-    ``build`` gets the number of an optimizer, and the pickled pytree of its variables. ``groups`` is the number of
-    functions of a step.
+    ``groups`` is the number of functions of a step.
     """
 
     def __init__(
@@ -45,13 +43,11 @@ class Dispatcher:
         workers: int,
         start: Callable[[int], Actor],
         definitions: Definitions,
-        build: Callable[[int, bytes], None],
         recovery: Recovery,
         groups: int,
         max_staleness: int | None,
     ) -> None:
         self._definitions = definitions
-        self._build = build
         self._recovery = recovery
         self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
@@ -229,15 +225,11 @@ class Dispatcher:
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        worker.definitions, new = self._definitions.since(worker.definitions)
-        if new:
-            self._definitions.known_to_all(min(w.definitions for w in self._workers))
-        ended = Ended(self._recovery.era, min(self._unfinished))
+        new = self._definitions.since(worker.definitions)
         inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
-        call = dataclasses.replace(scheduled.call, definitions=new, ended=ended, inputs=inputs)
         worker.running = scheduled
         actor = worker.actor
-        reply = actor.call("work", call, scheduled.data)
+        reply = actor.call("work", scheduled.call, scheduled.data, new, self.ended(), inputs)
         reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
 
     # --- servers that die -------------------------------------------------------------------------------
@@ -351,7 +343,7 @@ class Dispatcher:
         if outcome.to_build is None:
             return outcome
         try:
-            self._build(*outcome.to_build)
+            self._recovery.home.build(*outcome.to_build)
         except (ActorDiedError, TimeoutError):
             return CallOutcome(has_lost_server=True)
         except Exception as error:
@@ -418,5 +410,6 @@ class Dispatcher:
 
 def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:
     """The outcome of a function whose arguments, result or optimizer has failed in this process."""
+    worker.definitions.clear()  # the call may not have arrived
     what = f"{scheduled.value.name} failed on worker {worker.index}"
     return CallOutcome(error=(WorkerError(f"{what}: {type(error).__name__}: {text}"), None))

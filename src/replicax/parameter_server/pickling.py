@@ -12,17 +12,8 @@ from typing import Any
 
 from replicax.errors import WorkerError
 
-Reference = tuple[Any, ...]
-"""A kind, such as ``"variable"``, and the identity of the object among those of that kind."""
-
-
-class Named:
-    """An object with a reference, such as a worker's iterator."""
-
-    reference: Reference
-
-    def check_owner(self, dispatcher: Any) -> None:
-        """Raise if this object can't be used by functions of this dispatcher."""
+Reference = tuple[str, int]
+"""A kind, such as ``"variable"``, and the number of the object among those of that kind."""
 
 
 def dumps(

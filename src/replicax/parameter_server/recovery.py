@@ -124,4 +124,4 @@ class Recovery:
         self.home.resend()
         if self._states is not None:
             self.servers.keep(self._states)  # a server that kept one may have died
-        self._definitions.add("servers", 0, tuple(actors))
+        self._definitions.define(("servers", 0), tuple(actors))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 from replicax.errors import ContextError
 from replicax.parameter_server.definitions import Definitions
-from replicax.parameter_server.pickling import Named
 
 
-class RemoteValue(Named):
+class RemoteValue:
     """The future result of a scheduled function; :meth:`ClusterCoordinator.schedule` returns it.
 
     Not created by users. It can be an argument, or part of one, of a function that is scheduled later; that function
@@ -53,6 +51,7 @@ class RemoteValue(Named):
         return self.fetch()
 
     def check_owner(self, dispatcher: Any) -> None:
+        """Raise if functions of this dispatcher can't use it."""
         if self._owner is not dispatcher:
             raise ValueError(
                 f"{self!r} is the result of another coordinator's function, which can't be waited for here: pass its "
@@ -75,33 +74,29 @@ class RemoteValue(Named):
         return f"RemoteValue({self.name}: {state})"
 
 
-class PerWorkerDataset(Named):
+class PerWorkerDataset:
     """A dataset on each worker; :meth:`ClusterCoordinator.create_per_worker_dataset` returns it.
 
     Not created by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
     """
 
-    def __init__(self, number: int, numbers: Iterator[int], definitions: Definitions) -> None:
-        self.reference = "dataset", number
-        self.number = number
-        self._numbers = numbers
+    def __init__(self, pickled_fn: bytes, definitions: Definitions) -> None:
+        self.reference = definitions.define_new("dataset", self, pickled_fn)
         self._definitions = definitions
-        definitions.drop_with(self, "dataset", number)
 
     def __iter__(self) -> PerWorkerIterator:
-        return PerWorkerIterator(next(self._numbers), self, self._definitions)
+        return PerWorkerIterator(self, self._definitions)
 
 
-class PerWorkerIterator(Named):
+class PerWorkerIterator:
     """An iterator on each worker. In a scheduled function it is the worker's own, and ``next`` returns an element.
 
     Not created by users. A worker that replaces a dead one starts from the beginning.
     """
 
-    def __init__(self, number: int, dataset: PerWorkerDataset, definitions: Definitions) -> None:
-        self.reference = "iterator", number, dataset.number
+    def __init__(self, dataset: PerWorkerDataset, definitions: Definitions) -> None:
         self._dataset = dataset  # keeps it alive
-        definitions.drop_with(self, "iterator", number)
+        self.reference = definitions.define_new("iterator", self, dataset.reference[1])
 
     def __iter__(self) -> PerWorkerIterator:
         return self

@@ -9,6 +9,7 @@ from typing import Any
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply
 from replicax.parameter_server.definitions import FunctionCall
+from replicax.parameter_server.pickling import Reference
 from replicax.parameter_server.remote_values import RemoteValue
 
 _MOST_STARTS = 5
@@ -66,7 +67,7 @@ class BusyWorker:
     def _begin(self) -> None:
         self.actor = self._start(self.index)
         self.is_ready = False
-        self.definitions = 0
+        self.definitions: dict[Reference, Any] = {}
 
     def wait(self) -> None:
         """Have ``when_started`` called."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 from replicax.devices.host_values import is_key
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import ActorDiedError, NoRoomError
+from replicax.parameter_server.definitions import Definitions, OptimizerDefinition
 from replicax.parameter_server.server.messages import OptimizerPart
 from replicax.parameter_server.server.optimizer_update import check_by_parts, update_of
 from replicax.parameter_server.server.servers import Servers
@@ -27,7 +27,6 @@ from replicax.variables.slots import Slot, launching
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from replicax.parameter_server.definitions import Definitions
     from replicax.parameter_server.dispatcher import Dispatcher
 
 _MOST_DEATHS = 10
@@ -78,7 +77,7 @@ class ServedSlot(Slot):
 
     def release(self) -> None:
         if self.home is not None:
-            self.home.definitions.drop("variable", self.number)
+            self.home.definitions.drop(("variable", self.number))
         super().release()
 
 
@@ -140,14 +139,14 @@ class VariableHome:
         servers: Servers,
         choice: ShardChoice,
         definitions: Definitions,
-        dumps: Callable[[Any], bytes],
+        dumps: Callable[[Any, str], bytes],
     ) -> None:
         self._variables = variables
         self._dumps = dumps
         self._servers = servers
         self._choice = choice
         self.definitions = definitions
-        self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._defined: dict[int, tuple[Sequence[int], OptimizerPart]] = {}
         self._sent: dict[int, Any] = {}
         self._assigned: dict[int, Any] = {}
@@ -163,12 +162,12 @@ class VariableHome:
 
     def _send(self, variables: Iterable[Variable]) -> bool:
         """Send them; returns whether the program has assigned one that the servers had before."""
-        gone, optimizers = self.definitions.forget()
-        if gone or optimizers:
-            self._servers.drop(gone, optimizers)
-            for known, numbers in ((self._sent, gone), (self._assigned, gone), (self._defined, optimizers)):
-                for number in numbers:
-                    known.pop(number, None)
+        if gone := self.definitions.forget():
+            self._servers.drop(gone)
+        of_variables: Any = (self.definitions.shards, self._sent, self._assigned)
+        for kind, number in gone:
+            for table in {"variable": of_variables, "optimizer": (self._defined,)}.get(kind, ()):
+                table.pop(number, None)
         new: list[Variable] = []
         assigned = []
         for variable in variables:
@@ -179,7 +178,7 @@ class VariableHome:
                 if variable.number in self.definitions.shards:
                     assigned.append(variable.number)
                 else:
-                    self.definitions.add_variable(
+                    self.definitions.define_variable(
                         variable, self._choice.shards_of(variable, for_servers(variable.partitioner))
                     )
         self._put(new, assigned)
@@ -289,18 +288,17 @@ class VariableHome:
     def number_of(self, optimizer: Optimizer) -> int:
         """The number of an optimizer on workers and servers."""
         with launching:
-            for number, known in list(self._optimizers.items()):
-                if known is optimizer:
-                    return number
-            number = next(_numbers)
-            self._optimizers[number] = optimizer
-            self.definitions.drop_with(optimizer, "optimizer", number)
-            return number
+            if optimizer not in self._optimizers:
+                definition = OptimizerDefinition(optimizer.name)
+                _, self._optimizers[optimizer] = self.definitions.define_new("optimizer", optimizer, definition)
+            return self._optimizers[optimizer]
 
     def build(self, number: int, variables: Any) -> None:
-        """Build an optimizer for the variables of a worker's gradients."""
+        """Build and define an optimizer for the variables of a worker's gradients, a pytree of their numbers."""
         with launching:
-            self._optimizers[number].build(variables)
+            [optimizer] = [known for known, its in self._optimizers.items() if its == number]
+            optimizer.build(jax.tree_util.tree_map(lambda its: self._variables[its], variables))
+        self.define()
 
     def define(self) -> None:
         """Define new optimizers on the servers, and send new variables."""
@@ -308,7 +306,7 @@ class VariableHome:
         self.send()
 
     def _define_new(self) -> None:
-        for number, optimizer in list(self._optimizers.items()):
+        for optimizer, number in list(self._optimizers.items()):
             if number not in self._defined and optimizer.parameters is not None:
                 self._send(self._variables)  # the parameters have servers now
                 self._define(number, optimizer)
@@ -329,8 +327,8 @@ class VariableHome:
                 owners.append(None)
                 beside = Shards(None, dict.fromkeys(servers, (0, 0)))
             if beside != shards[slot.number]:
-                self._servers.drop([slot.number])
-                self.definitions.add_variable(slot, beside)
+                self._servers.drop([("variable", slot.number)])
+                self.definitions.define_variable(slot, beside)
                 self._put([slot])
             slots.append(slot)
         split = [shards[v.number].is_split for v in variables]
@@ -340,10 +338,8 @@ class VariableHome:
         part = OptimizerPart(number, optimizer.tx, tree, tuple(s.number for s in slots), empty)
         self._servers.define(servers, part)
         self._defined[number] = servers, part
-        self.definitions.add("optimizer", number, self._dumps(optimizer.parameters))
-
-
-_numbers = itertools.count()
+        pickled = self._dumps(optimizer.parameters, "the pytree of an optimizer's variables")
+        self.definitions.define(("optimizer", number), OptimizerDefinition(optimizer.name, pickled))
 
 
 def _slot(variable: Variable) -> ServedSlot:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from replicax.parameter_server.actors import Actor, Reply, all_results
+from replicax.parameter_server.pickling import Reference
 from replicax.parameter_server.server.messages import Changes, Ended, OptimizerPart, Push, Rows
 from replicax.parameter_server.server.shards import Shards
 
@@ -36,10 +37,10 @@ class Servers:
         """Define an optimizer on these servers."""
         self._all("define", dict.fromkeys(servers, (optimizer,)))
 
-    def drop(self, variables: Sequence[int], optimizers: Sequence[int] = ()) -> None:
-        """Make all servers forget these; does not wait."""
+    def drop(self, references: Sequence[Reference]) -> None:
+        """Make all servers forget these objects; does not wait."""
         for actor in self.actors:
-            actor.call("drop", tuple(variables), tuple(optimizers))
+            actor.call("drop", references)
 
     def pull(
         self, wanted: Mapping[int, Shards], present: Callable[[int], Any]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.parameter_server.pickling import Reference
 from replicax.parameter_server.server.messages import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
 from replicax.parameter_server.server.optimizer_update import update_of
 from replicax.variables.aggregation import Aggregation
@@ -50,13 +51,13 @@ class ShardServer:
             self._set(number, np.array(value))
             self._state.aggregations[number] = Aggregation(aggregation)
 
-    def drop(self, variables: Sequence[int], optimizers: Sequence[int]) -> None:
-        """Forget these objects."""
-        for number in variables:
-            for known in (self._state.values, self._state.versions, self._state.aggregations):
-                known.pop(number, None)
-        for number in optimizers:
-            self._optimizers.pop(number, None)
+    def drop(self, references: Sequence[Reference]) -> None:
+        """Forget these objects, of which it may have some."""
+        state = self._state
+        tables = {"variable": (state.values, state.versions, state.aggregations), "optimizer": (self._optimizers,)}
+        for kind, number in references:
+            for table in tables.get(kind, ()):
+                table.pop(number, None)
 
     def define(self, optimizer: OptimizerPart) -> None:
         """Define an optimizer. Snapshots are without it."""

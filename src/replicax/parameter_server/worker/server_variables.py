@@ -34,7 +34,6 @@ class ServerVariables:
     Attributes:
       groups: the number of workers that train synchronously; 1 in asynchronous mode.
       shards: of each variable, by number.
-      built: the pytree of the variables of each optimizer that has been built, by number.
       roles: for each slot of the worker's variables: the variable, the kind of change that is written there (see
         :data:`Changes`), and, for rows, whether it has their indices (0) or the rows (1).
       group: for synchronous workers: a variable with the worker's place in the present step.
@@ -47,7 +46,6 @@ class ServerVariables:
         servers.ended = lambda: self._ended
         self.groups = groups
         self.shards: dict[int, Shards] = {}
-        self.built: dict[int, Any] = {}
         self.roles: dict[Slot, tuple[WorkerVariable, int | str, int | None]] = {}
         self.local = threading.local()
 

@@ -20,8 +20,15 @@ from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, WorkerError, line_of
 from replicax.extended import StrategyExtended
 from replicax.parameter_server.actors import Actor, ActorDiedError
-from replicax.parameter_server.definitions import CallOutcome, Definition, FunctionCall, VariableDefinition
-from replicax.parameter_server.pickling import Reference, dumps, loads
+from replicax.parameter_server.definitions import (
+    CallOutcome,
+    Definition,
+    FunctionCall,
+    OptimizerDefinition,
+    VariableDefinition,
+)
+from replicax.parameter_server.pickling import Reference, loads
+from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.worker.server_variables import ServerVariables
 from replicax.parameter_server.worker.variables import (
@@ -120,8 +127,8 @@ class StepWorker:
             with self._collection.opened():
                 self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
         self._functions: dict[str, Any] = {}  # by their digests, the most recently used last
-        self._definitions: dict[tuple[str, int], Any] = {}
-        self._objects: dict[tuple[str, int], Any] = {}  # of the definitions; each is made when a function needs it
+        self._definitions: dict[Reference, Any] = {}
+        self._objects: dict[Reference, Any] = {}  # of the definitions; each is made when a function needs it
         self._inputs: Mapping[int, Any] = {}
 
     @property
@@ -136,13 +143,26 @@ class StepWorker:
 
     # --- running ----------------------------------------------------------------------------------------
 
-    def work(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
-        """Run a scheduled function, pickled as ``data``; returns when the servers have applied its changes."""
-        try:
-            self._define_all(call.definitions)
-        except Exception as error:
-            return self._failed(call, error)
-        self.server_variables.begin(call.number, call.ended)
+    def work(
+        self,
+        call: FunctionCall,
+        data: bytes | np.ndarray,
+        definitions: Sequence[Definition],
+        ended: Ended,
+        inputs: Mapping[int, Any],
+    ) -> CallOutcome:
+        """Run a scheduled function; returns when the servers have applied its changes.
+
+        Args:
+          call: its number and arguments.
+          data: the pickled function.
+          definitions: those that this worker does not know yet.
+          ended: the functions that had ended at the time of sending.
+          inputs: results of other functions that this one uses, by their numbers.
+        """
+        self._define_all(definitions)
+        self._inputs = inputs
+        self.server_variables.begin(call.number, ended)
         outcome = self._run(call, data)
         try:
             return dataclasses.replace(outcome, staleness=self.server_variables.settle())
@@ -153,7 +173,6 @@ class StepWorker:
 
     def _run(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
         """Run it, without waiting until its changes are applied."""
-        self._inputs = call.inputs
         try:
             known, digest = self._functions, call.digest
             fn = known.pop(digest) if digest in known else loads(bytes(data), self._find, call.name)
@@ -170,8 +189,7 @@ class StepWorker:
         except NotBuiltError as needed:
             for iterator in self._iterators:
                 iterator.take_back()
-            variables = dumps(needed.variables, _reference_of, "the pytree of the variables")
-            return CallOutcome(to_build=(needed.number, variables))
+            return CallOutcome(to_build=(needed.number, needed.variables))
         except ActorDiedError:
             return CallOutcome(has_lost_server=True)
         except (Exception, SystemExit) as error:
@@ -190,23 +208,19 @@ class StepWorker:
         return CallOutcome(error=(told, cause))
 
     def _define_all(self, definitions: Sequence[Definition]) -> None:
-        # Definitions of variables come first, as others refer to them.
-        for kind, number, content in sorted(definitions, key=lambda one: one[0] != "variable" or one[2] is None):
+        for reference, content in definitions:
+            kind, number = reference
             if content is None:
-                self._definitions.pop((kind, number), None)
-                dropped = self._objects.pop((kind, number), None)
+                del self._definitions[reference]
+                dropped = self._objects.pop(reference, None)
                 if kind == "variable":
                     self.server_variables.forget(number, dropped)
-                elif kind == "optimizer":
-                    self.server_variables.built.pop(number, None)
-            elif kind == "optimizer":
-                self.server_variables.built[number] = loads(content, self._find, "an optimizer's variables")
+                continue
+            self._definitions[reference] = content
+            if kind == "variable":
+                self.server_variables.shards[number] = content.shards
             elif kind == "servers":
                 self.server_variables.servers.replace(content)
-            else:
-                self._definitions[kind, number] = content
-                if kind == "variable":
-                    self.server_variables.shards[number] = content.shards
 
     # --- references of functions ------------------------------------------------------------------------
 
@@ -215,18 +229,17 @@ class StepWorker:
         return [one for one in self._objects.values() if isinstance(one, WorkerIterator)]
 
     def _find(self, reference: Reference) -> Any:
-        kind, *rest = reference
+        kind, number = reference
         if kind == "strategy":
             return self.strategy
         if kind == "value":
-            return self._inputs[rest[0]]
-        if (kind, rest[0]) not in self._objects:
-            make: Callable[..., Any] = getattr(self, f"_{kind}")
-            self._objects[kind, rest[0]] = make(*rest)
-        return self._objects[kind, rest[0]]
+            return self._inputs[number]
+        if reference not in self._objects:
+            make: Callable[[int, Any], Any] = getattr(self, f"_{kind}")
+            self._objects[reference] = make(number, self._definitions[reference])
+        return self._objects[reference]
 
-    def _variable(self, number: int) -> WorkerVariable:
-        told: VariableDefinition = self._definitions["variable", number]
+    def _variable(self, number: int, told: VariableDefinition) -> WorkerVariable:
         with self._collection.opened():
             # Its value is fetched before a program that reads it, or never if only rows of it are read.
             nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
@@ -239,23 +252,23 @@ class StepWorker:
         variable.belong_to(self.server_variables, number)
         return variable
 
-    def _optimizer(self, number: int, name: str) -> WorkerOptimizer:
-        return WorkerOptimizer(self.server_variables, number, name)
+    def _optimizer(self, number: int, told: OptimizerDefinition) -> WorkerOptimizer:
+        def built_for() -> Any:
+            """The pytree of variables that it has been built for by now; ``None`` if it has not been built."""
+            data = self._definitions["optimizer", number].variables
+            return None if data is None else loads(data, self._find, "the pytree of an optimizer's variables")
 
-    def _dataset(self, number: int) -> Any:
-        dataset_fn = loads(self._definitions["dataset", number], self._find, "dataset_fn")
+        return WorkerOptimizer(self.server_variables, number, told.name, built_for)
+
+    def _dataset(self, _: int, pickled_fn: bytes) -> Any:
+        dataset_fn = loads(pickled_fn, self._find, "dataset_fn")
         with self.strategy.scope():
             return _checked(dataset_fn())
 
-    def _iterator(self, number: int, dataset: int) -> WorkerIterator:
+    def _iterator(self, _: int, dataset: int) -> WorkerIterator:
         elements = self._find(("dataset", dataset))
         with self.strategy.scope():
             return WorkerIterator(iter(elements))
-
-
-def _reference_of(value: Any) -> Reference | None:
-    """The reference to a worker's variable, by the coordinator's number."""
-    return ("variable", value.number_on_servers) if isinstance(value, WorkerVariable) else None
 
 
 def _checked(dataset: Any) -> Any:

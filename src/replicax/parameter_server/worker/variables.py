@@ -190,23 +190,23 @@ def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
 class WorkerOptimizer(Optimizer):
     """An optimizer in a worker's process: sends its gradients to the servers, which have its state."""
 
-    def __init__(self, server_variables: ServerVariables, number: int, name: str) -> None:
+    def __init__(self, server_variables: ServerVariables, number: int, name: str, built_for: Callable[[], Any]) -> None:
         import optax
 
         super().__init__(optax.identity(), name)
         self._server_variables = server_variables
         self._number = number
+        self._built_for = built_for
         self._applied_in: Any = None
 
     def build(self, variables: Any) -> None:
-        found, _ = _optimised(variables)
-        if self._variables:
-            self._check_same(found)
-            return
-        built = self._server_variables.built.get(self._number)
-        if built is None:
-            raise NotBuiltError(self._number, variables)
-        self._variables, self._tree = _optimised(built)
+        found, tree = _optimised(variables)
+        if not self._variables:
+            built_for = self._built_for()
+            if built_for is None:
+                numbers = [variable.number_on_servers for variable in found]
+                raise NotBuiltError(self._number, jax.tree_util.tree_unflatten(tree, numbers))
+            self._variables, self._tree = _optimised(built_for)
         self._check_same(found)
 
     def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
@@ -239,7 +239,7 @@ class WorkerOptimizer(Optimizer):
 
 
 class NotBuiltError(BaseException):
-    """A function needs an optimizer built for a pytree of variables. Functions must not catch it."""
+    """A function needs an optimizer built for variables, a pytree of their numbers. Functions must not catch it."""
 
     def __init__(self, number: int, variables: Any) -> None:
         self.number = number
