@@ -145,8 +145,7 @@ class ClusterCoordinator:
           TimeoutError: the time has passed; the message says what each worker runs. The functions continue.
         """
         self._check_open("join")
-        self._cluster.dispatcher.join(timeout_seconds)
-        return self._cluster.dispatcher.log.report()
+        return self._cluster.dispatcher.join(timeout_seconds)
 
     def done(self) -> bool:
         """Whether all scheduled functions are done.
@@ -191,9 +190,9 @@ class ClusterCoordinator:
         Running and waiting functions are cancelled. Afterwards the variables are in this process, and the strategy may
         get another coordinator.
         """
-        if self._finalizer.alive:
+        if self._finalizer.alive and self._cluster.dispatcher.is_idle:
             with contextlib.suppress(WorkerError, TimeoutError):  # raised below, where the variables are fetched
-                self._cluster.restore_servers()
+                self._cluster.home.restore_servers()
         if self._finalizer.detach() is not None:
             self._cluster.stop()
 
@@ -314,11 +313,6 @@ class _Cluster:
                 raise ValueError(f"a scheduled function uses {value!r}, but runs under {strategy!r}")
             return "strategy", 0
         return None
-
-    def restore_servers(self) -> None:
-        """If a server died after all functions had ended, restore it: its variables will be fetched."""
-        if self.dispatcher.is_idle:
-            self.home.look()
 
     def end(self) -> None:
         """Stop at the end of the program, or with the last reference to the coordinator, where no caller gets an error.

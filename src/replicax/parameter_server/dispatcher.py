@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import collections
+import bisect
 import contextlib
+import operator
 import pickle
 import queue
 import threading
@@ -17,12 +18,13 @@ from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import (
     BusyWorker,
+    Inbox,
     ScheduledFunction,
     not_run,
     progress,
 )
 from replicax.parameter_server.server.messages import Ended
-from replicax.parameter_server.work_report import WorkLog
+from replicax.parameter_server.work_report import WorkLog, WorkReport
 from replicax.variables.slots import launching
 
 _MOST_DEATHS = 10
@@ -55,26 +57,19 @@ class Dispatcher:
         self._is_to_assign = False  # whether to repeat the program's assignments from before that, after them
         self._groups = groups
         self._max_staleness = max_staleness
-        self._inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]()
-
-        def when_started(worker: BusyWorker, actor: Actor, reply: Reply) -> None:
-            self._inbox.put((worker, actor, None, reply))
-
-        self._workers = [BusyWorker(index, start, when_started) for index in range(workers)]
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._workers = [BusyWorker(index, start, self._inbox) for index in range(workers)]
         self._waited = 0.0  # without any worker that has started
-        self._queue: collections.deque[ScheduledFunction] = collections.deque()
-        self._unfinished: set[int] = set()
+        self._queue: list[ScheduledFunction] = []  # in the order of their numbers
         self._next = 0
         self._error: WorkerError | None = None
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
         self._closed: str | None = None
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self.log = WorkLog()
+        self._log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)
         self._thread.start()
-        for worker in self._workers:
-            worker.wait()
 
     # --- called by the user -----------------------------------------------------------------------------
 
@@ -92,36 +87,38 @@ class Dispatcher:
             number, self._next = self._next, self._next + 1
             call = FunctionCall(number, name, digest, arguments)
             value = RemoteValue(str(call), number, self)
-            self._unfinished.add(number)
             self._queue.append(ScheduledFunction(call, data, uses, value))
-            self.log.begin()
+            self._log.begin()
             self._send()
             return value
 
-    def join(self, timeout: float | None) -> None:
+    def join(self, timeout: float | None) -> WorkReport:
         """Wait until all functions are done; raises if one has failed, or the time has passed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._unfinished or self._closed, timeout):
+            if not self._changed.wait_for(lambda: not self._in_flight or self._closed, timeout):
                 raise TimeoutError(f"join: after {timeout:g} seconds {progress(self._workers, len(self._queue))}")
             self._raise_error()
             self._begin_step()
+            log, self._log = self._log, WorkLog()
+        return log.report()
 
     def ended(self) -> Ended:
         """The functions that have ended, unless servers go back."""
         with self._changed:
-            return Ended(self._recovery.era, min(self._unfinished, default=self._next))
+            first = [scheduled.number for scheduled in (*self._queue[:1], *self._running)]
+            return Ended(self._recovery.era, min(first, default=self._next))
 
     def done(self) -> bool:
         """Whether all functions are done; raises as :meth:`join` does."""
         with self._changed:
             self._raise_error()
-            return not self._unfinished
+            return not self._in_flight
 
     @property
     def is_idle(self) -> bool:
         """Whether no function runs or waits, so that dead servers could be restored."""
         with self._changed:
-            return not self._unfinished and self._closed is None
+            return not self._in_flight and self._closed is None
 
     @property
     def has_given_up(self) -> bool:
@@ -133,9 +130,7 @@ class Dispatcher:
         """Stop sending; waiting functions are cancelled."""
         self._recovery.stopped = why  # it may hold the lock
         with self._changed:
-            if self._closed is None:
-                self._closed = why
-                self._cancel_all(WorkerError(why))
+            self._give_up(why)
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(TIMEOUT)
@@ -157,15 +152,16 @@ class Dispatcher:
                 raise ActorDiedError("a parameter server has died")
             return self._recovery.era
         with self._changed:
-            if self._recovery.era == lost_in and self._closed is None:
-                self._lose_server()
+            if self._recovery.era == lost_in:
+                self._has_lost_server = True
+                self._send()
         released = threading.Condition(launching)  # the dispatcher's thread may need what a thread that reads holds
         with released:
             while True:
                 with self._changed:
                     if is_lost:
                         self._raise_error()
-                    waits = self._is_to_assign or self._again & self._unfinished or (is_lost and self._has_lost_server)
+                    waits = self._is_to_assign or (is_lost and self._has_lost_server)
                     if self._closed is not None or not waits:
                         return self._recovery.era
                 released.wait(_PAUSE)
@@ -188,7 +184,7 @@ class Dispatcher:
         """Send functions to idle workers, as far as possible."""
         if self._closed is not None:
             return
-        if self._is_to_assign and not self._again & self._unfinished:
+        if self._is_to_assign and all(scheduled.number not in self._again for scheduled in self._in_flight):
             self._assign()
         is_due = not self._is_to_assign and self._recovery.is_due(len(self._since_snapshot))
         if self._has_lost_server or is_due:
@@ -198,8 +194,13 @@ class Dispatcher:
             return self._send()
         for worker in self._workers:
             if worker.is_ready and worker.running is None and self._may_send():
-                self._send_to(worker, self._queue.popleft())
+                self._send_to(worker, self._queue.pop(0))
         self._changed.notify_all()
+
+    @property
+    def _in_flight(self) -> list[ScheduledFunction]:
+        """The functions that wait or that workers have."""
+        return [*self._queue, *self._running]
 
     @property
     def _running(self) -> list[ScheduledFunction]:
@@ -228,9 +229,7 @@ class Dispatcher:
         new = self._definitions.since(worker.definitions)
         inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
         worker.running = scheduled
-        actor = worker.actor
-        reply = actor.call("work", scheduled.call, scheduled.data, new, self.ended(), inputs)
-        reply.when_done(lambda: self._inbox.put((worker, actor, scheduled, reply)))
+        worker.call(scheduled, "work", scheduled.call, scheduled.data, new, self.ended(), inputs)
 
     # --- servers that die -------------------------------------------------------------------------------
 
@@ -242,30 +241,22 @@ class Dispatcher:
             self._recovery.snapshot()
             self._since_snapshot = []
         except (ActorDiedError, TimeoutError):
-            self._lose_server()
-
-    def _lose_server(self) -> None:
-        self._has_lost_server = True
-        if not self._running:
-            self._go_back()
-            self._send()
+            self._has_lost_server = True
 
     def _go_back(self) -> None:
         """Go back to the last snapshot, and schedule all functions since then again, while none is running."""
-        again = sorted([*self._since_snapshot, *self._queue], key=lambda scheduled: scheduled.number)
-        ended = {scheduled.number for scheduled in self._since_snapshot}
-        self._again = self._again & self._unfinished | ended
-        self._unfinished |= ended
+        for scheduled in self._since_snapshot:
+            self._again.add(scheduled.number)
+            bisect.insort(self._queue, scheduled, key=_number)
+        self._since_snapshot = []
         try:
             self._recovery.go_back()
             self._is_to_assign = True
-            self._queue = collections.deque(again)
         except ActorDiedError as error:
             self._give_up(
                 f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint, with another "
                 "coordinator."
             )
-        self._since_snapshot = []
         self._has_lost_server = False
         self._changed.notify_all()
 
@@ -274,6 +265,7 @@ class Dispatcher:
         try:
             self._recovery.home.resend_assigned()
             self._is_to_assign = False
+            self._again.clear()
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 
@@ -293,7 +285,7 @@ class Dispatcher:
                 continue
             try:
                 if scheduled is None:
-                    self.log.deaths += not worker.note(reply)
+                    self._log.deaths += not worker.note(reply)
                 else:
                     outcome = self._outcome(worker, scheduled, reply)
                     with self._changed:
@@ -321,7 +313,12 @@ class Dispatcher:
         """Stop running functions; each later call raises with this reason."""
         if self._closed is None:
             self._closed = why
-        self._cancel_all(WorkerError(why))
+        self._cancel_queue(WorkerError(why))
+        for worker in self._workers:
+            if worker.running is not None:
+                worker.running.value._finish(error=not_run(worker.running, WorkerError(why)))
+                worker.running = None
+        self._changed.notify_all()
 
     def _outcome(self, worker: BusyWorker, scheduled: ScheduledFunction, reply: Reply) -> CallOutcome | None:
         """The result of a call; ``None`` if it must be repeated."""
@@ -329,7 +326,7 @@ class Dispatcher:
             outcome: CallOutcome = reply.result(TIMEOUT)
         except ActorDiedError as error:
             scheduled.deaths += 1
-            self.log.deaths += 1
+            self._log.deaths += 1
             worker.replace()
             if scheduled.deaths < _MOST_DEATHS:
                 return None
@@ -356,9 +353,8 @@ class Dispatcher:
             outcome = None
         why = self._broken_off or self._error
         if outcome is None and why is None:
-            self._queue.appendleft(scheduled)
+            bisect.insort(self._queue, scheduled, key=_number)
             return
-        self._unfinished.discard(scheduled.number)
         if outcome is None:
             scheduled.value._finish(error=not_run(scheduled, why))
         elif outcome.error is not None:
@@ -376,7 +372,7 @@ class Dispatcher:
         else:
             self._since_snapshot.append(scheduled)
             self._recovery.tries = 0  # deaths before this don't count any more
-            self.log.add(worker.index, outcome.staleness)
+            self._log.add(worker.index, outcome.staleness)
             scheduled.value._finish(outcome.value)
         if self._broken_off is not None and not self._running:
             self._break_off(scheduled.number // self._groups)
@@ -396,16 +392,11 @@ class Dispatcher:
 
     def _cancel_queue(self, why: WorkerError) -> None:
         for scheduled in self._queue:
-            self._unfinished.discard(scheduled.number)
             scheduled.value._finish(error=not_run(scheduled, why))
         self._queue.clear()
 
-    def _cancel_all(self, why: WorkerError) -> None:
-        self._cancel_queue(why)
-        for scheduled in self._running:
-            scheduled.value._finish(error=not_run(scheduled, why))
-        self._unfinished.clear()
-        self._changed.notify_all()
+
+_number = operator.attrgetter("number")
 
 
 def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,20 +47,14 @@ class BusyWorker:
     """A worker, as the dispatcher sees it: the function that it runs, and what its process knows.
 
     Only a process that is ready gets functions. So one that dies while it starts is not blamed on a function, and other
-    workers run the function meanwhile.
-
-    Args:
-      index: its number.
-      start: starts a process.
-      when_started: called on some thread when a process has started or failed to; it must lead to :meth:`note`.
+    workers run the function meanwhile. Replies of the process go to the ``inbox``: the first one, without a function,
+    says that it has started or failed to, and is for :meth:`note`.
     """
 
-    def __init__(
-        self, index: int, start: Callable[[int], Actor], when_started: Callable[[BusyWorker, Actor, Reply], None]
-    ) -> None:
+    def __init__(self, index: int, start: Callable[[int], Actor], inbox: Inbox) -> None:
         self.index = index
         self._start = start
-        self._when_started = when_started
+        self._inbox = inbox
         self._in_vain = 0
         self.running: ScheduledFunction | None = None
         self._begin()
@@ -68,18 +63,18 @@ class BusyWorker:
         self.actor = self._start(self.index)
         self.is_ready = False
         self.definitions: dict[Reference, Any] = {}
+        self.call(None, "ready")
 
-    def wait(self) -> None:
-        """Have ``when_started`` called."""
+    def call(self, scheduled: ScheduledFunction | None, method: str, *args: Any) -> None:
+        """Call a method of its process, for a function or to start; the reply goes to the inbox."""
         actor = self.actor
-        reply = actor.call("ready")
-        reply.when_done(lambda: self._when_started(self, actor, reply))
+        reply = actor.call(method, *args)
+        reply.when_done(lambda: self._inbox.put((self, actor, scheduled, reply)))
 
     def replace(self) -> None:
         """Start another process after the present one has died."""
         self.actor.kill()  # it may only have become unreachable
         self._begin()
-        self.wait()
 
     def note(self, reply: Reply) -> bool:
         """Whether it is ready; if its process has died, starts another, or raises after many deaths in a row."""
@@ -95,6 +90,10 @@ class BusyWorker:
             return False
         self.is_ready, self._in_vain = True, 0
         return True
+
+
+Inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]
+"""Replies of workers, each with the process that it comes from and the function; ``None`` ends the dispatcher."""
 
 
 def progress(workers: Sequence[BusyWorker], waiting: int) -> str:

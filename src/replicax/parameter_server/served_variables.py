@@ -206,7 +206,7 @@ class VariableHome:
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 
-    def look(self) -> None:
+    def restore_servers(self) -> None:
         """Restore servers that have died, if any."""
         self._try(self._servers.wait_until_ready)
 

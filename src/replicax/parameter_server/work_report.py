@@ -40,41 +40,36 @@ class WorkReport:
     workers_lost: int
 
 
+@dataclasses.dataclass
 class WorkLog:
     """Collects the statistics for a report."""
 
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._since: float | None = None
-        self._functions: dict[int, int] = {}
-        self._staleness: collections.Counter[int] = collections.Counter()  # how often each occurred
-        self.deaths = 0
+    since: float | None = None
+    functions: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    deaths: int = 0
 
     def begin(self) -> None:
         """Note that a function was scheduled."""
-        if self._since is None:
-            self._since = time.monotonic()
+        if self.since is None:
+            self.since = time.monotonic()
 
     def add(self, worker: int, staleness: tuple[int, ...]) -> None:
         """Note that a worker has run a function."""
-        self._functions[worker] = self._functions.get(worker, 0) + 1
-        self._staleness.update(staleness)
+        self.functions[worker] += 1
+        self.staleness.update(staleness)
 
     def report(self) -> WorkReport:
-        """The report; starts the next one."""
-        seconds = 0.0 if self._since is None else time.monotonic() - self._since
-        functions = sum(self._functions.values())
-        p50, p99 = np.percentile(list(self._staleness.elements()) or [0], (50, 99)).tolist()
-        report = WorkReport(
+        """The report until now."""
+        seconds = 0.0 if self.since is None else time.monotonic() - self.since
+        functions = self.functions.total()
+        p50, p99 = np.percentile(list(self.staleness.elements()) or [0], (50, 99)).tolist()
+        return WorkReport(
             functions,
             seconds,
             functions / seconds if seconds else 0.0,
-            dict(sorted(self._functions.items())),
+            dict(sorted(self.functions.items())),
             p50,
             p99,
             self.deaths,
         )
-        self._clear()
-        return report
