@@ -11,6 +11,8 @@ import jax
 import pytest
 
 import replicax
+from replicax.parameter_server import coordinator as coordinator_module
+from tests.parameter_server.thread_actors import ThreadActors
 from tests.public_names import PUBLIC
 
 # Modules on packages that only `make integrations` installs.
@@ -23,7 +25,18 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", ["replicax", *MODULES])
-def test_examples(name: str) -> None:
+def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)  # tests/parameter_server starts processes
+    run_examples(name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("replicax.parameter_server.")])
+def test_examples_with_processes(name: str) -> None:
+    run_examples(name)
+
+
+def run_examples(name: str) -> None:
     # Readers' sessions have JAX's defaults, not this suite's strict ones.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)

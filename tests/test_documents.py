@@ -14,6 +14,8 @@ import jax
 import pytest
 
 import replicax.errors
+from replicax.parameter_server import coordinator as coordinator_module
+from tests.parameter_server.thread_actors import ThreadActors
 from tests.public_names import PUBLIC
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -30,7 +32,17 @@ def name_of(path: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("path", EXECUTED, ids=name_of)
-def test_examples(path: pathlib.Path) -> None:
+def test_examples(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)  # tests/parameter_server starts processes
+    run_in_a_folder(path)
+
+
+@pytest.mark.soak
+def test_the_page_on_parameter_servers_with_processes() -> None:
+    run_in_a_folder(ROOT / "docs" / "parameter_server.md")
+
+
+def run_in_a_folder(path: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # what a page writes is not left here
         run_examples(path)
 

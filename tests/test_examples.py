@@ -27,6 +27,7 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.soak  # the language model of tests/examples is model parallel, too
 @third_party
 def test_a_transformer_data_and_model_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "LAYERS", 1)  # to compile in half the time

@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the list of faults (default: 0)")
     parser.add_argument("--only", type=int, metavar="N", help="only fault number N of the list, as `--list` shows it")
     parser.add_argument("--list", action="store_true", help="print the list of faults, and run nothing")
-    parser.add_argument("--short", action="store_true", help="a few faults on fewer workers, as in `make test`")
+    parser.add_argument("--short", action="store_true", help="a few faults on fewer workers, as in the tests")
     parser.add_argument("--folder", type=Path, help="the folder of the runs, which is kept (default: a temporary one)")
     for field in dataclasses.fields(Amounts):
         parser.add_argument(f"--{field.name}", type=int, help=f"{_HELP[field.name]} (default: {field.default})")

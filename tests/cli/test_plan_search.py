@@ -290,8 +290,8 @@ def test_what_becomes_of_processes(played, jobs) -> None:
 
 def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) -> None:
     cases, arguments, folder = played
-    [late] = outcomes([cases["hangs"]], arguments, 2, 3.0, folder)
-    assert (late.found, late.reason) == (None, "not planned within 3 s (--deadline)")
+    [late] = outcomes([cases["hangs"]], arguments, 2, 1.0, folder)
+    assert (late.found, late.reason) == (None, "not planned within 1 s (--deadline)")
     wait_for_ends(children_of(folder, 1))
 
 

@@ -126,7 +126,7 @@ def shooting_plain():
     return plan, costs
 
 
-@program(shooting_plain)
+@program(shooting_plain, quick=("2",))
 def shooting_over_scenarios(strategy):
     with strategy.scope():
         plan = replicax.Variable(jnp.zeros(8), name="plan")
@@ -169,7 +169,7 @@ def cross_entropy_plain():
     return search(jax.random.split(jax.random.key(0), (16, 3)))
 
 
-@program(cross_entropy_plain)
+@program(cross_entropy_plain, quick=("2",))
 def cross_entropy_method(strategy):
     def search(keys):
         keys = jax.random.wrap_key_data(keys)

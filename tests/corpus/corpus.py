@@ -50,7 +50,7 @@ def program(
     plain: Callable[[], Any],
     *,
     rtol: float = 1e-5,
-    quick: tuple[str, ...] = ("2",),
+    quick: tuple[str, ...] = (),
     fails: dict[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a program beside its plain form; see :class:`Program`."""

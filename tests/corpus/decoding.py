@@ -56,7 +56,7 @@ def beam_plain():
     return jax.jit(jax.vmap(functools.partial(beam_search, MODEL)))(PROMPTS)
 
 
-@program(beam_plain, quick=("2", "executor"))
+@program(beam_plain, quick=("2",))
 def beam_search_of_each_prompt(strategy):
     with strategy.scope():
         params = replicax.as_variables(MODEL)
@@ -142,7 +142,7 @@ def nucleus_plain():
     return jax.jit(sample)(MODEL, PROMPTS, jax.random.wrap_key_data(KEYS))
 
 
-@program(nucleus_plain)
+@program(nucleus_plain, quick=("2",))
 def nucleus_sampling(strategy):
     [(prompts, keys)] = whole(strategy, PROMPTS, KEYS)
     tokens = strategy.run(lambda prompts, keys: sample(MODEL, prompts, jax.random.wrap_key_data(keys)), (prompts, keys))

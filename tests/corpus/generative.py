@@ -189,7 +189,7 @@ def vq_plain():
     return weights, book, loss
 
 
-@program(vq_plain)
+@program(vq_plain, quick=("2",))
 def vector_quantization(strategy):
     with strategy.scope():
         weights, book = replicax.as_variables((WEIGHTS, CODES))

@@ -100,7 +100,7 @@ def pagerank_plain():
     return jax.jit(lambda: pagerank(lambda rank: pulled(rank, FROM, TO)))()
 
 
-@program(pagerank_plain, quick=("2", "executor"))
+@program(pagerank_plain, quick=("2",))
 def pagerank_over_divided_edges(strategy):
     def rank(senders, receivers):
         ctx = replicax.get_replica_context()

@@ -135,7 +135,7 @@ def scipy_cg(product, b, steps):
     return jax.scipy.sparse.linalg.cg(product, b, maxiter=steps)[0]
 
 
-@program(functools.partial(newton_plain, scipy_cg))
+@program(functools.partial(newton_plain, scipy_cg), quick=("2",))
 def newton_with_conjugate_gradients_of_scipy(strategy):
     return newton(strategy, scipy_cg)
 
@@ -194,7 +194,7 @@ def fixed_point_plain():
     return params, loss
 
 
-@program(fixed_point_plain)
+@program(fixed_point_plain, quick=("2",))
 def fixed_point_with_custom_vjp(strategy):
     with strategy.scope():
         params = replicax.as_variables(EQUILIBRIUM)

@@ -55,7 +55,7 @@ def hmc_plain():
     return jax.jit(lambda key: hmc(log_density, jax.grad(log_density), key))(jax.random.key(1))
 
 
-@program(hmc_plain)
+@program(hmc_plain, quick=("2",))
 def hamiltonian_monte_carlo(strategy):
     def sample(key, x, y):
         ctx = replicax.get_replica_context()
@@ -199,7 +199,7 @@ def sparse_gaussian_process_plain():
     return fit(X, LABELS)
 
 
-@program(sparse_gaussian_process_plain)
+@program(sparse_gaussian_process_plain, quick=("2",))
 def sparse_gaussian_process(strategy):
     def fit(inducing, x, y):
         sums = replicax.get_replica_context().all_reduce("sum", statistics(inducing, x, y))
@@ -278,7 +278,7 @@ def mixture_plain():
     return mixture, evidence
 
 
-@program(mixture_plain)
+@program(mixture_plain, quick=("2",))
 def expectation_maximization(strategy):
     with strategy.scope():
         mixture = replicax.as_variables(MIXTURE)

@@ -87,7 +87,7 @@ def accumulate_in_scan_plain():
     return params, loss
 
 
-@program(accumulate_in_scan_plain)
+@program(accumulate_in_scan_plain, quick=("2",))
 def accumulation_by_scan(strategy):
     with strategy.scope():
         params = replicax.as_variables(PARAMS)
@@ -128,7 +128,7 @@ def sharpness_aware_plain():
     return trained(sharpness_aware, PARAMS)
 
 
-@program(sharpness_aware_plain)
+@program(sharpness_aware_plain, quick=("2",))
 def sharpness_aware_minimization(strategy):
     return trained_by(strategy, sharpness_aware, PARAMS)
 
@@ -301,7 +301,7 @@ def maml_plain():
     return params, loss
 
 
-@program(maml_plain)
+@program(maml_plain, quick=("2",))
 def model_agnostic_meta_learning(strategy):
     with strategy.scope():
         params = replicax.as_variables(PARAMS)

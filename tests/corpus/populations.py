@@ -39,7 +39,7 @@ def evolution_plain():
     return theta, best
 
 
-@program(evolution_plain)
+@program(evolution_plain, quick=("2",))
 def evolution_strategies(strategy):
     def generation(theta, seeds):
         ctx = replicax.get_replica_context()
@@ -126,7 +126,7 @@ def thompson_plain():
     return play(jax.random.key(3))
 
 
-@program(thompson_plain, quick=())  # XLA takes long for the gamma distribution
+@program(thompson_plain)
 def thompson_sampling_with_divided_arms(strategy):
     def play(key, arms, chances):
         ctx = replicax.get_replica_context()

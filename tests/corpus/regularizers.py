@@ -107,7 +107,7 @@ def dropout_plain():
     return params, loss
 
 
-@program(dropout_plain)
+@program(dropout_plain, quick=("2",))
 def dropout_by_example(strategy):
     params, key = Dropped().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X), jax.random.key(2)
 
@@ -282,7 +282,7 @@ def curriculum_plain():
     return params, loss, easy
 
 
-@program(curriculum_plain)
+@program(curriculum_plain, quick=("2",))
 def curriculum_of_the_easier_examples(strategy):
     def everyone(value):
         return replicax.get_replica_context().all_gather(value, axis=0)

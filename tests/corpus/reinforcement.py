@@ -235,7 +235,7 @@ def dqn_plain():
     return params, target, buffer.weight
 
 
-@program(dqn_plain)
+@program(dqn_plain, quick=("2",))
 def deep_q_learning_with_priorities(strategy):
     buffer = ReplayBuffer()
     with strategy.scope():

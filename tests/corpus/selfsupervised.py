@@ -141,7 +141,7 @@ def triplet_plain():
     return params, loss
 
 
-@program(triplet_plain)
+@program(triplet_plain, quick=("2",))
 def metric_learning_with_triplets(strategy):
     adam = optax.adam(1e-2)
     params, state = EMBEDDING, adam.init(EMBEDDING)

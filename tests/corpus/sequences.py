@@ -286,7 +286,7 @@ def ctc_plain():
     return w, loss
 
 
-@program(ctc_plain)
+@program(ctc_plain, quick=("2",))
 def connectionist_temporal_classification(strategy):
     def step(w, frames, transcripts):
         loss, gradient = jax.value_and_grad(lambda w: ctc_losses(w, frames, transcripts).mean())(w)

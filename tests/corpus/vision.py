@@ -189,7 +189,7 @@ def normalized_plain():
     return params, statistics, loss, net.apply({"params": params, "batch_stats": statistics}, IMAGES, False)
 
 
-@program(normalized_plain, fails={"executor": "collectives of jax.lax work in compiled steps only"})
+@program(normalized_plain, fails={"executor": "collectives of jax.lax work in compiled steps only"}, quick=("2",))
 def batch_normalization_over_replicas(strategy):
     net = Normalized(axis_name=replicax.REPLICA_AXIS)
     with strategy.scope():
@@ -240,7 +240,7 @@ def metrics_plain():
     }
 
 
-@program(metrics_plain)
+@program(metrics_plain, quick=("2",))
 def metrics_over_uneven_batches(strategy):
     with strategy.scope():
         loss, accuracy = replicax.Mean("loss"), replicax.Mean("accuracy")

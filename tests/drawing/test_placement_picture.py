@@ -132,6 +132,7 @@ def test_what_is_wrong(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak  # each of their parts is looked at above
 def test_the_pictures_of_the_page(tmp_path) -> None:
     docs = pathlib.Path(__file__).parents[2] / "docs"
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -53,6 +53,7 @@ def uninterrupted(tmp_path_factory):
     return launched(tmp_path_factory.mktemp("uninterrupted"), *COMMAND, script="KILLED = ()" + SMALL, **HURRIED)
 
 
+@pytest.mark.soak  # tests/newcomers and tests/launcher have smaller programs of two workers
 def test_two_workers_learn_from_real_text(uninterrupted) -> None:
     assert uninterrupted.code == 0, uninterrupted.stderr
     bits = curve(uninterrupted.folder)

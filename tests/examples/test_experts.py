@@ -27,8 +27,8 @@ def spread_over(devices: int, replicas: int = 1) -> replicax.Strategy:
     return replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices * replicas)], num_logical_devices=devices)
 
 
-def train(strategy: replicax.Strategy, **options: Any) -> Any:
-    return experts.train(strategy, **{"steps": 3, "width": 16, "heads": 2, "experts": EXPERTS, **options})
+def train(strategy: replicax.Strategy) -> Any:
+    return experts.train(strategy, steps=3, width=16, heads=2, layers=1, experts=EXPERTS)
 
 
 @functools.cache
@@ -70,6 +70,7 @@ def by_hand(x: np.ndarray, router: np.ndarray, up: np.ndarray, down: np.ndarray,
     return y, dropped
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize(("top_k", "factor"), [(1, 1.0), (2, 0.75), (2, EXPERTS)])
 @third_party
@@ -84,7 +85,9 @@ def test_a_layer_is_that_by_hand(devices: int, top_k: int, factor: float) -> Non
     assert balance.shape == (TEXTS,)
 
 
-@pytest.mark.parametrize(("replicas", "devices"), [(1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("replicas", "devices"), [(2, 2), *(pytest.param(*at, marks=pytest.mark.soak) for at in [(1, 2), (1, 4), (4, 1)])]
+)
 @third_party
 def test_losses_are_those_of_one_device(replicas: int, devices: int) -> None:
     losses, counts, variables, program = train(spread_over(devices, replicas))
@@ -125,24 +128,22 @@ def test_the_balance_is_least_where_all_experts_have_as_much() -> None:
 # --- experts that get nothing, everything, or NaN -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
 @third_party
-def test_an_expert_without_tokens_is_told(devices: int) -> None:
+def test_an_expert_without_tokens_is_told() -> None:
     x, router, up, down = arrays()
     router[0, 2] = -100
-    y, _, counts = layer(devices, x, router, up, down)
+    y, _, counts = layer(2, x, router, up, down)
     assert np.isfinite(y).all()
     assert counts["chosen"][2] == counts["dropped"][2] == 0
     [line] = experts.report(jax.tree.map(lambda count: count[None], counts))
     assert line == "layer 0, expert 2: no token of 48 chose it, so it does not learn"
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
 @third_party
-def test_an_expert_with_all_tokens_is_told(devices: int) -> None:
+def test_an_expert_with_all_tokens_is_told() -> None:
     x, router, up, down = arrays()
     router[0, 1] = 20
-    _, _, counts = layer(devices, x, router, up, down, factor=0.75)
+    _, _, counts = layer(2, x, router, up, down, factor=0.75)
     assert counts["chosen"][1] == TEXTS * LENGTH
     room = experts.capacity(LENGTH, EXPERTS, 2, 0.75)
     assert counts["dropped"][1] == TEXTS * (LENGTH - room) == 28
@@ -150,12 +151,11 @@ def test_an_expert_with_all_tokens_is_told(devices: int) -> None:
     assert line == "layer 0, expert 1: all 48 tokens chose it, and it dropped 28"
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
 @third_party
-def test_nan_is_told_where_it_comes_in_and_where_it_is_made(devices: int) -> None:
+def test_nan_is_told_where_it_comes_in_and_where_it_is_made() -> None:
     x, router, up, down = arrays()
     x[1, 3], x[2, 5, 4] = np.nan, np.inf
-    _, _, counts = layer(devices, x, router, up, down, factor=EXPERTS)
+    _, _, counts = layer(2, x, router, up, down, factor=EXPERTS)
     assert counts["nan in"].sum() == 2 * 2  # two tokens, and each chooses two experts
     assert counts["nan out"].sum() == 0
     lines = experts.report(jax.tree.map(lambda count: count[None], counts))
@@ -164,7 +164,7 @@ def test_nan_is_told_where_it_comes_in_and_where_it_is_made(devices: int) -> Non
 
     x, _, _, _ = arrays()
     up[3, 0, 0] = np.nan
-    y, _, counts = layer(devices, x, router, up, down)
+    y, _, counts = layer(2, x, router, up, down)
     taken = counts["chosen"][3] - counts["dropped"][3]
     np.testing.assert_array_equal(counts["nan out"], [0, 0, 0, taken])
     assert np.isfinite(y).all(-1).sum() == TEXTS * LENGTH - taken  # the other tokens are as they were
@@ -172,6 +172,7 @@ def test_nan_is_told_where_it_comes_in_and_where_it_is_made(devices: int) -> Non
     assert line == f"layer 0, expert 3: made NaN or infinity of {taken} tokens: look at its weights"
 
 
+@pytest.mark.soak  # the counts of a layer are told above, and those of steps are compared
 @third_party
 def test_a_step_tells_of_a_router_that_does_not_choose() -> None:
     strategy = spread_over(2, replicas=2)
@@ -216,7 +217,7 @@ def test_experts_that_do_not_divide_are_refused() -> None:
 def test_texts_that_do_not_divide_are_refused() -> None:
     strategy = spread_over(4)
     with strategy.scope():
-        _, step = experts.build(strategy)
+        _, step = experts.build(strategy, width=16, heads=2, layers=1, hidden=16)
     text = np.zeros((6, 16), np.int32)
     with pytest.raises(ValueError, match="dim 0 of size 6 does not divide into 4 parts"):
         strategy.run(step, args=((text, text),))

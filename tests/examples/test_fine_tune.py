@@ -57,7 +57,7 @@ def learnt(kind: str, tensors: dict[str, Any], adapters: Any) -> dict[str, Any]:
     return tensors
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.soak)])
 @third_party
 def test_sharded_and_tensor_parallel_it_is_what_plain_jax_computes(kind: str, tmp_path: pathlib.Path) -> None:
     tensors = published(kind, tmp_path / "published")
@@ -148,22 +148,22 @@ def test_a_checkpoint_of_another_kind(said: dict[str, Any], message: str, tmp_pa
         tuning_on(replicax.OneDeviceStrategy("cpu:0"), tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @third_party
-def test_a_damaged_checkpoint(kind: str, tmp_path: pathlib.Path) -> None:
+def test_a_damaged_checkpoint(tmp_path: pathlib.Path) -> None:
     strategy = replicax.OneDeviceStrategy("cpu:0")
-    tensors = published(kind, tmp_path / "several")
+    tensors = published("llama", tmp_path / "several")
     file = sorted((tmp_path / "several").glob("model-*.safetensors"))[-1]
     file.unlink()
     with pytest.raises(FileNotFoundError, match=f"index.json names the file {file.name}, with .*, which is not there"):
         tuning_on(strategy, tmp_path / "several")
     written(tensors, tmp_path / "one")
-    (tmp_path / "one" / "config.json").write_text(json.dumps(SAID[kind]))
+    (tmp_path / "one" / "config.json").write_text(json.dumps(SAID["llama"]))
     (tmp_path / "one" / "model.safetensors").write_bytes((tmp_path / "one" / "model.safetensors").read_bytes()[:500])
     with pytest.raises(replicax.errors.CheckpointError, match=r"model.safetensors is no safetensors file, or damaged"):
         tuning_on(strategy, tmp_path / "one")
 
 
+@pytest.mark.soak  # tests/models/test_safetensors.py measures the same of the loader
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_host_has_one_tensor_more_at_most(parts: int, tmp_path: pathlib.Path) -> None:
     shapes = {"embed_tokens.weight": (2048, 2048), "norm.weight": (2048,)}
@@ -182,6 +182,7 @@ def test_the_host_has_one_tensor_more_at_most(parts: int, tmp_path: pathlib.Path
     assert above < (16 << 20) * 1.5  # the tensor that is read, and pages of the file
 
 
+@pytest.mark.soak  # other models are planned in tests/planning, test_experts.py and test_ring_attention.py
 @third_party
 def test_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Config("llama", 512, 256, 3, 2, 2, 512, 1e-5, False, dtype="bfloat16")

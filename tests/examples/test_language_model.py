@@ -55,6 +55,7 @@ def test_rotary_embeddings_turn_complex_numbers() -> None:
     assert_close(language_model.rotary(x), np.concatenate([turned.real, turned.imag], axis=-1))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("queries", [512, 4])  # all at once; and two at a time, as four don't divide ten
 def test_attention_is_full_attention_with_repeated_heads(monkeypatch, heads: int, groups: int, queries: int) -> None:

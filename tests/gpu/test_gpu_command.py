@@ -45,7 +45,7 @@ def test_tables_page_and_data(model, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--logical", "4"], "step on 2 replicas, 8 × "),
+        pytest.param(["--logical", "4"], "step on 2 replicas, 8 × ", marks=pytest.mark.soak),
         (["--microbatches", "2", "--strategy", "sharded", "--batch", "1024"], "step on 16 replicas, 8 × "),
     ],
 )
@@ -67,6 +67,7 @@ def test_a_network_of_ones_own(model, capsys) -> None:
     assert slow != capsys.readouterr().out
 
 
+@pytest.mark.soak  # tests/cli/test_plan_search.py searches on other devices
 def test_a_search(model, tmp_path) -> None:
     data = tmp_path / "found.json"
     done = replicax_command(

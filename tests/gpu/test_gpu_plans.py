@@ -57,7 +57,12 @@ PLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+QUICK = ("mirrored", "a group for each host")
+
+
+@pytest.mark.parametrize(
+    "placement", [p if p in QUICK else pytest.param(p, marks=pytest.mark.soak) for p in PLACEMENTS]
+)
 def test_every_strategy(placement: str) -> None:
     make, among, state = PLACEMENTS[placement]
     strategy = make(devices("h100:2x8"))
@@ -85,7 +90,10 @@ def test_logical_devices_within_a_host() -> None:
 # --- what a compiler for absent devices can't do by itself ----------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [{}, {"num_logical_devices": 2}, {"num_replicas": 16}], ids=str)
+FURTHER = [pytest.param(more, marks=pytest.mark.soak, id=str(more)) for more in ({}, {"num_replicas": 16})]
+
+
+@pytest.mark.parametrize("arguments", [{"num_logical_devices": 2}, *FURTHER], ids=str)
 def test_calls_of_the_host(arguments) -> None:
     strategy = replicax.MirroredStrategy(devices(), **arguments)
 
@@ -129,6 +137,7 @@ def test_the_compiler_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replicax.plan(strategy, lambda x: x, jax.ShapeDtypeStruct((2,), jnp.float32)).fits  # another process
 
 
+@pytest.mark.soak
 def test_what_another_process_compiles_is_what_jax_would_compile() -> None:
     strategy = replicax.ShardedStrategy(devices())
     step, spec = build(strategy)

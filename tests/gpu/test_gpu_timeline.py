@@ -86,6 +86,7 @@ def test_attention_in_a_kernel_of_its_own() -> None:
     assert found.flops - 2 * 2 * (2 * 256 * 4 * 64 * 64) == (2 + 5) * one  # besides, two products with the weights
 
 
+@pytest.mark.soak
 def test_gathers_are_started_a_layer_ahead(plan, monkeypatch) -> None:
     """The strategy sets the compiler's options for it; those that ``XLA_FLAGS`` names are left to it."""
     monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in GATHERS_AHEAD.items()))

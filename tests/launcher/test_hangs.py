@@ -34,9 +34,9 @@ TRAIN = """
         strategy.run(train_step)
     if todo == "stop" and me == 1:
         with replicax.paused():
-            time.sleep(3)  # longer than the timeout
+            time.sleep(1.5)  # longer than the timeout
         # And stopped for a while: somebody goes on with it before the timeout is over.
-        subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {os.getpid()}"])
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
         for number in range(3):
             strategy.run(train_step)
@@ -51,7 +51,7 @@ TRAIN = """
 
 def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
     """Of one launch: pauses that are no fault, then a worker that is stopped; one that waits for a lock; none."""
-    words = ("--workers", "2", "--hang-timeout", "2", "--backoff", "0", "train.py", "stop,lock,nothing")
+    words = ("--workers", "2", "--hang-timeout", "1", "--backoff", "0", "train.py", "stop,lock,nothing")
     launch = launched(tmp_path, *words, script=TRAIN, **HURRIED)
     assert launch.code == 0, launch.stderr
     host = socket.gethostname()

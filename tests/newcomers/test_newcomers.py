@@ -55,6 +55,7 @@ def test_several_workers_with_tf_config(tmp_path) -> None:
     assert "2 workers, 4 replicas: w = [1.0, -2.0, 3.0]" in out
 
 
+@pytest.mark.soak  # tests/models, docs/models.md and the gallery have models of NNX
 def test_nnx(tmp_path) -> None:
     trained, tested = re.search(
         r"train ([\d.]+), test ([\d.]+)", run(tmp_path, sys.executable, HERE / "nnx_script.py")
@@ -63,12 +64,14 @@ def test_nnx(tmp_path) -> None:
     assert float(tested) > 0.85
 
 
+@pytest.mark.soak  # docs/loop.md has each part
 def test_a_loop_from_accelerate(tmp_path) -> None:
     out = run(tmp_path, sys.executable, HERE / "accelerate_loop.py")
     assert float(re.search(r"step 60: ([\d.]+)", out)[1]) > 0.9
     assert (tmp_path / "logs" / "evaluation.csv").read_text().startswith("step,accuracy")
 
 
+@pytest.mark.soak  # tests/chaos kills a worker, too
 def test_a_run_survives_the_death_of_a_worker(tmp_path) -> None:
     command = ["--workers", 2, "--devices-per-worker", 2, "--max-restarts", 3, HERE / "survives.py"]
     out = run(tmp_path, *REPLICAX, "launch", *command)

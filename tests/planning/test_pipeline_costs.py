@@ -96,7 +96,7 @@ def test_on_tpus_that_are_not_there() -> None:
     assert [p.replicas for p in plan.scaling] == [1, 2]
 
 
-@pytest.mark.parametrize(("replicas", "stages"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("replicas", "stages"), [pytest.param(1, 2, marks=pytest.mark.soak), (2, 2)])
 def test_on_devices_that_are_there(replicas: int, stages: int) -> None:
     strategy = here(replicas, stages)
     step = build(strategy, stages)

@@ -123,6 +123,7 @@ def test_as_data(on_tpus) -> None:
     assert str(on_tpus).startswith("train_step on 16 replicas, 16 × TPU v5 lite (4x4): fits: needs ")
 
 
+@pytest.mark.soak
 def test_the_same_work_on_any_number_of_chips(on_tpus) -> None:
     strategy = tpu("v5p:16x16x24")
     plan = replicax.plan(strategy, *build(strategy))
@@ -238,7 +239,7 @@ def test_a_step_that_can_not_be_compiled() -> None:
 # --- devices that are there -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 4])
 def test_on_cpus(replicas: int) -> None:
     strategy = strategy_of(replicas)
     step, spec = build(strategy)

@@ -92,7 +92,7 @@ def test_what_variables_alone_need(variables: str, pieces: int) -> None:
     assert unused.shape == (64, 64)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     chip = measured_chip(jax.devices()[:devices])
     assert all(getattr(chip, name) > 0 for name in ("flops", "bandwidth", "arithmetic", "launch", "memory"))
