@@ -49,7 +49,7 @@ def saved(tmp_path_factory):
     return of
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("after", [1, 2, 3, 8], ids="onto-{}".format)
 @pytest.mark.parametrize("onto", KINDS)
 @pytest.mark.parametrize("before", [1, 2, 3, 8], ids="from-{}".format)

@@ -16,16 +16,26 @@ from tests.checkpoint.runs import Run
 from tests.conftest import strategy_of
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["shared", "own-disks"])
-def made(request, tmp_path_factory):
+def saved_by_two_workers(folder: pathlib.Path, shared: bool):
     """What two workers with two replicas each have saved, and where."""
-    folder = tmp_path_factory.mktemp("workers")
-    if not request.param:
+    if not shared:
         for worker in (0, 1):
             (folder / f"disk-{worker}").mkdir()
-    results = processes.run(workers_runs.everything, str(folder), request.param, workers=2, devices=2)
-    folders = [folder] * 2 if request.param else [folder / "disk-0", folder / "disk-1"]
-    return results, folders
+    results = processes.run(workers_runs.everything, str(folder), shared, workers=2, devices=2)
+    return results, [folder] * 2 if shared else [folder / "disk-0", folder / "disk-1"]
+
+
+@pytest.fixture(scope="module")
+def on_disks(tmp_path_factory):
+    """The disks of two workers, both with the checkpoint of step 2, and what the workers say."""
+    return saved_by_two_workers(tmp_path_factory.mktemp("disks"), False)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["shared", "own-disks"])
+def made(request, tmp_path_factory):
+    if request.param:
+        return saved_by_two_workers(tmp_path_factory.mktemp("shared"), True)
+    return request.getfixturevalue("on_disks")
 
 
 def test_workers_save_and_restore(made) -> None:
@@ -41,7 +51,7 @@ def test_workers_save_and_restore(made) -> None:
     assert manifests[0]["id"] == manifests[1]["id"]
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 3])
 def test_one_process_goes_on(made, replicas) -> None:
     results, folders = made
     for folder in folders:
@@ -141,24 +151,19 @@ def older(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory, older):
-    """The disks of two workers, both with the checkpoint of step 2."""
-    folder = tmp_path_factory.mktemp("disks")
-    for worker in (0, 1):
-        (folder / f"disk-{worker}").mkdir()
-    [result, _] = processes.run(workers_runs.everything, str(folder), False, workers=2, devices=2)
-    return folder, result["values"]
-
-
 @pytest.fixture
-def disks(saved, tmp_path):
-    """A copy of them."""
-    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
-    return [tmp_path / "disk-0", tmp_path / "disk-1"], saved[1]
+def disks(on_disks, tmp_path):
+    """A copy of the two workers' disks, and the values that they saved."""
+    results, folders = on_disks
+    shutil.copytree(folders[0].parent, tmp_path, dirs_exist_ok=True)
+    return [tmp_path / "disk-0", tmp_path / "disk-1"], results[0]["values"]
 
 
-@pytest.mark.parametrize("case", ["other order", "one lost", "one damaged", "a third worker", "one behind", "stale"])
+@pytest.mark.parametrize(
+    "case",
+    ["one damaged", "a third worker", "stale"]
+    + [pytest.param(case, marks=pytest.mark.soak) for case in ("other order", "one lost", "one behind")],
+)
 def test_one_surviving_copy_suffices(disks, tmp_path, older, case) -> None:
     folders, values = disks
     workers = 2

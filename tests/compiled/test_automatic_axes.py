@@ -24,12 +24,15 @@ _OTHERS = {
     "io_callback_answers_each_replica_by_itself",
     "prints_in_loops_and_branches",
 }
+BUNDLES = bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8)
+FIRST = {which.name.partition(":")[0]: which for which in BUNDLES}.values()
+"""One of each theme."""
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.parametrize(
     "which",
-    bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8),
+    [which if which in FIRST else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
     ids=lambda p: p.name,
 )
 def test_a_program_is_what_plain_jax_computes(which: Program) -> None:
@@ -107,7 +110,7 @@ def test_the_host_is_called_once_by_each_replica() -> None:
     assert [float(v) for v in result.values] == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("implementation", ["auto", "ring"])
+@pytest.mark.parametrize("implementation", ["auto", pytest.param("ring", marks=pytest.mark.soak)])
 def test_who_is_late_is_named(implementation: str) -> None:
     strategy = logical_strategy(2, 2)
     options = replicax.CommunicationOptions(timeout_seconds=0.3, implementation=implementation)

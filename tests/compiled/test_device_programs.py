@@ -217,7 +217,7 @@ def test_batches_that_do_not_divide_evenly(partial: str) -> None:
 
 def test_a_checkpoint_goes_onto_any_other_placement(tmp_path: Any) -> None:
     pieces = over_all(2, min_bytes=0)
-    goes_on_elsewhere(placed(2, 2, pieces), [placed(1, 4), placed(2, 2, pieces, 2)], tmp_path)
+    goes_on_elsewhere(placed(2, 2, pieces), [placed(2, 2, pieces, 2), placed(1, 4)], tmp_path)
 
 
 def test_what_a_replica_sees_of_a_piece() -> None:

@@ -19,7 +19,6 @@ from tests.checkpoint.runs import Run
 from tests.conftest import shared_strategy, strategy_of
 
 EXACT = replicax.RunOptions(executor="per_replica")
-DEVICES = [1, 2, 4]
 
 
 def context() -> replicax.ReplicaContext:
@@ -82,7 +81,7 @@ def collectives_of_jax(x: jax.Array) -> Any:
     }
 
 
-@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 4))])
 def test_collectives_of_jax(devices: int) -> None:
     compare(collectives_of_jax, devices, 3)
 
@@ -156,7 +155,7 @@ def loops_and_branches(x: jax.Array) -> Any:
     }
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.soak), 4])
 def test_loops_branches_and_calls(devices: int) -> None:
     def step(x: jax.Array) -> Any:
         found = loops_and_branches(x)
@@ -218,7 +217,7 @@ def test_replicas_print_one_after_the_other(capfd: pytest.CaptureFixture[str]) -
 # --- training -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_training_and_a_checkpoint_onto_other_devices(devices: int, tmp_path: Any) -> None:
     goes_on_elsewhere(shared_strategy(4, devices), [shared_strategy(4, 3 - devices)], tmp_path)
 

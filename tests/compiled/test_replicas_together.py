@@ -33,7 +33,7 @@ def compare(step: Any, *shape: int, at_once: int = 4, exactly: bool = False) -> 
         assert_same(results[1], results[0])
 
 
-@pytest.mark.parametrize("at_once", [2, 4])
+@pytest.mark.parametrize("at_once", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_each_replica_gets_what_it_gets_alone(at_once: int) -> None:
     def step(x: jax.Array) -> Any:
         mine = context().replica_id_in_sync_group
@@ -82,7 +82,7 @@ def network(strategy: replicax.Strategy, dtype: Any) -> Any:
     return [*gradients, strategy.reduce("sum", share)], strategy.extended.trace(step, args=(x,))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.soak)])
 def test_gradients_are_contracted_over_replicas(dtype: Any) -> None:
     expected, _ = network(strategy_of(8), dtype)
     found, program = network(together(4), dtype)

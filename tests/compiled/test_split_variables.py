@@ -16,7 +16,7 @@ from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 from tests.programs.programs import PROGRAMS, Program, bundles
-from tests.programs.test_programs import Counted, check, differ_as_they_say
+from tests.programs.test_programs import Counted, check
 
 RNG = np.random.default_rng(3)
 
@@ -44,12 +44,19 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 
 
 BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
+FIRST = {which.name.partition(":")[0]: which for which in reversed(BUNDLES)}
+"""One of each theme."""
+QUICK = [which for theme, which in FIRST.items() if theme not in ("nnx", "optax")]  # whose own tests split variables
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("devices", "group", "per_device"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (2, 2, 2)])
-@pytest.mark.parametrize("which", BUNDLES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "which",
+    [which if which in QUICK else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
+    ids=lambda p: p.name,
+)
 def test_programs_on_split_variables(which: Program, devices: int, group: int, per_device: int) -> None:
     strategy = sharded(devices, group, per_device)
     x = strategy.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
@@ -64,30 +71,6 @@ def test_programs_on_split_variables(which: Program, devices: int, group: int, p
     localities = strategy.extended.trace(step, (x, *shared)).localities
     check(which, localities, strategy.run(step, (x, *shared)), which.reference(devices * per_device))
     assert step.calls == 1
-    differ_as_they_say(which)
-
-
-# --- every optimizer ------------------------------------------------------------------------------------
-
-TRANSFORMATIONS = {
-    "momentum": lambda: optax.sgd(0.05, momentum=0.9, nesterov=True),
-    "adamw on a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1),
-    "clipped by the global norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1)),
-    "clipped block by block": lambda: optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
-    "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=2),
-    "lamb": lambda: optax.lamb(0.05),
-    "lars": lambda: optax.lars(0.05),
-    "muon": lambda: optax.contrib.muon(0.05),
-    "lion": lambda: optax.lion(0.01),
-    "every second step": lambda: optax.MultiSteps(optax.adam(0.1), every_k_schedule=2).gradient_transformation(),
-    "if finite": lambda: optax.apply_if_finite(optax.sgd(0.1), 3),
-    "centralised": lambda: optax.chain(optax.centralize(), optax.sgd(0.1)),
-    "zeroed NaN": lambda: optax.chain(optax.zero_nans(), optax.sgd(0.1)),
-    "yogi": lambda: optax.yogi(0.1),
-    "noisy": lambda: optax.noisy_sgd(0.01, key=3),
-    "largest element": lambda: optax.chain(optax.adaptive_grad_clip(0.1), optax.adamax(0.1)),
-}
-SHAPES = [(7, 4), (4,), (4, 5), (5,)]
 
 
 # --- what stays in pieces, and what is moved ------------------------------------------------------------
@@ -111,7 +94,7 @@ def trained(strategy: replicax.Strategy, sizes: list[tuple[int, ...]], tx: Any, 
 def test_what_is_element_by_element_stays_in_pieces() -> None:
     strategy = sharded(4)
     with strategy.scope():
-        variables = [replicax.Variable(jnp.ones(8 + i)) for i in range(50)]
+        variables = [replicax.Variable(jnp.ones(8 + i)) for i in range(10)]
 
     def step(x: Any) -> None:
         for v in variables:
@@ -123,7 +106,7 @@ def test_what_is_element_by_element_stays_in_pieces() -> None:
     np.testing.assert_allclose(variables[3].numpy(), np.full(11, 2 + 2 * np.tanh(1)), rtol=1e-6)
 
 
-COUNT = 40
+COUNT = 10
 
 
 def test_elements_of_any_kind_stay_in_pieces() -> None:
@@ -145,8 +128,7 @@ def test_elements_of_any_kind_stay_in_pieces() -> None:
     np.testing.assert_array_equal(bits.numpy(), counted.reshape(6, 3))
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_parameters_are_gathered_and_their_gradients_scattered_and_nothing_else(replicas: int) -> None:
     strategy = replicax.ShardedStrategy([f"cpu:{i}" for i in range(replicas)])
     with strategy.scope():
@@ -318,7 +300,7 @@ def test_values_that_differ_between_replicas_are_never_in_pieces() -> None:
 LAYERS, WIDTH = 12, 256
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.soak), 8])
+@pytest.mark.parametrize("replicas", [*(pytest.param(n, marks=pytest.mark.soak) for n in (2, 8)), 4])
 def test_a_device_holds_a_part_of_the_model_and_a_few_layers(replicas: int) -> None:
     def loss(variables: Any, x: Any) -> Any:
         for v in variables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -55,23 +56,28 @@ def states_of(strategy: replicax.Strategy, parts: int, sizes: tuple[int, ...], i
     return [*line.state()[:-1], line.mean.result(), np.float32(losses)]  # without the rows, which padding changes
 
 
+@functools.cache
+def of_large_batches(sizes: tuple[int, ...]) -> Any:
+    """The same at once, on one device."""
+    return states_of(strategy_of(1), 1, sizes)
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
-    sizes = (24, 24, 24, 14, 3)
-    wanted = states_of(strategy_of(1), 1, sizes)
+    sizes = (24, 24, 14, 3)
     found = states_of(STRATEGIES[name](), parts, sizes)
-    for mine, theirs in zip(found, wanted, strict=True):
+    for mine, theirs in zip(found, of_large_batches(sizes), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("how", ["per replica", "padded"])
-def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str) -> None:
-    sizes = (16, 11, 1)
+@pytest.mark.parametrize(("how", "sizes"), [("per replica", (5, 1)), ("padded", (11, 1))])
+def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str, sizes: tuple[int, ...]) -> None:
     options = replicax.InputOptions(partial_batch="pad") if how == "padded" else None
     run = {"options": replicax.RunOptions(executor="per_replica")} if how == "per replica" else {}
     found = states_of(strategy_of(2), 3, sizes, options, **run)
-    for mine, theirs in zip(found, states_of(strategy_of(1), 1, sizes), strict=True):
+    for mine, theirs in zip(found, of_large_batches(sizes), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
 
 
@@ -137,6 +143,7 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "count": 4.0, "rows": 2.0}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("per_call", [1, 4])
 @pytest.mark.parametrize("kind", [None, "bf16", "fp16"])
 def test_train_accumulates_joined_or_not_in_any_precision(per_call: int, kind: Any) -> None:
@@ -216,6 +223,7 @@ def test_what_can_not_be_accumulated_is_told() -> None:
         strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", [None, "fp16"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_models_of_nnx(replicas: int, kind: Any) -> None:

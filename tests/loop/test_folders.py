@@ -23,7 +23,7 @@ def promotion_as_optax_needs_it():
         yield
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_run_goes_on_as_if_it_had_not_been_interrupted(replicas: int, tmp_path: pathlib.Path) -> None:
     whole = Line(strategy_of(replicas))
     replicax.train(whole.step, whole.dataset(), 17, progress=False)

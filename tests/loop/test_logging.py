@@ -40,7 +40,7 @@ def run_of(step: Any, steps: int = 6, replicas: int = 2, **kwargs: Any) -> Recor
 # --- numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_shares_are_added_up_and_what_all_replicas_have_is_itself(replicas: int) -> None:
     def step(x: Any) -> Any:
         everywhere = replicax.get_replica_context().all_reduce("mean", x.mean())
@@ -151,7 +151,7 @@ def test_nothing_else_of_a_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         return block(x)
 
     monkeypatch.setattr(training_loop.jax, "block_until_ready", counting)
-    run_of(lambda x: x.sum(), 200, log_every=5, steps_per_call=1)
+    run_of(lambda x: x.sum(), 50, log_every=5, steps_per_call=1)
     assert len(waits) == 1  # for the program of the first call
 
 
@@ -201,6 +201,7 @@ def test_an_evaluation_by_a_function() -> None:
 # --- not finite -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_stop_at_nan_names_the_step(steps_per_call: int, replicas: int) -> None:

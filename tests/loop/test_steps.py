@@ -23,7 +23,7 @@ def promotion_as_optax_needs_it():
         yield
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 8, 3)], ids=["even", "uneven last"])
 @pytest.mark.parametrize("partial", ["exact", "pad"])
@@ -60,7 +60,7 @@ def test_a_run_does_what_a_loop_by_hand_does(
 @pytest.mark.parametrize("kind", ["mirrored 2", *(pytest.param(k, marks=pytest.mark.soak) for k in STRATEGIES)])
 def test_steps_per_call_changes_no_bit(kind: str) -> None:
     found = []
-    for steps_per_call in (1, 3, 8):
+    for steps_per_call in (1, 8):
         line, recorder = Line(STRATEGIES[kind]()), Recorder()
         examples = line.strategy.make_numpy_dataset({k: np.concatenate([b[k] for b in line.batches()]) for k in "xy"})
         dataset = line.strategy.distribute_dataset(examples.seed(1).shuffle().batch(8).repeat())

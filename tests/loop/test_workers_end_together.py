@@ -22,7 +22,15 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
     assert whole == (30, 5.5)
 
 
-@pytest.mark.parametrize("when", ["before", "compile", "step", "run_steps", "evaluation"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "before",
+        "run_steps",
+        "evaluation",
+        *(pytest.param(when, marks=pytest.mark.soak) for when in ("compile", "step")),
+    ],
+)
 def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:
     first, second = processes.run(workers_runs.preempted, when, workers=2, fresh=True)
     assert first == second

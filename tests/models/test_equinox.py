@@ -99,7 +99,7 @@ def trained_alone():
     return losses, jax.tree.leaves(state), jax.tree.leaves(eqx.filter(model, eqx.is_array))
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 4)), 2])
 @third_party
 def test_batch_statistics_of_all_replicas(replicas) -> None:
     losses, statistics, parameters = trained_alone()

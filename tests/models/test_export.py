@@ -33,7 +33,7 @@ np.save(sys.argv[3], found["y"])
 """
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [pytest.param("mirrored", marks=pytest.mark.soak), "sharded", "logical"])
 def test_plain_jax_runs_the_file_without_replicax(name: str, tmp_path: pathlib.Path) -> None:
     strategy = STRATEGIES[name]()
     rng = np.random.default_rng(0)

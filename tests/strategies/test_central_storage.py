@@ -36,6 +36,7 @@ def train(strategy: replicax.Strategy, executor: str = "compiled") -> list[repli
     return [w, *optimizer.variables, seen]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("devices", "per_device"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 def test_training_is_the_same_and_variables_stay_at_home(devices: int, per_device: int, executor: str) -> None:

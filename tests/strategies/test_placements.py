@@ -13,11 +13,24 @@ import pytest
 
 from tests import processes
 from tests.strategies import workers_placements
-from tests.strategies.workers_placements import LAYOUTS, OPTIMIZERS, REPLICAS, go_through
+from tests.strategies.workers_placements import LAYOUTS, go_through
 
-WORKERS = {1: [4], 2: [2, 2], 3: [1, 2, 1]}
-"""How many replicas each has; of three, no group has a worker for itself."""
-PAIRS = [tuple(list(OPTIMIZERS)[i::3]) for i in range(3)]
+PLACES = [
+    ([4], 1),
+    ([2, 2], 2),
+    ([1, 2, 1], 1),
+    ([2], 4),
+    pytest.param([2, 2], 1, marks=pytest.mark.soak),
+    pytest.param([4], 2, marks=pytest.mark.soak),
+    pytest.param([1], 8, marks=pytest.mark.soak),
+]
+"""How many devices each worker has, or groups of logical ones, and how many replicas each of these."""
+NAMES = [
+    ("lamb",),
+    ("if finite",),
+    ("adafactor",),
+    pytest.param(("adamw", "lars", "momentum, clipped"), marks=pytest.mark.soak),
+]
 
 
 @functools.cache
@@ -26,61 +39,27 @@ def on_one_device(names: tuple[str, ...]) -> Any:
         return go_through([1], 1, "mirrored", "compiled", names, folder)
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
-@pytest.mark.parametrize("logical", [1, 2])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_placement_computes_what_one_device_does(
-    layout: str, workers: int, logical: int, executor: str, names: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
-    replicas = WORKERS[workers]
-    assert sum(replicas) == REPLICAS
-    arguments = replicas, logical, layout, executor, names, str(tmp_path)
-    if workers == 1:
-        results = [go_through(*arguments)]
-    else:
-        results = processes.run(
-            go_through,
-            *arguments,
-            workers=workers,
-            devices=[2 * count for count in replicas],
-            timeout=240,
-        )
-    for found in results:
-        check(found, names)
-
-
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
-@pytest.mark.parametrize("logical", [1, 2])
-@pytest.mark.parametrize(("devices", "per_device"), [(2, 4), (4, 2), (1, 8)])
-@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("logical", [2, 1])
+@pytest.mark.parametrize(("devices", "per_device"), PLACES)
+@pytest.mark.parametrize("names", NAMES, ids=" and ".join)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_so_does_every_placement_whose_devices_have_several_replicas(
+def test_every_placement_computes_what_one_device_does(
     layout: str,
-    devices: int,
+    devices: list[int],
     per_device: int,
     logical: int,
     executor: str,
     names: tuple[str, ...],
     tmp_path: pathlib.Path,
 ) -> None:
-    check(go_through([devices], logical, layout, executor, names, str(tmp_path), per_device), names)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
-@pytest.mark.parametrize("logical", [1, 2])
-@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_and_so_do_those_of_two_workers(
-    layout: str, logical: int, executor: str, names: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
-    results = processes.run(
-        go_through, [2, 2], logical, layout, executor, names, str(tmp_path), 2, workers=2, devices=4, timeout=240
-    )
+    arguments = devices, logical, layout, executor, names, str(tmp_path), per_device
+    if len(devices) == 1:
+        results = [go_through(*arguments)]
+    else:
+        counts = [2 * count for count in devices]
+        results = processes.run(go_through, *arguments, workers=len(devices), devices=counts, timeout=240)
     for found in results:
         check(found, names)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import platform
@@ -57,7 +58,15 @@ def sums(x: jax.Array) -> Any:
     }
 
 
-@pytest.mark.parametrize(("replicas", "devices"), [(8, [8, 2, 1]), (12, [4, 2]), (5, [5, 1]), (48, [4, 2, 1])])
+@pytest.mark.parametrize(
+    ("replicas", "devices"),
+    [
+        (8, [8, 2, 1]),
+        (5, [5, 1]),
+        pytest.param(12, [4, 2], marks=pytest.mark.soak),
+        pytest.param(48, [4, 2, 1], marks=pytest.mark.soak),
+    ],
+)
 def test_sums_have_the_same_bits(replicas: int, devices: list[int]) -> None:
     data = np.random.default_rng(0).normal(size=(replicas, 7)).astype(np.float32)
     # Sums in groups are for groups of one size.
@@ -126,27 +135,36 @@ def norms(strategy: replicax.Strategy, replicas: int) -> list[bytes]:
     return found + [w.numpy().tobytes() for w in weights]
 
 
-@pytest.mark.parametrize(("devices", "split"), [(4, True), (2, True), (1, False)])
+@pytest.mark.parametrize(
+    ("devices", "split"),
+    [(2, True), *(pytest.param(*each, marks=pytest.mark.soak) for each in [(4, True), (1, False)])],
+)
 def test_norms_have_the_same_bits(devices: int, split: bool) -> None:
     assert norms(on_devices(4, devices, split), 4) == norms(on_devices(4, 4), 4)
 
 
-@pytest.mark.parametrize("devices", [4, 2])
-def test_split_variables_have_the_same_bits(devices: int) -> None:
-    split = Training.of(on_devices(4, devices, split=True)).go(0, 3)
-    assert split.bits() == Training.of(on_devices(4, 4)).go(0, 3).bits()
+@functools.cache
+def after_three_steps() -> list[bytes]:
+    """The bits of a training of eight replicas on four devices."""
+    return Training.of(on_devices(8, 4)).go(0, 3).bits()
 
 
-def test_other_strategies_have_the_same_bits() -> None:
-    resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
-    others = [
-        replicax.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0", num_replicas=8, reproducible=True),
-        replicax.TPUStrategy(resolver, reproducible=True),
-        replicax.OneDeviceStrategy("cpu:3", num_replicas=8, reproducible=True),
-    ]
-    expected = Training.of(on_devices(8, 4)).go(0, 2).bits()
-    for strategy in others:
-        assert Training.of(strategy).go(0, 2).bits() == expected, strategy
+OTHERS = {
+    "split": lambda: on_devices(8, 2, split=True),
+    "central storage": lambda: replicax.CentralStorageStrategy(
+        ["cpu:1", "cpu:2"], "cpu:0", num_replicas=8, reproducible=True
+    ),
+    "TPU": lambda: replicax.TPUStrategy(replicax.TPUClusterResolver(emulate="2x2x1x2"), reproducible=True),
+    "one device": lambda: replicax.OneDeviceStrategy("cpu:3", num_replicas=8, reproducible=True),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["split", "central storage", *(pytest.param(name, marks=pytest.mark.soak) for name in ("TPU", "one device"))],
+)
+def test_other_strategies_have_the_same_bits(name: str) -> None:
+    assert Training.of(OTHERS[name]()).go(0, 3).bits() == after_three_steps()
 
 
 @pytest.mark.soak
@@ -160,29 +178,28 @@ def test_the_whole_grid() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_training_goes_on_elsewhere_with_the_same_bits(tmp_path: Any) -> None:
-    undisturbed = Training.of(on_devices(8, 8)).go(0, 6)
-    for devices in (4, 2, 1):
-        begun = Training.of(on_devices(8, devices)).go(0, 3)
-        begun.checkpoint.save(tmp_path / str(devices))
-        goes_on = Training.of(on_devices(8, {4: 1, 2: 8, 1: 2}[devices]), seed=1)
-        goes_on.checkpoint.restore(tmp_path / str(devices))
-        assert goes_on.go(3, 6).bits() == undisturbed.bits(), devices
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 2), *(pytest.param(*each, marks=pytest.mark.soak) for each in [(4, 1), (2, 8)])]
+)
+def test_training_goes_on_elsewhere_with_the_same_bits(before: int, after: int, tmp_path: Any) -> None:
+    Training.of(on_devices(8, before)).go(0, 1).checkpoint.save(tmp_path / "saved")
+    goes_on = Training.of(on_devices(8, after), seed=1)
+    goes_on.checkpoint.restore(tmp_path / "saved")
+    assert goes_on.go(1, 3).bits() == after_three_steps()
 
 
 def test_two_workers_have_the_same_bits_as_one() -> None:
     ours, theirs = processes.run(workers_reproducible.train_on_workers, workers=2, devices=1, timeout=100)
-    expected = Training.of(on_devices(8, 4)).go(0, 3).bits()
-    assert ours == theirs == [expected, expected]
+    assert ours == theirs == [after_three_steps()] * 2
 
 
 def test_several_steps_in_one_call() -> None:
-    one_by_one = Training.of(on_devices(4, 2)).go(0, 4)
-    at_once = Training.of(on_devices(4, 4))
+    at_once = Training.of(on_devices(8, 8))
     with jax.numpy_dtype_promotion("standard"):
-        at_once.strategy.run_steps(lambda _, x, y: at_once.step(x, y), iter(at_once.data(0, 4)), 4)
-    for a, b in zip(at_once.variables, one_by_one.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+        at_once.strategy.run_steps(lambda _, x, y: at_once.step(x, y), iter(at_once.data(0, 3)), 3)
+    for found, expected in zip(at_once.variables, after_three_steps(), strict=True):
+        one_by_one = np.frombuffer(expected, found.dtype).reshape(found.shape)
+        np.testing.assert_allclose(found.numpy(), one_by_one, rtol=1e-5, atol=1e-6)
 
 
 def test_what_can_not_be_reproducible() -> None:

@@ -49,11 +49,11 @@ def train(strategy: replicax.Strategy, executor: str) -> list[np.ndarray]:
     ("emulate", "slices", "replicas", "executor"),
     [
         ("1x1x1x1", None, 1, "compiled"),
-        ("1x1x1x2", None, 2, "compiled"),
-        ("2x2x1x2", None, 8, "compiled"),
         ("2x1x1x2", 2, 8, "compiled"),
-        ("1x1x1x2", None, 2, "per_replica"),
         ("1x1x1x1", 2, 2, "per_replica"),
+        pytest.param("1x1x1x2", None, 2, "compiled", marks=pytest.mark.soak),
+        pytest.param("2x2x1x2", None, 8, "compiled", marks=pytest.mark.soak),
+        pytest.param("1x1x1x2", None, 2, "per_replica", marks=pytest.mark.soak),
     ],
 )
 def test_training_is_that_of_mirrored_replicas(emulate: str, slices: int | None, replicas: int, executor: str) -> None:
@@ -138,7 +138,7 @@ def test_initialize_and_finalize_wait_for_the_devices() -> None:
     strategy.initialize()
 
 
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("executor", ["compiled", pytest.param("per_replica", marks=pytest.mark.soak)])
 def test_several_replicas_on_each_core(executor: str) -> None:
     """A group of what is split is a slice by default, of whose cores each has two replicas."""
     resolver = replicax.TPUClusterResolver(emulate="1x1x1x2", slices=2)
