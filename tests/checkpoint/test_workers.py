@@ -26,7 +26,15 @@ def saved_by_two_workers(folder: pathlib.Path, shared: bool):
 
 
 @pytest.fixture(scope="module")
-def on_disks(tmp_path_factory):
+def older(tmp_path_factory):
+    """A checkpoint of an earlier run."""
+    path = tmp_path_factory.mktemp("older") / "a"
+    Run.of(strategy_of(2), seed=5).checkpoint.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_disks(tmp_path_factory, older):
     """The disks of two workers, both with the checkpoint of step 2, and what the workers say."""
     return saved_by_two_workers(tmp_path_factory.mktemp("disks"), False)
 
@@ -61,8 +69,8 @@ def test_one_process_goes_on(made, replicas) -> None:
         assert run.coming() == results[0]["coming"][:3]
 
 
-def test_workers_go_on_from_one_process_and_others(tmp_path, made) -> None:
-    results, folders = made
+def test_workers_go_on_from_one_process_and_others(tmp_path, on_disks) -> None:
+    results, folders = on_disks
     run = Run.of(replicax.ShardedStrategy(["cpu:0", "cpu:1", "cpu:2"]))
     run.go(1)
     run.checkpoint.save(tmp_path / "a")
@@ -141,14 +149,6 @@ def test_misuses_are_told_on_all_workers(tmp_path) -> None:
 
 
 # --- workers with a disk each ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def older(tmp_path_factory):
-    """A checkpoint of an earlier run."""
-    path = tmp_path_factory.mktemp("older") / "a"
-    Run.of(strategy_of(2), seed=5).checkpoint.save(path)
-    return path
 
 
 @pytest.fixture

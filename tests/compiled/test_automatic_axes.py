@@ -25,14 +25,14 @@ _OTHERS = {
     "prints_in_loops_and_branches",
 }
 BUNDLES = bundles([p for p in PROGRAMS if p.step.__module__.rpartition(".")[2] in _THEMES or p.name in _OTHERS], 8)
-FIRST = {which.name.partition(":")[0]: which for which in BUNDLES}.values()
+OF_THEMES = {which.name.partition(":")[0]: which for which in BUNDLES}.values()
 """One of each theme."""
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.parametrize(
     "which",
-    [which if which in FIRST else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
+    [which if which in OF_THEMES else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
     ids=lambda p: p.name,
 )
 def test_a_program_is_what_plain_jax_computes(which: Program) -> None:

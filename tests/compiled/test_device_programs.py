@@ -215,6 +215,7 @@ def test_batches_that_do_not_divide_evenly(partial: str) -> None:
     np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-5)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_goes_onto_any_other_placement(tmp_path: Any) -> None:
     pieces = over_all(2, min_bytes=0)
     goes_on_elsewhere(placed(2, 2, pieces), [placed(2, 2, pieces, 2), placed(1, 4)], tmp_path)

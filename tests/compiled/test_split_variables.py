@@ -44,9 +44,9 @@ def kinds(executable: replicax.Executable) -> collections.Counter[str]:
 
 
 BUNDLES = bundles([p for p in PROGRAMS if p.shared is not tuple], 8)
-FIRST = {which.name.partition(":")[0]: which for which in reversed(BUNDLES)}
-"""One of each theme."""
-QUICK = [which for theme, which in FIRST.items() if theme not in ("nnx", "optax")]  # whose own tests split variables
+OF_THEMES = {which.name.partition(":")[0]: which for which in BUNDLES}
+QUICK = [OF_THEMES[theme] for theme in OF_THEMES if theme not in ("nnx", "optax")]
+"""One of each theme, but for libraries whose own tests are on split variables, too."""
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have

@@ -64,9 +64,9 @@ def of_large_batches(sizes: tuple[int, ...]) -> Any:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.soak), *list(STRATEGIES)[1:]])
 def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
-    sizes = (24, 24, 14, 3)
+    sizes = (24, 3)
     found = states_of(STRATEGIES[name](), parts, sizes)
     for mine, theirs in zip(found, of_large_batches(sizes), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
@@ -143,10 +143,15 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "count": 4.0, "rows": 2.0}
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("per_call", [1, 4])
-@pytest.mark.parametrize("kind", [None, "bf16", "fp16"])
-def test_train_accumulates_joined_or_not_in_any_precision(per_call: int, kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "per_call"),
+    [
+        (None, 4),
+        ("fp16", 1),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in [(None, 1), ("fp16", 4), ("bf16", 1), ("bf16", 4)]),
+    ],
+)
+def test_train_accumulates_joined_or_not_in_any_precision(kind: Any, per_call: int) -> None:
     found = []
     for parts, calls in ((1, 1), (4, per_call)):
         line = Line(strategy_of(2))
@@ -223,9 +228,10 @@ def test_what_can_not_be_accumulated_is_told() -> None:
         strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("kind", [None, "fp16"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("replicas", "kind"),
+    [(2, "fp16"), *(pytest.param(*each, marks=pytest.mark.soak) for each in [(1, None), (2, None), (1, "fp16")])],
+)
 def test_models_of_nnx(replicas: int, kind: Any) -> None:
     nnx = pytest.importorskip("flax.nnx")
 

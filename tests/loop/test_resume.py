@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import logging
 import os
 import pathlib
 import signal
@@ -72,15 +71,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Line, Recorder]:
 
 
 @pytest.mark.parametrize("how", [Killed, signal.SIGINT, signal.SIGTERM], ids=["killed", "Ctrl-C", "SIGTERM"])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(tmp_path: pathlib.Path, whole: Any, how: Any) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(
+    tmp_path: pathlib.Path, whole: Any, how: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     undisturbed, recorded = whole
-    _, before, error = attempt(tmp_path / "parts", callbacks=[DiesAt(24, how)])
+    _, before, error = attempt(tmp_path / "parts", progress=True, callbacks=[DiesAt(24, how)])
+    out = capsys.readouterr().out
     at = 20 if how is Killed else before.saved[-1]
     assert before.saved[:2] == [10, 20]
     assert at >= 20
     if how is signal.SIGTERM:
         assert error.code == replicax.EXIT_PREEMPTED
-    resumed, after, run = attempt(tmp_path / "parts")
+        assert f"saved in {tmp_path / 'parts'}" in out
+        assert f"SIGTERM: the run has stopped after step {at}" in out
+    resumed, after, run = attempt(tmp_path / "parts", progress=True)
+    assert f"goes on after step {at}" in capsys.readouterr().out
     assert run.resumed_at == at
     assert run.step == 40
     for a, b in zip(undisturbed.state(), resumed.state(), strict=True):
@@ -250,15 +255,3 @@ def test_one_manager_for_several_runs_of_a_process(tmp_path: pathlib.Path) -> No
         run = replicax.train(line.step, line.dataset(), steps, checkpoints=manager, progress=False)
         assert run.step == steps
     assert run.resumed_at == 10
-
-
-def test_it_says_that_it_goes_on_and_that_it_was_interrupted(
-    tmp_path: pathlib.Path, capsys: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "replicax"):
-        attempt(tmp_path, progress=True, callbacks=[DiesAt(24, signal.SIGTERM)])
-        out = capsys.readouterr().out
-        assert f"saved in {tmp_path}" in out
-        assert "SIGTERM: the run has stopped after step 2" in out
-        attempt(tmp_path, progress=True)
-    assert "goes on after step 2" in capsys.readouterr().out

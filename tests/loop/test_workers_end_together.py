@@ -25,10 +25,9 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        "before",
         "run_steps",
         "evaluation",
-        *(pytest.param(when, marks=pytest.mark.soak) for when in ("compile", "step")),
+        *(pytest.param(when, marks=pytest.mark.soak) for when in ("before", "compile", "step")),
     ],
 )
 def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:
@@ -62,8 +61,13 @@ def test_a_run_that_workers_have_left_goes_on_where_it_was(tmp_path: pathlib.Pat
     logged = dict(expected[2])
     assert all(logged.get(step, loss) == loss for step, loss in [*losses, *resumed[2]])
     assert len(resumed[2]) >= 2
-    # A worker is told while it restores: the run ends again at the first step that all can agree on.
-    last, other = processes.run(workers_runs.saved, whole, "restoring", 10**6, workers=2, devices=2, fresh=True)
+
+
+@pytest.mark.soak
+def test_a_worker_that_gets_sigterm_while_it_restores(tmp_path: pathlib.Path) -> None:
+    """The run ends at the first step that all can agree on."""
+    processes.run(workers_runs.saved, str(tmp_path), None, 25, workers=2, devices=2)
+    last, other = processes.run(workers_runs.saved, str(tmp_path), "restoring", 10**6, devices=2, fresh=True)
     assert last == other
     assert last[0] == f"exit {replicax.EXIT_PREEMPTED}"
-    assert not last[1] or last[1][-1] > at + 25
+    assert not last[1] or last[1][-1] > 25

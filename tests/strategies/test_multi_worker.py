@@ -53,8 +53,8 @@ def on_one_worker(name: str) -> Any:
 
 
 SOME_PROGRAMS = ["variables", "across", "in a step", "in a step, exactly", "objects"]
-LEFT_TO_SOAK = ["train", "train, exactly", "variables"]
-"""``test_placements.py`` trains as well, and "variables, exactly" is the same on the other executor."""
+LEFT_TO_SOAK = ["train", "train, exactly", "variables", "uneven, exactly"]
+"""``test_placements.py`` trains as well, and the others are there on the other executor."""
 
 
 # Where a worker has a single replica, a worker has nothing to compare with.
@@ -64,8 +64,8 @@ LEFT_TO_SOAK = ["train", "train, exactly", "variables"]
         ([2, 2], [name for name in workers_checks.PROGRAMS if name not in LEFT_TO_SOAK], None),
         pytest.param([2, 2], list(workers_checks.PROGRAMS), None, marks=pytest.mark.soak),
         pytest.param([1, 2, 1], SOME_PROGRAMS, None, marks=pytest.mark.soak),
-        ([1, 1], ["across", "in a step"], 4),
-        pytest.param([1, 1], ["train", "train, exactly", "objects"], 4, marks=pytest.mark.soak),
+        ([1, 1], ["in a step"], 4),
+        pytest.param([1, 1], ["train", "train, exactly", "across", "objects"], 4, marks=pytest.mark.soak),
     ],
     ids=["two-workers", "two-workers-all", "three-workers", "shared-devices", "shared-devices-more"],
 )

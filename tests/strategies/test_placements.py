@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 import tempfile
 from typing import Any
@@ -15,22 +16,24 @@ from tests import processes
 from tests.strategies import workers_placements
 from tests.strategies.workers_placements import LAYOUTS, go_through
 
-PLACES = [
-    ([4], 1),
-    ([2, 2], 2),
-    ([1, 2, 1], 1),
-    ([2], 4),
-    pytest.param([2, 2], 1, marks=pytest.mark.soak),
-    pytest.param([4], 2, marks=pytest.mark.soak),
-    pytest.param([1], 8, marks=pytest.mark.soak),
-]
+PLACES = {
+    "one worker": ([4], 1),
+    "two workers": ([2, 2], 1),
+    "three workers": ([1, 2, 1], 1),  # no group has a worker for itself
+    "2 replicas on each of 4 devices": ([4], 2),
+    "4 replicas on each of 2 devices": ([2], 4),
+    "8 replicas on a device": ([1], 8),
+    "two workers, 2 replicas on each device": ([2, 2], 2),
+}
 """How many devices each worker has, or groups of logical ones, and how many replicas each of these."""
-NAMES = [
-    ("lamb",),
-    ("if finite",),
-    ("adafactor",),
-    pytest.param(("adamw", "lars", "momentum, clipped"), marks=pytest.mark.soak),
+NAMES = [("if finite",), ("adafactor",), ("adamw", "lamb", "lars", "momentum, clipped")]
+QUICK = [
+    ("groups", NAMES[0], "one worker", 2, "per_replica"),
+    ("mirrored", NAMES[1], "4 replicas on each of 2 devices", 2, "compiled"),
+    ("groups", NAMES[0], "three workers", 1, "compiled"),
+    ("split", NAMES[1], "two workers, 2 replicas on each device", 2, "compiled"),
 ]
+GRID = list(itertools.product(LAYOUTS, NAMES, PLACES, (1, 2), ("compiled", "per_replica")))
 
 
 @functools.cache
@@ -39,21 +42,14 @@ def on_one_device(names: tuple[str, ...]) -> Any:
         return go_through([1], 1, "mirrored", "compiled", names, folder)
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
-@pytest.mark.parametrize("logical", [2, 1])
-@pytest.mark.parametrize(("devices", "per_device"), PLACES)
-@pytest.mark.parametrize("names", NAMES, ids=" and ".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "names", "place", "logical", "executor"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.soak) for each in GRID if each not in QUICK)],
+)
 def test_every_placement_computes_what_one_device_does(
-    layout: str,
-    devices: list[int],
-    per_device: int,
-    logical: int,
-    executor: str,
-    names: tuple[str, ...],
-    tmp_path: pathlib.Path,
+    layout: str, names: tuple[str, ...], place: str, logical: int, executor: str, tmp_path: pathlib.Path
 ) -> None:
+    devices, per_device = PLACES[place]
     arguments = devices, logical, layout, executor, names, str(tmp_path), per_device
     if len(devices) == 1:
         results = [go_through(*arguments)]
