@@ -297,6 +297,49 @@ def test_functions_that_are_run_again_take_further_elements() -> None:
             coordinator.join(WAIT)
 
 
+RUNS: list[int] = []
+
+
+@pytest.mark.parametrize("groups", [1, 2], ids=["async", "sync"])
+def test_functions_that_had_ended_run_again_beside_one_that_fails_then(groups: int) -> None:
+    """Only its own step does not count, and functions that had not ended are cancelled."""
+    strategy = replicax.ParameterServerStrategy(
+        num_workers=groups, num_servers=2, mode="async" if groups == 1 else "sync"
+    )
+    with strategy.scope():
+        v, w = (replicax.Variable(0.0, name=name, aggregation="sum") for name in ("v", "w"))
+
+    def fails_later() -> None:
+        from tests.parameter_server.test_recovery import RUNS
+
+        RUNS.append(1)
+        if len(RUNS) > 1:
+            raise KeyError("it fails when it runs again")
+        v.assign_add(1.0)
+
+    def add() -> None:
+        w.assign_add(1.0)
+
+    def schedule_again() -> None:
+        for _ in range(groups):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+
+    RUNS.clear()
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(fails_later)
+        for _ in range(2 * groups - 1):
+            coordinator.schedule(add)
+        coordinator.join(WAIT)
+        assert (float(v), float(w)) == (1.0, 2 * groups - 1)
+        for server in actors.of("ShardServer"):
+            server.kill()
+        with pytest.raises(replicax.errors.WorkerError, match="it fails when it runs again"):
+            schedule_again()
+        coordinator.join(WAIT)
+        assert (float(v), float(w)) == (0.0, groups)
+
+
 def both(strategy: replicax.Strategy) -> tuple[replicax.Variable, replicax.Variable, Callable[[], None]]:
     """A number and a vector, perhaps on different servers, and a function that adds 1 to both."""
     with strategy.scope():

@@ -352,7 +352,7 @@ class Dispatcher:
             self._has_lost_server = True
             outcome = None
         why = self._broken_off or self._error
-        if outcome is None and why is None:
+        if outcome is None and (why is None or scheduled.number in self._again):
             bisect.insort(self._queue, scheduled, key=_number)
             return
         if outcome is None:
@@ -365,7 +365,8 @@ class Dispatcher:
             scheduled.value._finish(error=error)
             if why is None:
                 self._error = error
-                self._cancel_queue(error)
+                step = scheduled.number // self._groups
+                self._cancel_queue(error, lambda other: other in self._again and other // self._groups != step)
                 if self._groups > 1:
                     self._broken_off = error
                     self._begin_step()
@@ -390,10 +391,10 @@ class Dispatcher:
         """Note that the next function is the first of a step."""
         self._next = -(-self._next // self._groups) * self._groups
 
-    def _cancel_queue(self, why: WorkerError) -> None:
+    def _cancel_queue(self, why: WorkerError, stays: Callable[[int], bool] = lambda number: False) -> None:
         for scheduled in self._queue:
-            scheduled.value._finish(error=not_run(scheduled, why))
-        self._queue.clear()
+            scheduled.value._finish(error=not_run(scheduled, why))  # unless it had ended
+        self._queue = [scheduled for scheduled in self._queue if stays(scheduled.number)]
 
 
 _number = operator.attrgetter("number")
