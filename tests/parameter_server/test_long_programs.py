@@ -50,7 +50,7 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
             assert [len(known) for known in (server.object._state.values, server.object._optimizers)] == [0, 0]
-        assert not cluster._definitions._all
+        assert not cluster.definitions._all
 
 
 def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) 
 
         values = [scheduled_and_gone() for _ in range(5)]
         gc.collect()
-        coordinator._cluster.home.send()
+        coordinator._cluster.home.define()
         server.kill()  # so that they are run again
         with strategy.scope():
             w = replicax.Variable(2.0, name="w")

@@ -180,7 +180,7 @@ class ClusterCoordinator:
         """
         self._check_open("create_per_worker_dataset")
         checked_function(dataset_fn, "ClusterCoordinator.create_per_worker_dataset(dataset_fn)", "dataset_fn")
-        return self._cluster.dataset(dataset_fn)
+        return PerWorkerDataset(self._cluster.dumps(dataset_fn, "dataset_fn"), self._cluster.definitions)
 
     # --- shutdown ---------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class _Cluster:
         self._settings = WorkerSettings(
             strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict
         )
-        self._definitions = definitions = Definitions()
+        self.definitions = Definitions()
         self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
         try:
 
@@ -248,12 +248,11 @@ class _Cluster:
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
-            self.home = VariableHome(strategy.extended.variables, self.servers, choice, definitions, self._dumps)
+            self.home = VariableHome(strategy.extended.variables, self.servers, choice, self.definitions, self.dumps)
             self.dispatcher = Dispatcher(
                 strategy.num_workers,
                 self._start_worker,
-                definitions,
-                Recovery(self.servers, self.home, definitions, start_server, actors.check),
+                Recovery(self.servers, self.home, start_server, actors.check),
                 strategy.groups,
                 strategy.max_staleness,
             )
@@ -277,19 +276,17 @@ class _Cluster:
             if len(self._functions) >= _KEPT_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
             used: list[Any] = []
-            data = self._dumps(fn, f"the scheduled function {name!r}", used)
+            data = self.dumps(fn, f"the scheduled function {name!r}", used)
             stored = data if len(data) <= _SENT_WITH_CALLS else self._actors.store(np.frombuffer(data, np.uint8))
             self._functions[key] = hashlib.sha256(data).hexdigest(), stored, fn, used
         digest, stored, _, used = self._functions[key]
         uses = list(used)
-        pickled = self._dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
+        pickled = self.dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
         return self.dispatcher.schedule(name, digest, stored, pickled, uses)
 
-    def dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
-        return PerWorkerDataset(self._dumps(dataset_fn, "dataset_fn"), self._definitions)
-
-    def _dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
+    def dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
+        """Pickle ``value``, called ``what`` in messages, for workers; ``uses`` gets the objects that it refers to."""
         return dumps(value, self._reference_of, what, uses)
 
     def _reference_of(self, value: Any) -> Reference | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from replicax.errors import WorkerError
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoRoomError, Reply
-from replicax.parameter_server.definitions import CallOutcome, Definitions, FunctionCall
+from replicax.parameter_server.definitions import CallOutcome, FunctionCall
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
 from replicax.parameter_server.scheduled_functions import (
@@ -44,12 +44,10 @@ class Dispatcher:
         self,
         workers: int,
         start: Callable[[int], Actor],
-        definitions: Definitions,
         recovery: Recovery,
         groups: int,
         max_staleness: int | None,
     ) -> None:
-        self._definitions = definitions
         self._recovery = recovery
         self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
@@ -226,7 +224,7 @@ class Dispatcher:
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
-        new = self._definitions.since(worker.definitions)
+        new = self._recovery.home.definitions.since(worker.definitions)
         inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
         worker.running = scheduled
         worker.call(scheduled, "work", scheduled.call, scheduled.data, new, self.ended(), inputs)

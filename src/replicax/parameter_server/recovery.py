@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
-from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.served_variables import VariableHome
 from replicax.parameter_server.server.servers import Servers
 
@@ -39,13 +38,11 @@ class Recovery:
         self,
         servers: Servers,
         home: VariableHome,
-        definitions: Definitions,
         start: Callable[[int], Actor],
         check: Callable[[], None],
     ) -> None:
         self.servers = servers
         self.home = home
-        self._definitions = definitions
         self._start = start
         self.check = check
         self.era = self.tries = 0
@@ -124,4 +121,4 @@ class Recovery:
         self.home.resend()
         if self._states is not None:
             self.servers.keep(self._states)  # a server that kept one may have died
-        self._definitions.define(("servers", 0), tuple(actors))
+        self.home.definitions.define(("servers", 0), tuple(actors))

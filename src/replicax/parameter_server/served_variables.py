@@ -58,7 +58,7 @@ class ServedSlot(Slot):
     def array(self, array: Any) -> None:
         Slot.array.fset(self, array)  # type: ignore[attr-defined]
         if self.home is not None:
-            self.home.send([self.number])
+            self.home.assign(self.number)
 
     @property
     def here(self) -> Any:
@@ -154,14 +154,13 @@ class VariableHome:
 
     # --- variables --------------------------------------------------------------------------------------
 
-    def send(self, only: Sequence[int] | None = None) -> None:
-        """Send the servers variables that are new or changed here: those in ``only``, or all."""
-        variables = self._variables if only is None else [self._variables[number] for number in only]
-        if self._try(lambda: self._send(variables)):
-            self.dispatcher.save()
+    def assign(self, number: int) -> None:
+        """Send the servers a variable that the program has assigned."""
+        self._try(lambda: self._send([self._variables[number]]))
+        self.dispatcher.save()
 
-    def _send(self, variables: Iterable[Variable]) -> bool:
-        """Send them; returns whether the program has assigned one that the servers had before."""
+    def _send(self, variables: Iterable[Variable]) -> None:
+        """Send those of them that are new or changed here."""
         if gone := self.definitions.forget():
             self._servers.drop(gone)
         of_variables: Any = (self.definitions.shards, self._sent, self._assigned)
@@ -182,7 +181,6 @@ class VariableHome:
                         variable, self._choice.shards_of(variable, for_servers(variable.partitioner))
                     )
         self._put(new, assigned)
-        return bool(assigned)
 
     def _put(self, variables: Iterable[Variable], assigned: Collection[int] = ()) -> None:
         arrays = {variable: _slot(variable).here for variable in variables}
@@ -301,14 +299,13 @@ class VariableHome:
         self.define()
 
     def define(self) -> None:
-        """Define new optimizers on the servers, and send new variables."""
+        """Send the servers new variables, and define new optimizers."""
         self._try(self._define_new)
-        self.send()
 
     def _define_new(self) -> None:
+        self._send(self._variables)
         for optimizer, number in list(self._optimizers.items()):
             if number not in self._defined and optimizer.parameters is not None:
-                self._send(self._variables)  # the parameters have servers now
                 self._define(number, optimizer)
 
     def _define(self, number: int, optimizer: Optimizer) -> None:

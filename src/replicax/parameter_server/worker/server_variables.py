@@ -35,7 +35,7 @@ class ServerVariables:
       groups: the number of workers that train synchronously; 1 in asynchronous mode.
       shards: of each variable, by number.
       roles: for each slot of the worker's variables: the variable, the kind of change that is written there (see
-        :data:`Changes`), and, for rows, whether it has their indices (0) or the rows (1).
+        :data:`Changes`), and all slots with this change: for rows those of their indices and of the rows.
       group: for synchronous workers: a variable with the worker's place in the present step.
     """
 
@@ -46,7 +46,7 @@ class ServerVariables:
         servers.ended = lambda: self._ended
         self.groups = groups
         self.shards: dict[int, Shards] = {}
-        self.roles: dict[Slot, tuple[WorkerVariable, int | str, int | None]] = {}
+        self.roles: dict[Slot, tuple[WorkerVariable, int | str, list[Slot]]] = {}
         self.local = threading.local()
 
     # --- functions --------------------------------------------------------------------------------------
@@ -84,9 +84,7 @@ class ServerVariables:
         """Forget a dropped variable."""
         self.shards.pop(number, None)
         self.servers.forget(number)
-        if variable is not None:
-            for slot in [slot for slot, (of, *_) in self.roles.items() if of is variable]:
-                del self.roles[slot]
+        self.roles = {slot: role for slot, role in self.roles.items() if role[0] is not variable}
 
     # --- around a program -------------------------------------------------------------------------------
 
@@ -132,20 +130,15 @@ class ServerVariables:
     def _send(self, slots: Iterable[Slot]) -> None:
         """Send what a program has written into these slots."""
         changes: dict[tuple[int | str, int], Any] = {}
-        rows: dict[tuple[int | str, int], dict[int, Any]] = {}
         for slot in slots:
             if slot not in self.roles:
                 continue
-            variable, kind, place = self.roles[slot]
+            variable, kind, group = self.roles[slot]
             number = variable.number_on_servers
             if kind == "assigned":
                 self.servers.forget(number)
-            if place is None:
-                changes[kind, number] = slot.array
-            else:
-                rows.setdefault((kind, number), {})[place] = slot.array
-        for key, found in rows.items():
-            changes[key] = found[0], found[1]
+            arrays = tuple(one.array for one in group)
+            changes[kind, number] = arrays if len(arrays) > 1 else arrays[0]
         for number in [number for kind, number in changes if kind == "added"]:
             changes.pop(("assigned", number), None)  # the new value is the old one plus the added change
         if changes:

@@ -71,7 +71,7 @@ class WorkerVariable(Variable):
     def belong_to(self, server_variables: ServerVariables, number: int) -> None:
         """Become the copy of the variable with this number."""
         self.server_variables, self.number_on_servers = server_variables, number
-        server_variables.roles[self.slot] = self, "assigned", None
+        server_variables.roles[self.slot] = self, "assigned", [self.slot]
 
     # --- reading and writing ----------------------------------------------------------------------------
 
@@ -166,8 +166,8 @@ class WorkerVariable(Variable):
                     for shape, dtype in avals
                 )
             self._notes[key] = notes
-            for place, note in enumerate(notes):
-                self.server_variables.roles[note.slot] = self, kind, place if len(notes) > 1 else None
+            for note in notes:
+                self.server_variables.roles[note.slot] = self, kind, [note.slot for note in notes]
         return self._notes[key]
 
     def _otherwise(self) -> str:
