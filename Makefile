@@ -110,7 +110,7 @@ chaos: $(READY)  ## kill, stop and preempt workers of a run, damage its checkpoi
 	$(BIN)/python -m tests.chaos --seed $(SEED) $(ARGS) $(if $(ARGS),,&& $(BIN)/python -m tests.chaos.servers --seed $(SEED))
 
 docs: $(DOCS_READY)  ## run the code of every page, then build the site in build/site
-	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) tests/test_documents.py
+	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(DOCS)/python -m pytest $(SHARED) -m "" tests/test_documents.py
 	$(DOCS)/python docs/site/build.py $(ARGS)
 
 dist:  ## build the wheel and the sdist in dist/, and try them in empty environments

@@ -7,8 +7,10 @@ import doctest
 import importlib.util
 import pathlib
 import re
+import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -23,7 +25,23 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages on a package that `make docs` and `make keras` install; without it only their links are looked at.
 FOREIGN = {"keras.md", "from_keras.md"}
 EXECUTED = [path for path in DOCUMENTS if path.name not in FOREIGN or importlib.util.find_spec("keras")]
-APART = {"recipes.md"}  # each block is a program by itself
+APART = {"recipes.md"}  # the programs of its sections have nothing to do with each other
+# What `make test` leaves to `make soak`, as the tests of a room or other pages have the same.
+SOAK = {
+    "docs/pipeline.md",
+    "docs/random_numbers.md",
+    "docs/tutorials/from_equinox.md",
+    "docs/tutorials/from_nnx.md",
+    "docs/tutorials/planning_for_a_pod.md",
+    *(
+        f"docs/recipes.md: {heading}"
+        for heading in (
+            "Learning-rate schedules", "EMA: averaged weights", "Frozen layers", "Several optimizers",
+            "Evaluation in Flax NNX", "Random seed", "Metric learning over replicas", "Mixed precision",
+        )
+    ),
+}  # fmt: skip
+HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -31,30 +49,43 @@ def name_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", EXECUTED, ids=name_of)
-def test_examples(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def programs() -> Iterator[object]:
+    """Pages, or sections of a page: where they begin and end, and what they are called."""
+    for path in EXECUTED:
+        text = path.read_text()
+        headings = [match for match in HEADING.finditer(text) if path.name in APART]
+        names = [f"{name_of(path)}: {match[1]}" for match in headings] or [name_of(path)]
+        starts = [match.start() for match in headings] or [0]
+        for name, start, end in zip(names, starts, [*starts[1:], len(text)], strict=True):
+            marks = [pytest.mark.soak] if name in SOAK else []
+            yield pytest.param(path, start, end, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("path", "start", "end"), list(programs()))
+def test_examples(path: pathlib.Path, start: int, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)  # tests/parameter_server starts processes
-    run_in_a_folder(path)
+    run_examples(path, start, end)
 
 
 @pytest.mark.soak
 def test_the_page_on_parameter_servers_with_processes() -> None:
-    run_in_a_folder(ROOT / "docs" / "parameter_server.md")
+    run_examples(ROOT / "docs" / "parameter_server.md")
 
 
-def run_in_a_folder(path: pathlib.Path) -> None:
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # what a page writes is not left here
-        run_examples(path)
+@contextlib.contextmanager
+def as_readers_have_it() -> Iterator[None]:
+    """A folder in which what a page writes is not left behind, and JAX's own promotion of dtypes and ranks."""
+    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), promotion[0], promotion[1]:
+        yield
 
 
-def run_examples(path: pathlib.Path) -> None:
+def run_examples(path: pathlib.Path, start: int = 0, end: int = sys.maxsize) -> None:
     namespace: dict[str, object] = {"__name__": path.stem}
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        text = path.read_text()
-        for match in BLOCK.finditer(text):
+    text = path.read_text()
+    with as_readers_have_it():
+        for match in BLOCK.finditer(text, start, end):
             block, line = match[1], text.count("\n", 0, match.start(1))
-            if path.name in APART:
-                namespace = {"__name__": path.stem}
             if ">>>" in block:
                 test = doctest.DocTestParser().get_doctest(block, namespace, path.name, str(path), 0)
                 runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

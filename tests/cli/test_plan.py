@@ -99,13 +99,6 @@ def test_a_module_and_several_cores_for_a_replica(model) -> None:
     assert "mesh replica 4 × logical0 2" in done.stdout
 
 
-def test_several_slices(model) -> None:
-    done = replicax_command(model, "--topology", "v5e:2x2", "--slices", 2, "--network", 3)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("step on 8 replicas, 8 × TPU v5 lite (2 slices of 2x2)\n")
-    assert "Between slices a chip sends 3 GB/s." in " ".join(done.stdout.split())
-
-
 def test_on_emulated_cpus(model) -> None:
     done = replicax_command(model, "--replicas", 4, "--strategy", "sharded")
     assert done.returncode == 0, done.stderr
@@ -131,6 +124,13 @@ def test_arguments_of_the_function(model, capsys, in_place, given: list[str], wi
     options = [text for one in given for text in ("--with", one)]
     assert main(["plan", f"{model}:sized", "--topology", "v5e:2x2", *options]) == 0
     assert f"float32[{width},{width}]" in capsys.readouterr().out
+
+
+def test_several_slices(model, capsys, in_place) -> None:
+    assert main(["plan", str(model), "--topology", "v5e:2x2", "--slices", "2", "--network", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("step on 8 replicas, 8 × TPU v5 lite (2 slices of 2x2)\n")
+    assert "Between slices a chip sends 3 GB/s." in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ def test_a_step_tells_of_a_router_that_does_not_choose() -> None:
 # --- plans, and wrong numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # ring attention is planned for the same slice
 @third_party
 def test_on_tpus() -> None:
     resolver = replicax.TPUClusterResolver(topology="v5e:2x4")

@@ -111,6 +111,7 @@ def test_gpt2_as_it_was_published(tmp_path: pathlib.Path) -> None:
     assert_close(logits_of(strategy, tuning, texts(0)), PLAIN["gpt2"](tensors, texts(0)))
 
 
+@pytest.mark.soak
 @third_party
 def test_the_program_without_arguments_learns_in_bfloat16(tmp_path: pathlib.Path, capsys: Any) -> None:
     out = tmp_path / "tuned"

@@ -120,10 +120,7 @@ PLACEMENTS = {
 def by_hand() -> tuple[list[float], Any]:
     """The losses and the parameters of plain JAX and Optax on one device, from the same beginning."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        strategy = replicax.OneDeviceStrategy("cpu:0")
-        with strategy.scope():
-            checkpoint, *_ = language_model.build(SMALL, dtype=jnp.float32)
-        weights = {name: v.numpy() for name, v in checkpoint.model.items()}
+        weights = parameters(SMALL)
         rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b2=0.95, weight_decay=0.1))
         state = rule.init(weights)
 
@@ -157,6 +154,8 @@ def test_every_placement_trains_as_plain_jax_does(by_hand, placement: str) -> No
     with strategy.scope():
         parts = strategy.extended.num_logical_devices
         checkpoint, _, step = language_model.build(SMALL, parts=parts, dtype=jnp.float32)
+    for name, value in parameters(SMALL).items():
+        checkpoint.model[name].assign(value)
     shares = [strategy.run(step, args=(text,)) for text in strategy.distribute_dataset(list(batches()))]
     losses = strategy.reduce("sum", shares) if strategy.num_replicas_in_sync > 1 else shares
     assert_close([float(loss) for loss in losses], by_hand[0])

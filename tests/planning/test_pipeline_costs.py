@@ -110,7 +110,7 @@ def test_on_devices_that_are_there(replicas: int, stages: int) -> None:
     assert strategy.extended.trace_count(step) == 1
 
 
-@pytest.mark.parametrize(("memory", "fits"), [(1e6, False), (1e9, True)])
+@pytest.mark.parametrize(("memory", "fits"), [(1e6, False), pytest.param(1e9, True, marks=pytest.mark.soak)])
 def test_each_program_fits_but_not_all_that_is_there(memory: float, fits: bool) -> None:
     strategy = here(1, 2)
     chip = replicax.planning.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
@@ -118,6 +118,7 @@ def test_each_program_fits_but_not_all_that_is_there(memory: float, fits: bool) 
     assert plan.fits is fits
 
 
+@pytest.mark.soak
 def test_a_stage_that_does_not_fit() -> None:
     strategy = on_tpus("v5e:2x2", [1, 2, 1])
     plan = replicax.plan(strategy, build(strategy, 2, width=50_000), jax.ShapeDtypeStruct((ROWS, 50_000), jnp.float32))

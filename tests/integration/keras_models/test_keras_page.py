@@ -15,7 +15,7 @@ MODULES = [name for _, name, _ in pkgutil.iter_modules(replicax.models.keras.__p
 
 
 def test_the_page() -> None:
-    test_documents.test_examples(test_documents.ROOT / "docs" / "keras.md")
+    test_documents.run_examples(test_documents.ROOT / "docs" / "keras.md")
 
 
 @pytest.mark.parametrize("name", MODULES)
