@@ -76,7 +76,7 @@ def test_an_interrupt_keeps_what_there_is(tmp_path) -> None:
     for line in process.stdout:  # wait until the checks have begun
         if "checks" in line or time.monotonic() > deadline:
             break
-    time.sleep(1)
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -29,6 +29,7 @@ APART = {"recipes.md"}  # the programs of its sections have nothing to do with e
 # What `make test` leaves to `make soak`, as the tests of a room or other pages have the same.
 SOAK = {
     "docs/pipeline.md",
+    "docs/plan.md",
     "docs/random_numbers.md",
     "docs/tutorials/from_equinox.md",
     "docs/tutorials/from_nnx.md",

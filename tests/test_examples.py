@@ -52,6 +52,7 @@ def test_a_spatially_split_convolution() -> None:
     assert kinds == {"collective-permute", "all-reduce"}  # no image is gathered anywhere
 
 
+@pytest.mark.soak  # tests/pipeline has smaller ones
 @third_party
 def test_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LAYERS", 1)

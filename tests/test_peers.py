@@ -29,7 +29,8 @@ def test_measuring_loads_none_of_the_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", [m if m == "mlp" else pytest.param(m, marks=pytest.mark.soak) for m in MAKERS])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MAKERS)
 def test_models_in_other_words_are_the_same(name: str) -> None:
     """The functions that Replicax and the hand-written programs share, and a model of Flax NNX: loss and gradients."""
     case = problem(name)

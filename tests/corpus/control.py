@@ -169,7 +169,7 @@ def cross_entropy_plain():
     return search(jax.random.split(jax.random.key(0), (16, 3)))
 
 
-@program(cross_entropy_plain, quick=("2",))
+@program(cross_entropy_plain)
 def cross_entropy_method(strategy):
     def search(keys):
         keys = jax.random.wrap_key_data(keys)

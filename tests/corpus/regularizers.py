@@ -282,7 +282,7 @@ def curriculum_plain():
     return params, loss, easy
 
 
-@program(curriculum_plain, quick=("2",))
+@program(curriculum_plain)
 def curriculum_of_the_easier_examples(strategy):
     def everyone(value):
         return replicax.get_replica_context().all_gather(value, axis=0)

@@ -80,6 +80,7 @@ def test_a_run_survives_the_death_of_a_worker(tmp_path) -> None:
     assert "step 400 on 4 replicas: w = [1.0, -2.0, 3.0]" in out
 
 
+@pytest.mark.soak  # tests/cli/test_plan.py starts the command, too
 def test_a_plan(tmp_path) -> None:
     out = run(tmp_path, *REPLICAX, "plan", HERE / "planned.py", "--strategy", "sharded", "--json", "plan.json")
     assert "step on 8 replicas" in out
@@ -99,6 +100,7 @@ for cell in pathlib.Path(sys.argv[1]).read_text().split("# %%")[1:]:
 """
 
 
+@pytest.mark.soak  # docs/notebooks.md has the same
 def test_a_notebook(tmp_path) -> None:
     lines = run(tmp_path, sys.executable, "-c", NOTEBOOK, HERE / "notebook.py").splitlines()
     assert [line.split()[0] for line in lines] == ["MirroredStrategy", "Variable", "PerReplica", "str", "Plan"]
