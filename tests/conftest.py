@@ -17,12 +17,14 @@ import pytest
 import replicax
 from tests import processes
 from tests._jax.contexts import keep_contexts
+from tests._jax.executables import keep_executables
 from tests.compat import documents
 from tests.compiler import HURRIED
 
 os.environ.update(HURRIED)
 os.environ["KERAS_BACKEND"] = "jax"  # the pages on Keras are run where it is installed
 keep_contexts()
+keep_executables()
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 replicax.use_cpu_devices(8)
@@ -61,6 +63,12 @@ def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
 @pytest.fixture
 def pair() -> replicax.MirroredStrategy:
     return strategy_of(2)
+
+
+@pytest.fixture
+def young_heap() -> None:
+    """``gc.collect`` in the test looks only through what the test itself has made, and not for a second through all."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -391,6 +391,7 @@ def test_read_var(pair) -> None:
     assert float(pair.extended.read_var(v)) == 8.0
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_value_container(pair) -> None:
     x = ids(pair)
     first, second = pair.local_results(x)

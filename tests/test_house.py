@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import pathlib
 import re
 
@@ -17,6 +18,11 @@ SOURCES = pathlib.Path(replicax.__file__).parent
 MODULES = sorted(SOURCES.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def test_folders_are_small() -> None:
     folders = collections.Counter(path.parent for path in MODULES)
     assert {folder: count for folder, count in folders.items() if count > 14} == {}
@@ -26,13 +32,13 @@ def test_folders_are_small() -> None:
 def test_public_classes_have_names_of_their_own(is_compatibility: bool) -> None:
     """A compatibility package repeats the names of the original, and so some of ours; that is what it is for."""
     paths = [path for path in MODULES if ("compat" in path.relative_to(SOURCES).parts) == is_compatibility]
-    trees = [ast.parse(path.read_text()) for path in paths]
+    trees = [parsed(path) for path in paths]
     classes = collections.Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     assert [name for name, count in classes.items() if count > 1 and not name.startswith("_")] == []
 
 
 def test_every_file_says_what_it_is() -> None:
-    missing = [path.name for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
+    missing = [path.name for path in MODULES if not ast.get_docstring(parsed(path))]
     assert missing == []
 
 

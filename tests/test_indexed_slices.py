@@ -47,6 +47,7 @@ def slices(strategy: replicax.Strategy) -> Any:
     return values, indices
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_a_sum_is_the_rows_of_all(strategy: replicax.Strategy, op: str, executor: str) -> None:
@@ -167,6 +168,7 @@ def test_from_across_and_what_all_agree_on(pair: replicax.Strategy) -> None:
         pair.run(lambda v, i: table.scatter_add(IndexedSlices(v, i, SHAPE)), slices(pair))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
 def test_the_gradient_of_a_lookup(strategy: replicax.Strategy, tx: Any, executor: str) -> None:

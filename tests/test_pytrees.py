@@ -71,7 +71,7 @@ NESTS = {
 }
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", NESTS)
 def test_a_nest_keeps_its_structure_everywhere(strategy: replicax.Strategy, kind: str, executor: str) -> None:

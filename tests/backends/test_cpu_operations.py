@@ -32,6 +32,7 @@ POOLS = {
     "much overlap": ((1, 4, 4, 1), (1, 1, 1, 1), "VALID"),
     "some overlap": ((1, 4, 3, 1), (1, 3, 2, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
 }
+QUICK = {"padding on both sides", "windows of padding alone", "gaps", "some overlap"}
 PASS = Rewriting([PoolingGradients(), Convolutions()])
 
 
@@ -72,7 +73,11 @@ def chooses(jaxpr: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "op", "dtype"),
-    [*((name, "max", "float32") for name in POOLS), ("overlap", "min", "float32"), ("a remainder", "max", "bfloat16")],
+    [
+        *(pytest.param(name, "max", "float32", marks=[] if name in QUICK else pytest.mark.soak) for name in POOLS),
+        ("overlap", "min", "float32"),
+        ("a remainder", "max", "bfloat16"),
+    ],
 )
 def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> None:
     fn = pooling(op, POOLS[name], jnp.dtype(dtype))
@@ -127,11 +132,11 @@ SLOW = "bf01_oi01"
 @pytest.mark.parametrize(
     ("fn", "shape"),
     [
-        (gradients, (2, 3, 9, 8)),
+        pytest.param(gradients, (2, 3, 9, 8), marks=pytest.mark.soak),
         (in_a_branch, (2, 3, 9, 8)),
         (in_a_loop, (2, 3, 7)),
-        (in_a_loop, (2, 3, 9, 8)),
-        (in_a_loop, (2, 3, 4, 5, 6)),
+        pytest.param(in_a_loop, (2, 3, 9, 8), marks=pytest.mark.soak),
+        pytest.param(in_a_loop, (2, 3, 4, 5, 6), marks=pytest.mark.soak),
     ],
 )
 def test_convolutions_have_the_fast_order_wherever_they_are(fn: Any, shape: tuple[int, ...]) -> None:
@@ -195,7 +200,14 @@ def training(strategy: replicax.Strategy) -> tuple[Any, list[replicax.Variable]]
 IMAGES = np.random.default_rng(1).normal(size=(8, 8, 12, 2)).astype(np.float32)
 
 
-@pytest.mark.parametrize("strategy", [strategy_of(1), strategy_of(2), shared_strategy(4, 2)], ids=["1", "2", "4 on 2"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(strategy_of(1), id="1", marks=pytest.mark.soak),
+        pytest.param(strategy_of(2), id="2", marks=pytest.mark.soak),
+        pytest.param(shared_strategy(4, 2), id="4 on 2"),
+    ],
+)
 def test_training_is_that_of_plain_jax(strategy: replicax.Strategy) -> None:
     step, kernels = training(strategy)
     [batch] = strategy.distribute_dataset([IMAGES])

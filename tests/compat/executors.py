@@ -10,10 +10,17 @@ import pytest
 
 import replicax
 from replicax.compat import v1
+from tests.soaking import soaked
 
 Executor = Callable[[], contextlib.AbstractContextManager[Any]]
 
-on_both = pytest.mark.parametrize("executor", [contextlib.nullcontext, replicax.debug], ids=["compiled", "exact"])
+always_on_both = pytest.mark.parametrize(
+    "executor", [contextlib.nullcontext, replicax.debug], ids=["compiled", "exact"]
+)
+on_both = pytest.mark.parametrize(
+    "executor", [contextlib.nullcontext, soaked(replicax.debug)], ids=["compiled", "exact"]
+)
+"""``make test`` runs these compiled: the package translates names and arguments, and executors do the rest."""
 
 
 def two_towers() -> v1.MirroredStrategy:

@@ -13,7 +13,7 @@ import pytest
 import replicax
 from replicax.compat import v1 as tf
 from replicax.compat.v1.error_translation import translated
-from tests.compat.executors import Executor, entered, on_both, two_towers
+from tests.compat.executors import Executor, always_on_both, entered, two_towers
 
 
 def devices_of(value: jax.Array) -> set[int]:
@@ -47,7 +47,7 @@ def test_the_default_strategy_gives_ordinary_behaviour() -> None:
         assert d.unwrap(3) == [3]
 
 
-@on_both
+@always_on_both
 def test_the_scope_is_cross_tower_and_functions_are_in_towers(executor: Executor) -> None:
     d = two_towers()
     seen = []
@@ -88,7 +88,7 @@ ACROSS = {
 }
 
 
-@on_both
+@always_on_both
 @pytest.mark.parametrize("method", ACROSS)
 def test_what_is_for_across_is_an_error_in_a_tower(executor: Executor, method: str) -> None:
     d, call = two_towers(), ACROSS[method]
@@ -129,7 +129,7 @@ def test_optimizers_have_a_side_of_their_own() -> None:
             d.call_for_each_tower(lambda: optimizer.apply_gradients([(None, v)]))
 
 
-@on_both
+@always_on_both
 def test_a_tower_that_is_over(executor: Executor) -> None:
     d = two_towers()
     kept: list[Any] = []
@@ -152,7 +152,7 @@ def test_another_thread_is_outside() -> None:
 # --- T, M, V(v), N --------------------------------------------------------------------------------------
 
 
-@on_both
+@always_on_both
 def test_reduce_takes_t_and_gives_m_or_v(executor: Executor) -> None:
     d = tf.DistributionStrategy.of(replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2"))
     with entered(d, executor):
@@ -169,7 +169,7 @@ def test_reduce_takes_t_and_gives_m_or_v(executor: Executor) -> None:
         assert devices_of(d.reduce("sum", t, t)) == {0, 1}  # an all-reduction
 
 
-@on_both
+@always_on_both
 def test_reducing_what_is_not_per_device(executor: Executor) -> None:
     d = two_towers()
     with entered(d, executor):
@@ -179,7 +179,7 @@ def test_reducing_what_is_not_per_device(executor: Executor) -> None:
             d.reduce("sum", 5.0)
 
 
-@on_both
+@always_on_both
 def test_broadcast_gives_m_or_v(executor: Executor) -> None:
     d = tf.DistributionStrategy.of(replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2"))
     with entered(d, executor):
@@ -191,7 +191,7 @@ def test_broadcast_gives_m_or_v(executor: Executor) -> None:
             d.broadcast(d.worker_device_index)
 
 
-@on_both
+@always_on_both
 def test_update_takes_v(executor: Executor) -> None:
     d = two_towers()
     with entered(d, executor):
@@ -204,7 +204,7 @@ def test_update_takes_v(executor: Executor) -> None:
         assert float(v) == 1.0
 
 
-@on_both
+@always_on_both
 def test_update_in_a_merge_fn_takes_v(executor: Executor) -> None:
     """There whether towers differ in a value is inferred."""
     d = two_towers()
@@ -223,7 +223,7 @@ def test_update_in_a_merge_fn_takes_v(executor: Executor) -> None:
         assert float(v) == 5.0
 
 
-@on_both
+@always_on_both
 def test_tower_local_variables_are_t(executor: Executor) -> None:
     """So ``update`` wants their aggregate, which is for cross-tower context."""
     d, another = two_towers(), two_towers()
@@ -258,7 +258,7 @@ def test_tower_local_variables_are_t(executor: Executor) -> None:
                 read(v)
 
 
-@on_both
+@always_on_both
 def test_colocating_with_non_slot_devices_gives_n(executor: Executor) -> None:
     d = tf.DistributionStrategy.of(replicax.ShardedStrategy(["cpu:0", "cpu:1"]))
     with entered(d, executor):
@@ -275,7 +275,7 @@ def test_colocating_with_non_slot_devices_gives_n(executor: Executor) -> None:
         d.colocate_vars_with(v)
 
 
-@on_both
+@always_on_both
 def test_fetch_takes_any_locality_but_t(executor: Executor) -> None:
     d = two_towers()
     with entered(d, executor):
@@ -292,7 +292,7 @@ def test_fetch_takes_any_locality_but_t(executor: Executor) -> None:
             d.fetch(d.worker_device_index)
 
 
-@on_both
+@always_on_both
 def test_a_mirrored_variable_takes_no_t(executor: Executor) -> None:
     d = two_towers()
     with entered(d, executor):
@@ -303,7 +303,7 @@ def test_a_mirrored_variable_takes_no_t(executor: Executor) -> None:
         assert float(v) == 2.0
 
 
-@on_both
+@always_on_both
 @pytest.mark.parametrize("aggregation", ["median", tf.VariableAggregation.NONE, None, 3])
 def test_ways_to_combine_that_there_are_not(executor: Executor, aggregation: Any) -> None:
     d = two_towers()
@@ -318,7 +318,7 @@ def test_ways_to_combine_that_there_are_not(executor: Executor, aggregation: Any
             pass
 
 
-@on_both
+@always_on_both
 def test_each_name_of_a_way_to_combine(executor: Executor) -> None:
     d = two_towers()
     with entered(d, executor):
@@ -368,7 +368,7 @@ def test_what_jax_raises_is_explained_in_tower_words(filtering: str) -> None:
         jax.config.update("jax_traceback_filtering", before)
 
 
-@on_both
+@always_on_both
 def test_a_collective_on_which_towers_disagree(executor: Executor) -> None:
     d = two_towers()
 

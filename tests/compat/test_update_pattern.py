@@ -16,6 +16,7 @@ import replicax
 from examples.digits import load_data
 from replicax.compat import v1 as tf
 from tests.compat.executors import entered, on_both, two_towers
+from tests.soaking import soak_except
 
 STEPS, BATCH, TOWERS = 20, 32, 4
 SHAPES = {"w": (64, 10), "b": (10,)}
@@ -128,7 +129,7 @@ def check_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         assert np.abs(theirs - initial(name)).max() > 0.01  # they have moved
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", soak_except(PLACEMENTS, "sharded"))
 def test_the_update_pattern_by_hand(placement: str) -> None:
     d = PLACEMENTS[placement]()
     assert d.num_towers == TOWERS
@@ -138,13 +139,14 @@ def test_the_update_pattern_by_hand(placement: str) -> None:
     assert np.mean((images @ found[0] + found[1]).argmax(1) == labels[: len(images)]) > 0.75  # it has learnt
 
 
+@pytest.mark.soak
 def test_the_update_pattern_by_hand_on_the_exact_executor() -> None:
     expected = modern(PLACEMENTS["sharded"]().strategy, steps=2)
     with replicax.debug():
         check_same(by_hand(PLACEMENTS["sharded"](), steps=2), expected)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", soak_except(PLACEMENTS, "mirrored"))
 def test_the_pattern_inside_a_step(placement: str) -> None:
     """What ``Optimizer`` does in a tower: pairs go across, are reduced there, and update variables."""
     d = PLACEMENTS[placement]()

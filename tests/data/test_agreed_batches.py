@@ -12,6 +12,7 @@ import pytest
 from replicax import InputOptions
 from replicax.data.batches import agreed_batches
 from tests.data.simulated import Run, examples
+from tests.soaking import soak_except
 from tests.sources import Stream, wait_until
 
 AHEAD = agreed_batches.MOST_AHEAD
@@ -130,6 +131,7 @@ SIZES = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,7 +231,7 @@ def test_who_is_missing_is_named(kind) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", soak_except(KINDS, "own streams"))
 def test_closing_does_not_wait_for_streams_that_are_stuck(kind) -> None:
     before = set(threading.enumerate())
     run = Workers([Stream(batches(4, 4)) for _ in range(2)], kind)

@@ -29,6 +29,7 @@ def test_what_is_no_array(leaf, message) -> None:
         check_array(leaf, "element 3['x']", "Cure.")
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_the_iterator_underneath_goes_when_ours_goes() -> None:
     open_iterators = []
 

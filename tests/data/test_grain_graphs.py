@@ -17,6 +17,7 @@ import replicax
 from replicax import InputOptions
 from replicax._grain import BatchedSource
 from tests.data.simulated import Run, steps_of
+from tests.soaking import soak_except
 
 
 def numbers():
@@ -58,6 +59,19 @@ GRAPHS = {
     "batch, index": lambda: numbered_batches().map_with_index(lambda i, x: x + 100 * i),
     "drop the remainder": lambda: numbers().batch(4, drop_remainder=True),
 }
+
+
+QUICK = (
+    "batch, iterate, filter",
+    "shuffle, repeat, batch",
+    "batch, iterate, repeat",
+    "slice, batch",
+    "mix, batch",
+    "batch, limit",
+    "batch by a function",
+    "batch, random",
+    "drop the remainder",
+)
 
 
 @pytest.fixture(scope="module")
@@ -259,12 +273,12 @@ def refused(run, state) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", soak_except(GRAPHS, *QUICK))
 def test_graphs(name) -> None:
     check_graph(GRAPHS[name], may_refuse=False)
 
 
-@pytest.mark.parametrize("name", FILED)
+@pytest.mark.parametrize("name", soak_except(FILED, "batch, window", "repeat, batch", "filter, batch", "cache, batch"))
 def test_graphs_over_files(name, lines) -> None:
     check_graph(lambda: FILED[name](lines()), may_refuse=name in ("batch, window", "batch, repeat"))
 

@@ -18,14 +18,20 @@ ANY_PLACE, SAME_BATCHES = "and other batch sizes) 7", "but not with another batc
     ("hidden", "warning", "resumes"),
     [
         (["BatchMapDataset", "FilterMapDataset"], f"(FilterMapDataset, BatchMapDataset). {IN_ORDER}", SAME_BATCHES),
-        (["BatchMapDataset._batch_size"], f"(BatchMapDataset._batch_size). {IN_ORDER}", SAME_BATCHES),
-        (
+        pytest.param(
+            ["BatchMapDataset._batch_size"],
+            f"(BatchMapDataset._batch_size). {IN_ORDER}",
+            SAME_BATCHES,
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
             ["MapDataset._parents"],
             f"SourceMapDataset._parents, _WithSeedMapDataset._parents, ShuffleMapDataset._parents, …). {IN_ORDER}",
             SAME_BATCHES,
+            marks=pytest.mark.soak,
         ),
         (["ShuffleMapDataset._seed"], "(ShuffleMapDataset._seed). Workers can't compare their seeds", ANY_PLACE),
-        (["MapDataset._getitems"], "", ANY_PLACE),
+        pytest.param(["MapDataset._getitems"], "", ANY_PLACE, marks=pytest.mark.soak),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

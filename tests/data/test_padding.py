@@ -58,7 +58,7 @@ class Step:
             assert not any(np.isnan(part).any() for part in parts)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("size", [1, 6, 7])
 def test_the_last_batch(strategy, size, partial) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from replicax import InputOptions
 from tests import processes
+from tests.soaking import soak_except
 from tests.sources import Slow, wait_until
 
 
@@ -140,7 +141,7 @@ class Stuck:
         yield np.zeros(4)
 
 
-@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("how", soak_except(["close", "drop"], "close"))
 def test_closing_does_not_wait_for_a_source_that_is_stuck(pair, how) -> None:
     source = Stuck()
     before = set(threading.enumerate())

@@ -14,6 +14,7 @@ import replicax
 from replicax import InputOptions
 from tests.data.files.writing import write_array_records, write_tfrecords
 from tests.data.simulated import Run
+from tests.soaking import soak_except
 
 topologies = st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
 file_sizes = st.lists(st.integers(0, 12), min_size=4, max_size=7)
@@ -71,6 +72,9 @@ PIPELINES = {
 }
 
 
+QUICK = ("text", "mapped after", "records", "filtered records")
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     made = {}
@@ -84,7 +88,7 @@ def folders(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("pipeline", soak_except(PIPELINES, *QUICK))
 @hypothesis.given(data=st.data())
 def test_each_record_once(folders, pipeline, data) -> None:
     kind, make = PIPELINES[pipeline]
@@ -101,7 +105,7 @@ def test_each_record_once(folders, pipeline, data) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("pipeline", soak_except(PIPELINES, *QUICK))
 @hypothesis.given(data=st.data())
 def test_interrupted_and_restored(folders, pipeline, data) -> None:
     kind, make = PIPELINES[pipeline]

@@ -14,6 +14,18 @@ from tests.data import workers_input
 from tests.data.workers_input import local_ids, sources
 
 SIZE, BATCH = 26, 8
+IN_ORDER, OF_ALL = ("iterated", "generator"), (("data", "exact"), ("data", "pad"))
+SOURCES = ("numbered", "iterated", "generator", "files")
+ALL = list(itertools.product(SOURCES, ("auto", "data", "off"), ("exact", "pad", "drop")))
+QUICK = [
+    ("numbered", "auto", "exact"),
+    ("iterated", "data", "exact"),
+    ("generator", "data", "pad"),
+    ("generator", "auto", "drop"),
+    ("files", "auto", "pad"),
+    ("files", "off", "exact"),
+]
+"""Sources, policies of sharing them out, and what becomes of a batch that is not full."""
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +40,22 @@ def files(tmp_path_factory):
     return paths
 
 
+@pytest.fixture(scope="module", params=[QUICK, pytest.param(ALL, marks=pytest.mark.soak)], ids=["a few", "all"])
+def cases(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def results(files):
-    return processes.run(workers_input.everything, files, SIZE, BATCH, workers=2, devices=2, timeout=120)
+def results(files, cases):
+    return processes.run(workers_input.everything, files, SIZE, BATCH, cases, workers=2, devices=2, timeout=120)
 
 
-@pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
-@pytest.mark.parametrize("policy", ["auto", "data", "off"])
-@pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])
-def test_every_example_once(results, name, policy, partial) -> None:
-    workers = [result["epochs"][name, policy, partial] for result in results]
+def test_every_example_once(results, cases) -> None:
+    for name, policy, partial in cases:
+        check_an_epoch([result["epochs"][name, policy, partial] for result in results], policy, partial)
+
+
+def check_an_epoch(workers, policy, partial) -> None:
     assert workers[0][1] == workers[1][1]  # they computed the same means
     assert all(max(ways) - min(ways) < 1e-5 for ways in workers[0][1])
     if partial != "exact":
@@ -52,11 +70,10 @@ def test_every_example_once(results, name, policy, partial) -> None:
         assert seen.total() == len(workers[0][1]) * BATCH
 
 
-@pytest.mark.parametrize("partial", ["exact", "pad"])
-@pytest.mark.parametrize("name", ["iterated", "generator"])
-def test_means_are_over_what_there_is(results, name, partial) -> None:
-    means = results[0]["epochs"][name, "data", partial][1]
-    assert means == [[mean] * 4 for mean in (3.5, 11.5, 19.5, 24.5)]
+def test_means_are_over_what_there_is(results, cases) -> None:
+    found = [results[0]["epochs"][case][1] for case in cases if case[0] in IN_ORDER and case[1:] in OF_ALL]
+    assert found
+    assert all(means == [[mean] * 4 for mean in (3.5, 11.5, 19.5, 24.5)] for means in found)
 
 
 def test_a_padded_batch_on_both_executors(results) -> None:
@@ -72,6 +89,7 @@ def test_each_worker_made_its_own_dataset(results) -> None:
     assert ids == [list(range(0, SIZE, 2)), list(range(1, SIZE, 2))]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_streams_of_their_own_are_agreed_on_with_few_exchanges(workers, prefetch) -> None:
@@ -85,7 +103,7 @@ def test_streams_of_their_own_are_agreed_on_with_few_exchanges(workers, prefetch
         assert error == ("" if index == workers - 1 else other) + "OSError: disk on fire"
 
 
-@pytest.mark.parametrize("name", ["numbered", "iterated", "generator", "files"])
+@pytest.mark.parametrize("name", SOURCES)
 def test_two_workers_begin_and_one_goes_on(results, files, name) -> None:
     states = [result["interrupted"][name][0] for result in results]
     assert states[0] == states[1]

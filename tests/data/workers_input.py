@@ -43,8 +43,8 @@ def local_ids(strategy, element) -> list[int]:
     return [int(x) for value in strategy.local_results(element["id"]) for x in np.asarray(value)]
 
 
-def epochs(files, size, batch):
-    """For each source, policy and mode: this worker's examples; the means that steps computed; how many were traced.
+def epochs(files, size, batch, cases):
+    """For each source, policy and mode of ``cases``: this worker's examples; means of steps; how many were traced.
 
     Each mean is computed in several ways: by losses, a metric, and a reduction in the step and outside.
     """
@@ -52,27 +52,27 @@ def epochs(files, size, batch):
     with strategy.scope():
         metric = replicax.Mean()
     results = {}
-    for name, make in sources(files, batch, size).items():
-        for policy, partial in itertools.product(("auto", "data", "off"), ("exact", "pad", "drop")):
-            options = InputOptions(auto_shard_policy=policy, partial_batch=partial)
-            ids, means = [], []
+    made = sources(files, batch, size)
+    for name, policy, partial in cases:
+        options = InputOptions(auto_shard_policy=policy, partial_batch=partial)
+        ids, means = [], []
 
-            def step(x):
-                x = x[:, 0]
-                metric.update(x)
-                inside = replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,))
-                return replicax.compute_average_loss(x), inside, x * 1
+        def step(x):
+            x = x[:, 0]
+            metric.update(x)
+            inside = replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,))
+            return replicax.compute_average_loss(x), inside, x * 1
 
-            before = strategy.extended.trace_count(step)
-            for element in strategy.distribute_dataset(make(), options):
-                ids += local_ids(strategy, element)
-                metric.reset()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
-                    share, inside, values = strategy.run(step, args=(element["x"],))
-                outside = strategy.reduce("mean", values, axis=0)
-                means.append([float(x) for x in (strategy.reduce("sum", share), inside, outside, metric.result())])
-            results[name, policy, partial] = ids, means, strategy.extended.trace_count(step) - before
+        before = strategy.extended.trace_count(step)
+        for element in strategy.distribute_dataset(made[name](), options):
+            ids += local_ids(strategy, element)
+            metric.reset()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
+                share, inside, values = strategy.run(step, args=(element["x"],))
+            outside = strategy.reduce("mean", values, axis=0)
+            means.append([float(x) for x in (strategy.reduce("sum", share), inside, outside, metric.result())])
+        results[name, policy, partial] = ids, means, strategy.extended.trace_count(step) - before
     return results
 
 
@@ -167,10 +167,10 @@ def agreed(prefetch, count):
         return sizes, exchanges, f"{type(error).__name__}: {error}"
 
 
-def everything(files, size, batch):
+def everything(files, size, batch, cases):
     """All of it, in one launch."""
     return {
-        "epochs": epochs(files, size, batch),
+        "epochs": epochs(files, size, batch, cases),
         "padded": padded_on_both_executors(),
         "from_function": from_function(size, 8),
         "interrupted": interrupted(files, batch, size, 2),

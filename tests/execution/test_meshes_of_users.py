@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax
 from replicax.variables.partitioners import over_all
+from tests.soaking import soak_except
 
 DEVICES = [f"cpu:{i}" for i in range(4)]
 X = np.random.default_rng(5).normal(size=(13, 4)).astype(np.float32)
@@ -62,18 +64,23 @@ def trained(strategy: replicax.Strategy, executor: str) -> list[Any]:
     return [losses, w.numpy(), int(seen)]
 
 
+@functools.cache
+def on_one_device() -> list[Any]:
+    return trained(replicax.OneDeviceStrategy("cpu:0"), "compiled")
+
+
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("executor", soak_except(["compiled", "per_replica"], "compiled"))
 @pytest.mark.parametrize("types", [("Auto",), ("Explicit",), ("Explicit", "Auto")], ids=" and ".join)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", soak_except(PLACES, "split, in parts", "several on each"))
 def test_a_mesh_that_is_set_changes_nothing(place: str, types: tuple[str, ...], executor: str) -> None:
-    expected = trained(replicax.OneDeviceStrategy("cpu:0"), "compiled")
     with jax.set_mesh(mesh_of(*types)):
         found = trained(PLACES[place](), executor)
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(found, on_one_device(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize("place", PLACES)
 def test_arrays_from_elsewhere(place: str, executor: str) -> None:
@@ -116,6 +123,7 @@ def mapped(how: str) -> Callable[[Any, Any], Any]:
     return jax.shard_map(parts, in_specs=(PartitionSpec(), columns), out_specs=columns, **names)  # type: ignore[arg-type]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", ["smap", "the axis", "all axes"])
 @pytest.mark.parametrize("per_device", [1, 2])
 @pytest.mark.parametrize("split", [False, True])

@@ -73,6 +73,7 @@ WAYS: dict[str, Callable[[replicax.Strategy, np.ndarray], Any]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_is_given_away_stays_as_it_was(way: str, replicas: int) -> None:

@@ -231,6 +231,7 @@ def test_the_tenth_retrace_names_a_captured_value() -> None:
         eleven_epochs()
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
     cache = pair.extended.programs
     before = len(cache._entries)
@@ -394,6 +395,7 @@ def test_jax_can_look_for_a_nan(pair) -> None:
         pair.run(lambda x: jnp.log(x), args=(-1.0,))
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_nothing_traced_is_left_over(pair) -> None:
     with pair.scope():
         v = replicax.Variable(1.0)

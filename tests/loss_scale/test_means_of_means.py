@@ -62,6 +62,7 @@ def warned(pair: replicax.MirroredStrategy, step: Any, count: int) -> list[warni
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("count", [1, 7, 8])
 @pytest.mark.parametrize("step", AVERAGED.values(), ids=AVERAGED)
 def test_a_mean_of_means_that_is_no_gradient(pair: replicax.MirroredStrategy, step: Any, count: int) -> None:
@@ -94,6 +95,7 @@ def test_many_steps_and_the_training_loop(pair: replicax.MirroredStrategy) -> No
         replicax.train(lambda x: x.mean(), dataset, 2, reduce="mean", strategy=pair, progress=False)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("count", [7, 8])
 @pytest.mark.parametrize("step", WEIGHTED.values(), ids=WEIGHTED)
 def test_means_that_are_weighted_or_meant(pair: replicax.MirroredStrategy, step: Any, count: int) -> None:

@@ -18,6 +18,7 @@ import replicax
 from tests import processes
 from tests.conftest import shared_strategy, strategy_of
 from tests.many_steps import workers_steps
+from tests.soaking import soak_except
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ class Model:
                 np.zeros(6, np.float32), name="average", synchronization="on_read", aggregation="mean"
             )
             self.last = replicax.Variable(np.zeros(3, np.float32), name="last", trainable=False)
-            self.optimizer = replicax.Optimizer(self.tx or optax.adam(0.05))
+            self.optimizer = replicax.Optimizer(self.tx or optax.sgd(0.05, momentum=0.9))
 
     def step(self, batch: Any) -> Any:
         self.traces += 1
@@ -127,8 +128,8 @@ def one_at_a_time(kind: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("kind", soak_except(STRATEGIES, "mirrored 2", "sharded 4"))
+@pytest.mark.parametrize("steps", soak_except([1, 3, 7], 3, 7))
 def test_the_same_as_one_at_a_time(kind, steps) -> None:
     shares, state = one_at_a_time(kind)
     many = Model(STRATEGIES[kind]())
@@ -150,13 +151,12 @@ def test_the_same_as_one_at_a_time(kind, steps) -> None:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("kind", ["one device", "mirrored 2", "sharded 4"])
-@pytest.mark.parametrize("partial", ["exact", "pad", "drop"])
+@pytest.mark.parametrize("kind", soak_except(["one device", "mirrored 2", "sharded 4"], "mirrored 2"))
+@pytest.mark.parametrize("partial", soak_except(["exact", "pad", "drop"], "exact", "pad"))
 def test_a_last_batch_that_is_not_full(kind, partial) -> None:
     """Of 5 examples: over 2 and 4 replicas they are not even."""
     data, options = batches([8, 8, 8, 5]), replicax.InputOptions(partial_batch=partial)
-    tx = optax.sgd(0.05, momentum=0.9)  # operation by operation, Adam is slow
-    one, many = Model(STRATEGIES[kind](), tx=tx), Model(STRATEGIES[kind](), tx=tx)
+    one, many = Model(STRATEGIES[kind]()), Model(STRATEGIES[kind]())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", replicax.errors.ExecutorWarning)
         for batch in one.strategy.distribute_dataset(data, options):
@@ -225,16 +225,6 @@ def test_one_trace_one_program_for_all_groups_of_a_length(pair) -> None:
     assert model.traces == 1
 
 
-def test_the_body_of_the_loop_has_one_all_reduce(pair) -> None:
-    model = Model(pair)
-    pair.run_steps(model.step_of_many, iter(pair.distribute_dataset(batches([8] * 5))), 5)
-    [program] = [e for e in pair.extended.programs._entries.values() if e.repetitions]
-    single, loop = program.collectives(), program.repetitions[5].collectives()
-    assert [c.kind for c in loop] == [c.kind for c in single] == ["all-reduce"] * len(single)
-    text = program.repetitions[5].compiled_text()
-    assert "while(" in text
-
-
 def test_a_plain_step_has_one_all_reduce_in_the_loop(pair) -> None:
     with pair.scope():
         w = replicax.Variable(np.ones((4, 4), np.float32))
@@ -248,6 +238,7 @@ def test_a_plain_step_has_one_all_reduce_in_the_loop(pair) -> None:
     pair.run_steps(step, iter(pair.distribute_dataset([np.ones((4, 4), np.float32)] * 3)), 3)
     [program] = [e for e in pair.extended.programs._entries.values() if e.repetitions]
     assert len(program.repetitions[3].collectives()) == 1
+    assert "while(" in program.repetitions[3].compiled_text()
 
 
 def test_scan_inside_and_a_key_that_is_carried(pair) -> None:

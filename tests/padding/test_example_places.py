@@ -182,10 +182,21 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("executor", [None, EXACT], ids=["compiled", "exact"])
-def test_what_models_return_of_each_example_is_reduced_without_padding(executor, ignore_promotion) -> None:
+@pytest.mark.parametrize(
+    ("executor", "models"),
+    [
+        pytest.param(None, EVERYWHERE, id="compiled"),
+        pytest.param(EXACT, [cross_entropy, embeddings, within_each_example], id="exact"),
+        pytest.param(
+            EXACT,
+            [m for m in EVERYWHERE if m is not one_example_at_a_time],  # see the test below
+            id="exact, everywhere",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_what_models_return_of_each_example_is_reduced_without_padding(executor, models, ignore_promotion) -> None:
     # All in one step: to compile each by itself takes a minute.
-    models = [m for m in EVERYWHERE if executor is None or m is not one_example_at_a_time]  # see the test below
 
     def step(b: Any) -> Any:
         return {model.__name__: model(b) for model in models}

@@ -20,6 +20,7 @@ from replicax.per_replica.array_facts import Localities
 from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
 from replicax.per_replica.eager.library_functions import what_it_is
 from tests.per_replica.test_operations import on
+from tests.soaking import soak_except
 
 EXACT = replicax.RunOptions(executor="per_replica")
 
@@ -94,7 +95,7 @@ def step_of(strategy: replicax.Strategy, tx: Any) -> tuple[Callable[[Any], Any],
     return lambda options: strategy.run(step, args=(x,), options=options), list(variables.values()), optimizer
 
 
-@pytest.mark.parametrize("name", ["a schedule", "a chain", "parts"])
+@pytest.mark.parametrize("name", soak_except(["a schedule", "a chain", "parts"], "parts"))
 def test_updates_are_those_of_the_compiled_step(pair, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     compute = WatchingTrace.compute_program

@@ -15,6 +15,7 @@ from replicax import _jax
 from replicax.per_replica.eager.derivatives import tracing_rules_once
 from replicax.per_replica.eager.eager_trace import EagerTrace, WatchingTrace
 from tests import processes
+from tests.per_replica import workers_cached
 from tests.per_replica.test_programs import compilations
 
 
@@ -93,24 +94,8 @@ def test_nans_are_looked_for() -> None:
         jnp.log(jax.device_put(-np.ones(3, np.float32), device))
 
 
-CACHED = """
-import jax, jax.numpy as jnp, replicax
-replicax.use_cpu_devices(2)
-pair = replicax.MirroredStrategy()
-step = lambda x: jnp.sin(x) + x @ x
-x = pair.distribute_values_from_function(lambda ctx: jnp.ones(3) * ctx.replica_id_in_sync_group)
-found = pair.run(step, args=(x,), options=replicax.RunOptions(executor="per_replica"))
-print(*(float(v[0]) for v in pair.local_results(found)))
-"""
-
-
 def test_with_a_cache_of_compiled_programs_on_disk(tmp_path) -> None:
-    settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
     for _ in range(2):  # the second time from the disk
-        [printed] = processes.run_programs([["-W", "error", "-c", CACHED]], environment=[settings])
-        assert [round(float(v), 4) for v in printed.split()] == [0.0, 3.8415]
+        [found] = processes.run(workers_cached.run, str(tmp_path), workers=1, devices=2, fresh=True)
+        np.testing.assert_allclose(found, [0.0, 3.8415], rtol=1e-4)
     assert list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ import replicax
 from replicax import _jax
 from tests.conftest import strategy_of
 from tests.programs.programs import third_party
+from tests.soaking import soak_except
 
 EXACT = replicax.RunOptions(executor="per_replica")
 
@@ -103,7 +104,7 @@ class Model:
 STEPS = ["train", "writing", "scanning", "remembering", "talking", "drawing", "looking_up"]
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", soak_except(STEPS, "train", "remembering", "talking"))
 def test_a_second_call_compiles_nothing(pair, kind: str) -> None:
     model, other = Model(pair), Model(strategy_of(1))
     step = getattr(model, kind)
@@ -151,6 +152,7 @@ def test_a_checkpointed_function_that_lives_on_reads_what_was_assigned(pair) -> 
     assert found == [[2.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
 
 
+@pytest.mark.soak
 @third_party
 def test_a_library_whose_solver_has_a_collective_inside(pair: replicax.MirroredStrategy) -> None:
     from tests.programs.programs import PROGRAMS

@@ -198,7 +198,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> None:
 @pytest.mark.parametrize(
     ("replicas", "split", "examples"),
     [
-        *[(1, False, 10), (2, False, 20), (3, True, 15)],
+        *[(2, False, 8), (3, True, 8)],
         *(
             pytest.param(n, split, 60 // n + 30, marks=pytest.mark.soak)
             for n in (1, 2, 3, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import replicax
 from replicax.variables.partitioners import over_all
 from tests.conftest import logical_strategy, shared_strategy, strategy_of
 from tests.programs.test_properties import check_results, is_array, is_leaf
+from tests.soaking import soak_except
 
 EXACT = replicax.RunOptions(executor="per_replica")
 COMPILED = replicax.RunOptions(executor="compiled")
@@ -177,6 +179,7 @@ def convolutions() -> tuple[list[replicax.Variable], Callable[..., Any]]:
     return [kernel], step
 
 
+MORE = [("train", (2, 1)), ("loops", (1, 3)), ("convolutions", (3, 2))]
 PROGRAMS = {f.__name__: f for f in (train, gather, across, variables, shapes, loops, convolutions)}
 
 
@@ -219,13 +222,11 @@ def _arrays(strategy: replicax.Strategy, leaf: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("train", (2, 1)),
         ("gather", (2, 0, 2)),
         ("across", (2, 2, 1, 0)),
         ("variables", (4, 1, 1)),
         ("shapes", (2, 1, 0)),
-        ("loops", (1, 3)),
-        ("convolutions", (3, 2)),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE),
     ],
 )
 def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]) -> None:
@@ -240,9 +241,8 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("place", SHARED)
-@pytest.mark.parametrize("name", ["train", "gather", "shapes", "loops"])
+@pytest.mark.parametrize("place", soak_except(SHARED, "split"))
+@pytest.mark.parametrize("name", soak_except(["train", "gather", "shapes", "loops"], "shapes"))
 def test_it_means_the_same_where_replicas_share_devices(name: str, place: str) -> None:
     """A last batch of 10 on 8 replicas: three of them, and with two devices most of one device's, have nothing."""
     strategy = replicax.MirroredStrategy(num_replicas=8, **SHARED[place])
@@ -251,8 +251,10 @@ def test_it_means_the_same_where_replicas_share_devices(name: str, place: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [replicax.CommunicationOptions(implementation="ring"), replicax.CommunicationOptions(timeout_seconds=60.0)],
-    ids=["ring", "timeout"],
+    [
+        pytest.param(replicax.CommunicationOptions(implementation="ring"), id="ring"),
+        pytest.param(replicax.CommunicationOptions(timeout_seconds=60.0), id="timeout", marks=pytest.mark.soak),
+    ],
 )
 def test_it_is_the_same_however_replicas_communicate(options: replicax.CommunicationOptions) -> None:
     strategy = strategy_of(3)
@@ -276,18 +278,16 @@ def test_it_is_the_same_however_replicas_communicate(options: replicax.Communica
 # --- one program for each set of sizes ------------------------------------------------------------------
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "strategy",
     [
-        split_over(2),
-        split_over(2, groups=2),
-        replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]),
-        logical_strategy(2, 2),
+        pytest.param(split_over(2), id="split", marks=pytest.mark.soak),
+        pytest.param(split_over(2, groups=2), id="split in groups"),
+        pytest.param(replicax.CentralStorageStrategy(["cpu:0", "cpu:1"]), id="central", marks=pytest.mark.soak),
+        pytest.param(logical_strategy(2, 2), id="logical", marks=pytest.mark.soak),
     ],
-    ids=["split", "split in groups", "central", "logical"],
 )
-@pytest.mark.parametrize("name", ["train", "gather"])
+@pytest.mark.parametrize("name", soak_except(["train", "gather"], "gather"))
 def test_it_is_the_same_wherever_variables_are(strategy: replicax.Strategy, name: str) -> None:
     replicas = strategy.num_replicas_in_sync
     sizes = [(2, 1, 1, 2)[:replicas], (1, 2, 0, 2)[:replicas]]
@@ -332,16 +332,24 @@ def test_exchanges_among_all_devices_are_not_left_to_some() -> None:
     np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_it_is_the_step_on_the_whole_batch() -> None:
+@functools.cache
+def on_one_device() -> Any:
+    return outcome(strategy_of(1), PROGRAMS["train"], [(7,), (7,)], None)[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices"),
+    [
+        *(pytest.param(sizes, n, marks=pytest.mark.soak) for sizes, n in [((4, 3), 2), ((2, 2, 2, 1), 4)]),
+        ((0, 5, 2, 0), 4),
+        ((2, 2, 2, 1, 0, 0), 2),
+    ],
+)
+def test_it_is_the_step_on_the_whole_batch(sizes: tuple[int, ...], devices: int) -> None:
     """However a batch falls on replicas, training is that of one device."""
-    states = []
-    for sizes, devices in [((7,), 1), ((4, 3), 2), ((2, 2, 2, 1), 4), ((0, 5, 2, 0), 4), ((2, 2, 2, 1, 0, 0), 2)]:
-        strategy = shared_strategy(len(sizes), devices)
-        _, state = outcome(strategy, PROGRAMS["train"], [sizes, sizes], None)
-        states.append(state)
-    for state in states[1:]:
-        for a, b in zip(state, states[0], strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    _, state = outcome(shared_strategy(len(sizes), devices), PROGRAMS["train"], [sizes, sizes], None)
+    for a, b in zip(state, on_one_device(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_python_runs_once_for_each_size_and_nothing_is_compiled_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import gc
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 
@@ -91,6 +92,7 @@ def test_globals_of_the_same_module_are_captured() -> None:
         rate = 0.5
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_key_dies_with_what_it_captures() -> None:
     class Model:
         pass

@@ -87,6 +87,7 @@ def test_an_async_dataset_function(pair) -> None:
 # --- contexts that nobody keeps -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_context_that_nobody_keeps_is_not_left(pair) -> None:
     seen = []
 

@@ -26,6 +26,7 @@ def values(total: Any, v: Any) -> Any:
     return total(v), gradient(v), jax.jacrev(gradient)(v), jax.vmap(jax.value_and_grad(total))(stacked)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_values_and_derivatives_are_those_of_all_data(strategy: replicax.Strategy, executor: str) -> None:
     v = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}
@@ -35,7 +36,7 @@ def test_values_and_derivatives_are_those_of_all_data(strategy: replicax.Strateg
         return values(replicax.total_of_shares(lambda v: part(v, x)), v)
 
     found = strategy.run(step, args=(v, batch), options=replicax.RunOptions(executor=executor))
-    expected = values(lambda v: part(v, X), v)
+    expected = jax.jit(lambda v: values(lambda v: part(v, X), v))(v)
     assert jax.tree.structure(found) == jax.tree.structure(expected)  # arrays, and nothing that differs
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
@@ -77,7 +78,9 @@ def test_a_line_search_over_split_data(pair: replicax.MirroredStrategy) -> None:
         found = pair.run(
             lambda x: searched(replicax.total_of_shares(lambda point: distances(point, x)), start), args=(batch,)
         )
-        for one, other in zip(found, searched(lambda point: distances(point, X), start), strict=True):
+        for one, other in zip(
+            found, jax.jit(lambda: searched(lambda point: distances(point, X), start))(), strict=True
+        ):
             np.testing.assert_allclose(one, other, rtol=1e-4)
 
 

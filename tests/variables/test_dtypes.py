@@ -22,7 +22,7 @@ EXPECTED = {"sum": [1, 3], "mean": [1 / 3, 1], "only_first_replica": [0, 1]}
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("aggregation", EXPECTED)

@@ -33,6 +33,7 @@ def parts_of(variable: replicax.Variable) -> set[tuple[int, ...]]:
     return {s.data.shape for s in variable.slot.array.addressable_shards}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("initial", [VALUE, lambda: jnp.asarray(VALUE)], ids=["value", "callable"])
 @pytest.mark.parametrize(
     ("dim", "parts", "held"), [(0, [1, 2], (4, 6)), (0, [2, 1], (2, 12)), (1, [1, 2], (8, 3)), (1, [2, 1], (4, 6))]

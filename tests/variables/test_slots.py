@@ -66,6 +66,7 @@ def test_some_are_overwritten_without_being_read(pair, five) -> None:
     assert values(five) == [0, 10, 23, 2, 23]
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_one_that_goes_frees_its_array_and_no_other(pair) -> None:
     with pair.scope():
         kept = replicax.Variable(jnp.ones(3))

@@ -13,6 +13,7 @@ import pytest
 import replicax
 from tests import processes
 from tests.conftest import strategy_of
+from tests.soaking import soak_except
 from tests.strategies.test_multi_worker import compare, joined
 from tests.variables import workers_split
 
@@ -26,8 +27,8 @@ def on_one_worker(name: str) -> Any:
 @pytest.mark.parametrize(
     ("devices", "names"),
     [
-        ([2, 2], ["row updates, exactly", "run_steps"]),
-        ([1, 2, 1], ["across", "uneven", "updates"]),
+        pytest.param([2, 2], ["row updates, exactly", "run_steps"], marks=pytest.mark.soak),
+        ([1, 2, 1], ["across", "uneven", "run_steps"]),
         pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
         pytest.param([1, 2, 1], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
     ],
@@ -109,7 +110,7 @@ def test_each_worker_saves_its_pieces(tmp_path, shared, group_size) -> None:
         np.testing.assert_array_equal(v, workers_split.WHOLE)
 
 
-@pytest.mark.parametrize(("devices", "group_size"), [(1, None), (2, 2)])
+@pytest.mark.parametrize(("devices", "group_size"), soak_except([(1, None), (2, 2)], (2, 2)))
 def test_a_device_of_a_worker_holds_a_part_of_the_model_and_a_few_layers(devices: int, group_size: int | None) -> None:
     layers, layer = 12, 4 * 256 * 256
     for kept, temporaries in processes.run(workers_split.held, group_size, workers=2, devices=devices, timeout=120):

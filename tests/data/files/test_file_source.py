@@ -143,6 +143,7 @@ def test_processes_divide_the_files(tmp_path) -> None:
     assert sorted(got) == sorted(replicax.data.text_lines(files))
 
 
+@pytest.mark.usefixtures("young_heap")
 @EVERY_FORMAT
 def test_no_file_stays_open(name, tmp_path) -> None:
     # A file that is left to the garbage collector is a ResourceWarning, and so an error.
