@@ -89,9 +89,12 @@ class Definitions:
         """Make workers forget dropped objects; returns these."""
         gone = []
         while self._gone:
-            gone.append(self._gone.popleft())
+            kind, number = reference = self._gone.popleft()
             with self._lock:
-                self._all.pop(gone[-1], None)
+                self._all.pop(reference, None)
+            if kind == "variable":
+                self.shards.pop(number, None)
+            gone.append(reference)
         return gone
 
 

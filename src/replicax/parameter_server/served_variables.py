@@ -163,10 +163,12 @@ class VariableHome:
         """Send those of them that are new or changed here."""
         if gone := self.definitions.forget():
             self._servers.drop(gone)
-        of_variables: Any = (self.definitions.shards, self._sent, self._assigned)
         for kind, number in gone:
-            for table in {"variable": of_variables, "optimizer": (self._defined,)}.get(kind, ()):
-                table.pop(number, None)
+            if kind == "variable":
+                for values in (self._sent, self._assigned):
+                    values.pop(number, None)
+            elif kind == "optimizer":
+                self._defined.pop(number, None)
         new: list[Variable] = []
         assigned = []
         for variable in variables:
@@ -200,7 +202,7 @@ class VariableHome:
 
     def _refresh(self, slot: ServedSlot) -> None:
         shards = self.definitions.shards[slot.number]
-        values, _ = self._servers.pull({slot.number: shards}, lambda _: slot.here)
+        values = self._servers.pull({slot.number: shards}, lambda _: slot.here)
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 

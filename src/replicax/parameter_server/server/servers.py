@@ -16,12 +16,14 @@ from replicax.parameter_server.server.shards import Shards
 class Servers:
     """The servers, and the versions of variables that this process has got from them.
 
-    All messages to a server at one time form a single call, with the functions that have ended (``ended``).
+    All messages to a server at one time form a single call, with the functions that have ended (``ended``). ``updates``
+    has how many updates each server had made when something was last read from it.
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
         self.actors = tuple(actors)
         self.ended: Callable[[], Ended] = Ended
+        self.updates: dict[int, int] = {}
         self._versions: dict[int, dict[int, int]] = {}
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
@@ -42,48 +44,44 @@ class Servers:
         for actor in self.actors:
             actor.call("drop", references)
 
-    def pull(
-        self, wanted: Mapping[int, Shards], present: Callable[[int], Any]
-    ) -> tuple[dict[int, Any], dict[int, int]]:
-        """The values of those variables that have changed since the last call, and each server's number of updates.
+    def pull(self, wanted: Mapping[int, Shards], present: Callable[[int], Any]) -> dict[int, Any]:
+        """The values of those variables that have changed since the last call.
 
         ``present`` returns this process' value of a variable, for parts that have not changed.
         """
         versions = self._versions  # replaced by a new dict when servers go back
         calls: dict[int, dict[int, int]] = {}
         for number, shards in wanted.items():
-            for server in shards.servers if shards.dim is not None else shards.servers[:1]:
+            for server in shards.sources:
                 calls.setdefault(server, {})[number] = versions.get(number, {}).get(server, -1)
         ended = self.ended()
         pulled = self._all("pull", {server: (asked, ended) for server, asked in calls.items()})
+        self.updates.update({server: got.updates for server, got in pulled.items()})
         found = {}
         for number, shards in wanted.items():
             new = {server: got.values[number] for server, got in pulled.items() if number in got.values}
             if not new:
                 continue
             parts = {server: part for server, (_, part) in new.items()}
-            if len(parts) < (len(shards.bounds) if shards.is_split else 1):
+            if missing := [server for server in shards.sources if server not in parts]:
                 old = np.asarray(present(number))
-                parts.update({server: shards.part(old, server) for server in shards.bounds if server not in parts})
+                parts.update({server: shards.part(old, server) for server in missing})
             found[number] = shards.whole(parts)
             versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
-        return found, {server: got.updates for server, got in pulled.items()}
+        return found
 
-    def rows(self, number: int, shards: Shards, indices: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Some rows (along dim 0) of a variable, and how many updates each called server had made.
-
-        The indices, ``[k]``, are in range, unique and sorted.
-        """
-        asked = dict.fromkeys(shards.servers if shards.is_split else shards.servers[:1], indices)
+    def rows(self, number: int, shards: Shards, indices: np.ndarray) -> np.ndarray:
+        """Some rows (along dim 0) of a variable. The indices, ``[k]``, are in range, unique and sorted."""
+        asked = dict.fromkeys(shards.sources, indices)
         if shards.is_split and shards.dim == 0:
             split = shards.rows(indices, indices)
             asked = {server: mine for server, (mine, _) in split.items() if len(mine)}
             asked = asked or {shards.servers[0]: indices}  # without rows only the dtype is needed
         ended = self.ended()
         found = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
+        self.updates.update({server: updates for server, (updates, _) in found.items()})
         parts = [rows for _, rows in found.values()]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=shards.dim)
-        return whole, {server: count for server, (count, _) in found.items()}
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=shards.dim)
 
     def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:
         """Send each server its changes; the results will be their staleness."""

@@ -36,6 +36,11 @@ class Shards:
         return tuple(self.bounds)
 
     @property
+    def sources(self) -> tuple[int, ...]:
+        """The servers whose parts make up the whole."""
+        return self.servers if self.is_split else self.servers[:1]
+
+    @property
     def is_split(self) -> bool:
         """Whether several servers have different parts."""
         return self.dim is not None and len(self.bounds) > 1

@@ -56,7 +56,7 @@ class ServerVariables:
         self._function, self._ended = function, ended
         self._sent: list[dict[int, Reply]] = []
         self._changed: set[int] = set()
-        self._updates: dict[int, int] = {}  # how many each server had made when the function last read from it
+        self.servers.updates = {}
         if self.groups > 1:
             self.group.slot.array = self.group.to_storage(np.int32(function % self.groups))
 
@@ -64,7 +64,7 @@ class ServerVariables:
         """Send changes, in one call for each server; does not wait."""
         self._changed.update(number for _, number in changes)
         pushes = {
-            server: Push(self._function, len(self._sent), self._updates.get(server), mine, self._ended)
+            server: Push(self._function, len(self._sent), self.servers.updates.get(server), mine, self._ended)
             for server, mine in split_changes(self.shards, changes).items()
         }
         self._sent.append(self.servers.push(pushes))
@@ -104,11 +104,10 @@ class ServerVariables:
         for variable in wanted.values():
             self.check_readable(variable)
         shards = {number: self.shards[number] for number in wanted}
-        values, updates = self.servers.pull(shards, lambda number: wanted[number].slot.array)
+        values = self.servers.pull(shards, lambda number: wanted[number].slot.array)
         for number, value in values.items():
             variable = wanted[number]
             variable.slot.array = variable.to_storage(value)  # JAX keeps this memory, and copies before writing
-        self._updates.update(updates)
 
     def check_readable(self, variable: WorkerVariable) -> None:
         """Raise if a function that is part of a step reads what it has changed: the servers change that after it."""
@@ -123,8 +122,7 @@ class ServerVariables:
     def rows(self, number: int, indices: np.ndarray) -> np.ndarray:
         """Rows of a variable: ``[*indices.shape, *shape[1:]]``; each is fetched once."""
         unique, places = np.unique(indices, return_inverse=True)
-        rows, updates = self.servers.rows(number, self.shards[number], unique)
-        self._updates.update(updates)
+        rows = self.servers.rows(number, self.shards[number], unique)
         return rows[places.reshape(indices.shape)]
 
     def _send(self, slots: Iterable[Slot]) -> None:
