@@ -195,26 +195,6 @@ def test_steps_in_one_program() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("partial", ["exact", "pad"])
-def test_batches_that_do_not_divide_evenly(partial: str) -> None:
-    results = []
-    for strategy in (strategy_of(4), placed(2, 2, over_all(2, 0))):
-        with strategy.scope():
-            w = replicax.Variable(jnp.ones(6), name="w")
-            optimizer = replicax.Optimizer(optax.sgd(0.1))
-
-        def step(x: Any) -> Any:
-            loss, gradients = replicax.value_and_grad(lambda: replicax.compute_average_loss(x @ w.value), [w])()  # noqa: B023
-            optimizer.apply_gradients(zip(gradients, [w], strict=True))  # noqa: B023
-            return loss
-
-        batch = np.arange(36.0, dtype=np.float32).reshape(6, 6)
-        [x] = strategy.distribute_dataset([batch], replicax.InputOptions(partial_batch=partial))
-        results.append((float(strategy.reduce("sum", strategy.run(step, args=(x,)))), w.numpy()))
-    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-5)
-    np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-5)
-
-
 @pytest.mark.soak
 def test_a_checkpoint_goes_onto_any_other_placement(tmp_path: Any) -> None:
     pieces = over_all(2, min_bytes=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax import lax
 
 import replicax
 from replicax import REPLICA_AXIS
+from replicax.variables.partitioners import over_all
 from tests.checkpoint.runs import Run
 from tests.conftest import shared_strategy, strategy_of
 
@@ -252,10 +253,16 @@ def assert_all_close(run: Run, reference: Run) -> None:
         )
 
 
+def pieces_on_two_devices() -> replicax.Strategy:
+    return replicax.ShardedStrategy(["cpu:0", "cpu:1"], over_all(2, min_bytes=0), num_replicas=4)
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("partial", ["exact", "pad"])
-def test_batches_that_do_not_divide_evenly(partial: str) -> None:
+@pytest.mark.parametrize("make", [lambda: shared_strategy(4, 2), pieces_on_two_devices], ids=["mirrored", "split"])
+def test_batches_that_do_not_divide_evenly(make: Callable[[], replicax.Strategy], partial: str) -> None:
     results = []
-    for strategy in (strategy_of(4), shared_strategy(4, 2)):
+    for strategy in (strategy_of(4), make()):
         with strategy.scope():
             w = replicax.Variable(jnp.ones(3), name="w")
             own = replicax.Variable(jnp.zeros(()), name="own", synchronization="on_read")

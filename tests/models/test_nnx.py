@@ -124,7 +124,9 @@ def test_tree_mode(pair) -> None:
     check_alike(arrays(*objects), alone("mlp")[0])
 
 
-@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(jax.sharding.AxisType.Auto, marks=pytest.mark.soak), jax.sharding.AxisType.Explicit]
+)
 @third_party
 def test_a_mesh_that_the_user_has_set(pair, kind) -> None:
     objects = made(MLP, CLIPPED)
@@ -211,7 +213,7 @@ def test_what_is_assigned_between_steps_counts(strategy) -> None:
     assert strategy.extended.trace_count(step) == 2
 
 
-@pytest.mark.parametrize("place", [mirrored, sharded])
+@pytest.mark.parametrize("place", [pytest.param(mirrored, marks=pytest.mark.soak), sharded])
 @third_party
 def test_what_is_read_between_steps_stays(place) -> None:
     strategy = place(2)
@@ -399,7 +401,7 @@ def test_evaluation_has_two_ways_and_a_third_is_told_them(pair) -> None:
 
 
 @third_party
-@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("executor", ["compiled", pytest.param("per_replica", marks=pytest.mark.soak)])
 def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pair, executor) -> None:
     def step(model, optimizer, metric, x, reduced):
         loss, gradients = nnx.value_and_grad(lambda model: replicax.compute_average_loss(model(x).sum(-1)))(model)
