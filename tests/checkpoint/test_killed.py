@@ -39,7 +39,9 @@ def fresh() -> replicax.Checkpoint:
     return replicax.Checkpoint(v=replicax.Variable(np.zeros(1000, np.float32)))
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=pytest.mark.soak) if p in ("begun", "restore") else p for p in POINTS]
+)
 def test_killed(tmp_path, point) -> None:
     folder = tmp_path / "run"
     if point == "restore":

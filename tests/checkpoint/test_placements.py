@@ -141,7 +141,7 @@ def bytes_of_arrays(folder) -> int:
     return sum(len(store.read(key).result().value) for key in store.list().result() if not key.endswith(b".zarray"))
 
 
-@pytest.mark.parametrize("kind", ["mirrored", "sharded"])
+@pytest.mark.parametrize("kind", [pytest.param("mirrored", marks=pytest.mark.soak), "sharded"])
 def test_groups_are_saved_once_and_restored_from_and_onto_other_placements(tmp_path, kind) -> None:
     pairs = replicax.variables.GroupPartitioner(2)
     runs = {

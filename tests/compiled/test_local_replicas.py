@@ -218,7 +218,8 @@ def test_replicas_print_one_after_the_other(capfd: pytest.CaptureFixture[str]) -
 # --- training -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("devices", [1, 2])
 def test_training_and_a_checkpoint_onto_other_devices(devices: int, tmp_path: Any) -> None:
     goes_on_elsewhere(shared_strategy(4, devices), [shared_strategy(4, 3 - devices)], tmp_path)
 

@@ -33,7 +33,9 @@ np.save(sys.argv[3], found["y"])
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param("mirrored", marks=pytest.mark.soak), "sharded", "logical"])
+@pytest.mark.parametrize(
+    "name", ["sharded", *(pytest.param(name, marks=pytest.mark.soak) for name in ("mirrored", "logical"))]
+)
 def test_plain_jax_runs_the_file_without_replicax(name: str, tmp_path: pathlib.Path) -> None:
     strategy = STRATEGIES[name]()
     rng = np.random.default_rng(0)

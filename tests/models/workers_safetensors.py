@@ -107,7 +107,7 @@ def measure(folder: str, placement: str) -> None:
     with strategy.scope():
         params = [
             replicax.Variable(lambda: jnp.zeros((2048, 2048)), name=f"w{i}", partition_dimensions=[1, parts])
-            for i in range(6)
+            for i in range(4)
         ]
     for v in params:  # touches every page
         v.block_until_ready()

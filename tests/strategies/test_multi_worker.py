@@ -72,8 +72,16 @@ LEFT_TO_SOAK = ["train", "train, exactly", "variables", "uneven, exactly"]
 def test_every_program_does_the_same_as_on_one_worker(
     devices: list[int], names: list[str], num_replicas: int | None
 ) -> None:
+    fresh = num_replicas is not None
     results = processes.run(
-        workers_checks.run_programs, names, num_replicas, workers=len(devices), devices=devices, timeout=240, fresh=True
+        workers_checks.run_programs,
+        names,
+        num_replicas,
+        fresh,
+        workers=len(devices),
+        devices=devices,
+        timeout=240,
+        fresh=fresh,
     )
     for name in names:
         compare(joined([r[name] for r in results]), on_one_worker(name), name)

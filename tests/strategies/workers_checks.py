@@ -22,8 +22,9 @@ EXACT = replicax.RunOptions(executor="per_replica")
 here = replicax.get_replica_context
 
 
-def run_programs(names: Sequence[str], num_replicas: int | None = None) -> dict[str, Any]:
-    jax.config.update("jax_cpu_collectives_implementation", None)  # there is still time to mend that
+def run_programs(names: Sequence[str], num_replicas: int | None, is_fresh: bool) -> dict[str, Any]:
+    if is_fresh:  # and has no devices yet: the strategy can still choose how they reach each other
+        jax.config.update("jax_cpu_collectives_implementation", None)
     strategy = replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, num_replicas=num_replicas)
     return {name: PROGRAMS[name](strategy) for name in names}
 
