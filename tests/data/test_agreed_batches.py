@@ -231,6 +231,7 @@ def test_who_is_missing_is_named(kind) -> None:
     run.close()
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", soak_except(KINDS, "own streams"))
 def test_closing_does_not_wait_for_streams_that_are_stuck(kind) -> None:
     before = set(threading.enumerate())

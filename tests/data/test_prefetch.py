@@ -141,6 +141,7 @@ class Stuck:
         yield np.zeros(4)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", soak_except(["close", "drop"], "close"))
 def test_closing_does_not_wait_for_a_source_that_is_stuck(pair, how) -> None:
     source = Stuck()
@@ -157,6 +158,7 @@ def test_closing_does_not_wait_for_a_source_that_is_stuck(pair, how) -> None:
     wait_until(lambda: not set(threading.enumerate()) - before)  # and then ends
 
 
+@pytest.mark.usefixtures("impatient")
 def test_closing_wakes_who_waits_for_an_element(pair) -> None:
     source = Stuck()
     iterator = iter(pair.distribute_dataset(source))
