@@ -172,6 +172,7 @@ def test_right_numbers_are_not(pair: replicax.MirroredStrategy, step: Any) -> No
     assert [str(warning.message) for warning in told(pair, step)] == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize(
     "make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.split(jax.random.key(seed), 3)]

@@ -198,7 +198,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> None:
 @pytest.mark.parametrize(
     ("replicas", "split", "examples"),
     [
-        *[(2, False, 8), (3, True, 8)],
+        *[(2, False, 6), (3, True, 6)],
         *(
             pytest.param(n, split, 60 // n + 30, marks=pytest.mark.soak)
             for n in (1, 2, 3, 8)

@@ -83,7 +83,7 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
 @pytest.mark.parametrize(
     ("replicas", "split", "examples"),
     [
-        (3, True, 8),
+        (3, True, 6),
         *(pytest.param(n, split, 40, marks=pytest.mark.soak) for n, split in [(2, False), (3, False), (3, True)]),
     ],
 )
