@@ -20,6 +20,7 @@ from tests._jax.contexts import keep_contexts
 from tests._jax.executables import keep_executables
 from tests.compat import documents
 from tests.compiler import HURRIED
+from tests.soaking import soak_except
 
 os.environ.update(HURRIED)
 os.environ["KERAS_BACKEND"] = "jax"  # the pages on Keras are run where it is installed
@@ -54,8 +55,8 @@ def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> re
     return replicax.Strategy(replicax.StrategyExtended(devices, partitioner))
 
 
-# What breaks with two replicas breaks with four; `pair` is for what is about two.
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.soak), 4], ids="{}-replicas".format)
+# What breaks with two replicas breaks with four; `pair` is for what is about two, and tests of one replica say so.
+@pytest.fixture(params=soak_except([1, 2, 4], 4), ids="{}-replicas".format)
 def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
     return strategy_of(request.param)
 

@@ -52,6 +52,11 @@ PARTS_OF_STRINGS = {
 }
 
 
+def nodes_of(text: str) -> list[ast.AST]:
+    """All of a module's syntax tree, walked once for all that looks through it."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def called(node: ast.AST | None, *names: str) -> bool:
     """Whether an expression is a variable or an attribute of one of these names."""
     return getattr(node, "id", getattr(node, "attr", None)) in names
@@ -75,18 +80,18 @@ def own_names() -> Iterator[str]:
 PRIMITIVES = frozenset().union(*DECLARED, own_names())
 
 
-def compared_names(tree: ast.AST) -> Iterator[str]:
+def compared_names(nodes: list[ast.AST]) -> Iterator[str]:
     """Constants that the names of primitives are compared with: ``e.primitive.name == "x"``, ``"x" in …``."""
-    for node in ast.walk(tree):
+    for node in nodes:
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else ()
         if any(called(side, "name") and called(getattr(side, "value", None), "primitive") for side in sides):
             yield from (c for side in sides for c in strings_in(side))
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
+def names_in(nodes: list[ast.AST]) -> Iterator[str]:
     """Names of primitives, or parts of them, by which primitives are recognized."""
-    yield from compared_names(tree)
-    for node in ast.walk(tree):
+    yield from compared_names(nodes)
+    for node in nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(called(side, "name") for side in sides):
@@ -107,9 +112,9 @@ def names_in(tree: ast.AST) -> Iterator[str]:
             yield from [node.attr] if called(root, "jax", "lax") else ()
 
 
-def listed_names(tree: ast.AST) -> Iterator[str]:
+def listed_names(nodes: list[ast.AST]) -> Iterator[str]:
     """Names of primitives in what something is looked up in."""
-    for node in ast.walk(tree):
+    for node in nodes:
         listed: list[ast.AST] = []
         if isinstance(node, ast.Dict):
             listed = [key for key in node.keys if isinstance(key, ast.Constant | ast.Tuple)]
@@ -120,13 +125,13 @@ def listed_names(tree: ast.AST) -> Iterator[str]:
         yield from (name for n in listed for name in strings_in(n) if name in PRIMITIVES)
 
 
-def parameters_in(tree: ast.AST) -> Iterator[str]:
+def parameters_in(nodes: list[ast.AST]) -> Iterator[str]:
     """Keys by which parameters of an operation are read or replaced; "?" for one that is computed."""
 
     def key(node: ast.AST) -> str:
         return node.value if isinstance(node, ast.Constant) else "?"
 
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Subscript) and called(node.value, "params"):
             yield key(node.slice)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -146,17 +151,17 @@ def parameters_in(tree: ast.AST) -> Iterator[str]:
             yield from (key(k) for k in node.right.keys if k is not None)
 
 
-def looks_into_programs(tree: ast.AST) -> bool:
+def looks_into_programs(nodes: list[ast.AST]) -> bool:
     """Whether a module imports ``_jax``, or any of it."""
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
     return any("_jax" in f"{n.module}.{'.'.join(a.name for a in n.names)}".split(".") for n in imports)
 
 
 def known_in(text: str) -> set[str]:
     """What a module knows of primitives by name."""
-    tree = ast.parse(text)
-    found = {*names_in(tree), *(p for p in parameters_in(tree) if p not in OWN_PARAMETERS)}
-    return found.union(listed_names(tree)) if looks_into_programs(tree) else found
+    nodes = nodes_of(text)
+    found = {*names_in(nodes), *(p for p in parameters_in(nodes) if p not in OWN_PARAMETERS)}
+    return found.union(listed_names(nodes)) if looks_into_programs(nodes) else found
 
 
 # XLA's operations have names of their own, which are JAX's in places.
@@ -178,13 +183,13 @@ def test_families_are_made_inside_only() -> None:
 
 
 def test_names_are_declared_where_they_are_known() -> None:
-    compared = {c: path for path in INSIDE for c in compared_names(ast.parse(path.read_text()))}
+    compared = {c: path for path in INSIDE for c in compared_names(nodes_of(path.read_text()))}
     assert "free_ref" in compared  # the search finds them
     assert {c: path for c, path in compared.items() if not any(c in name for name in PRIMITIVES)} == {}
 
 
 def test_parameters_are_declared_where_they_are_read() -> None:
-    read = {p: path for path in INSIDE for p in parameters_in(ast.parse(path.read_text()))}
+    read = {p: path for path in INSIDE for p in parameters_in(nodes_of(path.read_text()))}
     assert {"dimension_numbers", "ft_in"} <= set(read)
     ours = {"?", "axis", "map"} | OWN_PARAMETERS
     assert {p: path for p, path in read.items() if p not in PARAMETERS | ours} == {}

@@ -137,6 +137,7 @@ def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     assert strategy.gather(nothing, axis=0).shape == (0,)
 
 
+@pytest.mark.soak
 def test_replicas_of_several_logical_devices() -> None:
     strategy = replicax.Strategy(replicax.StrategyExtended(np.array(jax.devices()[:4]).reshape(2, 2)))
     step = Step(strategy)

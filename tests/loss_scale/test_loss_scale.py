@@ -69,7 +69,7 @@ def test_mistake_is_found(m: Model, step: Callable[[Model, Any], Any], text: str
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("step", RIGHT, ids=[step.__name__ for step in RIGHT])
+@pytest.mark.parametrize("step", soak_except(RIGHT, *RIGHT[::2]), ids=[step.__name__ for step in RIGHT])
 def test_right_step_is_not_called_wrong(m: Model, step: Callable[[Model, Any], Any]) -> None:
     assert [str(w.message) for w in told(m, step)] == []
 
@@ -108,7 +108,7 @@ def test_mistake_is_found_in_what_jax_differentiates(
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("step", soak_except(RIGHT, *RIGHT[::3]), ids=[step.__name__ for step in RIGHT])
+@pytest.mark.parametrize("step", soak_except(RIGHT, *RIGHT[1::4]), ids=[step.__name__ for step in RIGHT])
 def test_right_step_of_which_jax_differentiates_the_loss(unmarked: Model, step: Callable[[Model, Any], Any]) -> None:
     test_right_step_is_not_called_wrong(unmarked, step)
 

@@ -170,10 +170,13 @@ def compare(which: Program, replicas: int, devices: int | None = None) -> None:
 
 # JAX itself does not differentiate these: integers and keys, callbacks, loops that stop when they like.
 _NO_GRADIENT = {"variables_that_are_keys_and_counters", "variables_in_callbacks", "variables_in_branches_and_loops"}
+DIFFERENTIABLE = [p for p in PROGRAMS if p.variables and p.name not in _NO_GRADIENT]
 
 
 @pytest.mark.parametrize(
-    "which", [p for p in PROGRAMS if p.variables and p.name not in _NO_GRADIENT], ids=lambda p: p.name
+    "which",
+    soak_except(DIFFERENTIABLE, *(p for p in DIFFERENTIABLE if "scan" in p.name or "rules" in p.name)),
+    ids=lambda p: p.name,
 )
 def test_gradients_with_respect_to_variables(which: Program, pair: replicax.MirroredStrategy) -> None:
     def loss(x: Any, *shared: Any) -> Any:

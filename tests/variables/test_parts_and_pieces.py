@@ -190,6 +190,7 @@ def test_checkpoints_of_it_are_restored_from_and_onto_other_layouts(tmp_path) ->
     assert parts_of(found["both"]["a"]) == {(32, 48)}
 
 
+@pytest.mark.soak
 @third_party
 def test_the_pieces_of_parts_may_be_on_several_workers() -> None:
     expected = workers_tpu.train_in_parts(strategy_of(1), splits=False)

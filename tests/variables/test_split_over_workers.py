@@ -43,7 +43,7 @@ def test_split_variables_do_the_same_as_copies_on_one_worker(devices: list[int],
 @pytest.mark.parametrize(
     ("devices", "names"),
     [
-        ([1, 3], ["row updates, exactly"]),
+        pytest.param([1, 3], ["row updates, exactly"], marks=pytest.mark.soak),
         pytest.param([1, 3], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
         pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
     ],

@@ -114,6 +114,7 @@ def sharded(devices):
     return replicax.ShardedStrategy(devices, replicax.variables.FixedShardsPartitioner(len(devices)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("place", soak_except([replicax.MirroredStrategy, sharded], sharded))
 @pytest.mark.parametrize("replicas", soak_except([1, 2, 4], 2))
 @third_party

@@ -133,6 +133,7 @@ def test_threads_and_processes_of_grain(name, tmp_path) -> None:
     assert sorted(several) == sorted(expected)
 
 
+@pytest.mark.soak
 def test_processes_divide_the_files(tmp_path) -> None:
     absl.flags.FLAGS.mark_as_parsed()  # as absl.app.run does; Grain's processes ask for flags
     files = write_all(KINDS["text"], tmp_path, [[f"{i}.{j}" for j in range(3)] for i in range(3)])
