@@ -46,6 +46,11 @@ def test_every_variable_and_device_is_in_it(tmp_path) -> None:
     assert "scalar" not in words(draw(tmp_path, strategy))
     assert "Collectives of a step" not in words(draw(tmp_path, strategy))
     assert "none" in words(draw(tmp_path, strategy, strategy.extended.trace(lambda: 1.0)))
+    pairs = replicax.variables.GroupPartitioner(2)
+    groups = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)], variable_partitioner=pairs)
+    with groups.scope():
+        half = replicax.Variable(jnp.ones((64, 8)), name="half")
+    assert words(draw(tmp_path, groups, None, [half])).count("1/2") == 4
 
 
 @pytest.mark.parametrize("kind", [replicax.MirroredStrategy, replicax.ShardedStrategy])

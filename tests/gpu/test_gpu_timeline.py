@@ -15,23 +15,25 @@ from tests.gpu.described import devices, needs_compiler
 
 pytestmark = needs_compiler
 
-SIZE = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
+SMALL = language_model.Size(layers=2, width=512, heads=4, groups=4, hidden=1408, words=512, length=256)
+LARGER = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
 
 
-def small_plan() -> replicax.planning.Plan:
+def plan_of(size: language_model.Size) -> replicax.planning.Plan:
     strategy = replicax.ShardedStrategy(list(replicax.GPUClusterResolver(topology="h100:2x8").devices.flat))
     standard = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with pytest.MonkeyPatch.context() as patch, standard[0], standard[1]:
-        patch.setitem(language_model.SIZES, "small", SIZE)
+        patch.setitem(language_model.SIZES, "small", size)
         return replicax.plan(strategy, *language_model.plan(strategy, "small", batch=4))
 
 
 @pytest.fixture(scope="module")
 def plan() -> replicax.planning.Plan:
-    return small_plan()
+    return plan_of(SMALL)
 
 
 def test_the_walk_goes_through_the_whole_program(plan) -> None:
+    """What it computes and sends, what of that is hidden, and which kernels are the dearest."""
     timeline = plan.timeline
     assert timeline.flops == plan.cost.matrix_flops
     assert timeline.sent == sum(
@@ -43,17 +45,12 @@ def test_the_walk_goes_through_the_whole_program(plan) -> None:
     assert plan.estimate.at_least < timeline.seconds
     assert timeline.kernels < timeline.seconds < timeline.kernels * 1.1 + timeline.communication
 
-
-def test_what_is_hidden_and_what_is_not(plan) -> None:
-    timeline = plan.timeline
     assert 0 < timeline.hidden < 1
     assert sum(wait.exposed for wait in timeline.waits) == pytest.approx(timeline.exposed)
     assert all(wait.exposed <= wait.seconds * 1.001 and wait.why for wait in timeline.waits)
     assert any(wait.where.startswith("language_model.py:") for wait in timeline.waits)
 
-
-def test_the_dearest_kernels(plan) -> None:
-    kernels = plan.timeline.dearest
+    kernels = timeline.dearest
     assert len(kernels) == 10
     assert [k.seconds for k in kernels] == sorted((k.seconds for k in kernels), reverse=True)
     assert any(k.kind == "product" and k.where.startswith("language_model.py:") for k in kernels)
@@ -87,10 +84,11 @@ def test_attention_in_a_kernel_of_its_own() -> None:
 
 
 @pytest.mark.soak
-def test_gathers_are_started_a_layer_ahead(plan, monkeypatch) -> None:
+def test_gathers_are_started_a_layer_ahead(monkeypatch) -> None:
     """The strategy sets the compiler's options for it; those that ``XLA_FLAGS`` names are left to it."""
+    plan = plan_of(LARGER)
     monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in GATHERS_AHEAD.items()))
-    left = small_plan()
+    left = plan_of(LARGER)
     assert left.cost.matrix_flops == plan.cost.matrix_flops
     assert plan.timeline.hidden_bytes / plan.timeline.sent > left.timeline.hidden_bytes / left.timeline.sent + 0.1
     assert sum(c.count for c in plan.collectives) < sum(c.count for c in left.collectives)
