@@ -44,13 +44,13 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
             coordinator.schedule(lambda number: number, args=(number,)).fetch(WAIT)
         worker = actors.of("StepWorker")[0].object
         assert len(worker._functions) <= 3
-        assert [len(known) for known in (worker._definitions, worker._objects)] == [0, 0]
+        assert ([*worker._definitions], [*worker._objects]) == ([("servers", 0)], [])
         assert [len(known) for known in (cluster.home._optimizers, cluster.home._defined)] == [0, 0]
         assert not worker.server_variables.roles
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
             assert [len(known) for known in (server.object._state.values, server.object._optimizers)] == [0, 0]
-        assert not cluster.definitions._all
+        assert [*cluster.home.definitions._all] == [("servers", 0)]
 
 
 def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_what_is_read_just_before_servers_go_back_is_not_taken_for_what_is_there
         for _ in range(3):  # a snapshot is taken after two
             coordinator.schedule(assign_next, args=(numbers,)).fetch(WAIT)
         cluster = coordinator._cluster
-        [mine], [other] = (cluster.definitions.shards[variable.number].servers[:1] for variable in (v, w))
+        [mine], [other] = (cluster.home.definitions.shards[variable.number].servers[:1] for variable in (v, w))
         assert mine != other
         replace = cluster.servers.replace
 

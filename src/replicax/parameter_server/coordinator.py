@@ -17,7 +17,6 @@ from replicax import context
 from replicax.errors import ContextError, WorkerError
 from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.actors import Actor, Actors, Reply
-from replicax.parameter_server.definitions import Definitions
 from replicax.parameter_server.dispatcher import Dispatcher
 from replicax.parameter_server.pickling import Reference, dumps
 from replicax.parameter_server.recovery import Recovery
@@ -42,8 +41,9 @@ _SHARED_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
 )
-_SETTINGS_OF_STEPS = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
 
 log = logging.getLogger("replicax")
 
@@ -180,7 +180,7 @@ class ClusterCoordinator:
         """
         self._check_open("create_per_worker_dataset")
         checked_function(dataset_fn, "ClusterCoordinator.create_per_worker_dataset(dataset_fn)", "dataset_fn")
-        return PerWorkerDataset(self._cluster.dumps(dataset_fn, "dataset_fn"), self._cluster.definitions)
+        return PerWorkerDataset(self._cluster.dumps(dataset_fn, "dataset_fn"), self._cluster.home.definitions)
 
     # --- shutdown ---------------------------------------------------------------------------------------
 
@@ -235,11 +235,7 @@ class _Cluster:
         self._strategy = weakref.ref(strategy)
         self._actors = actors
         settings = {name: getattr(jax.config, name) for name in _SHARED_SETTINGS}
-        strict = {name: getattr(jax.config, name) for name in _SETTINGS_OF_STEPS}
-        self._settings = WorkerSettings(
-            strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings | strict
-        )
-        self.definitions = Definitions()
+        self._settings = WorkerSettings(strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings)
         self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
         try:
 
@@ -248,7 +244,7 @@ class _Cluster:
 
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
-            self.home = VariableHome(strategy.extended.variables, self.servers, choice, self.definitions, self.dumps)
+            self.home = VariableHome(strategy.extended.variables, self.servers, choice, self.dumps)
             self.dispatcher = Dispatcher(
                 strategy.num_workers,
                 self._start_worker,
@@ -267,7 +263,7 @@ class _Cluster:
 
     def _start_worker(self, index: int) -> Actor:
         env = _worker_environment(self._settings.devices)
-        return self._actors.start(StepWorker, index, self._settings, self.servers.actors, env=env)
+        return self._actors.start(StepWorker, index, self._settings, env=env)
 
     def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
         name = function_name(fn)

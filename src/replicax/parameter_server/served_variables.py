@@ -138,14 +138,14 @@ class VariableHome:
         variables: VariableCollection,
         servers: Servers,
         choice: ShardChoice,
-        definitions: Definitions,
         dumps: Callable[[Any, str], bytes],
     ) -> None:
         self._variables = variables
         self._dumps = dumps
         self._servers = servers
         self._choice = choice
-        self.definitions = definitions
+        self.definitions = Definitions()
+        self.definitions.define(("servers", 0), servers.actors)
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._defined: dict[int, tuple[Sequence[int], OptimizerPart]] = {}
         self._sent: dict[int, Any] = {}

@@ -116,8 +116,7 @@ class Servers:
 
     def restore(self, states: Sequence[Reply | None], era: int) -> None:
         """Make all servers go back to these states (``None``: empty), and start an era."""
-        replies = [actor.call("restore", state, era) for actor, state in zip(self.actors, states, strict=True)]
-        all_results(replies, lambda i: f"parameter server {i}")
+        self._all("restore", {server: (state, era) for server, state in enumerate(states)})
         self._versions = {}  # another thread may have read in between, which is not a version of this era
 
     def wait_until_ready(self) -> None:

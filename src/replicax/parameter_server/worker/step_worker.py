@@ -19,7 +19,7 @@ from replicax.data.workers import InputContext
 from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, WorkerError, line_of
 from replicax.extended import StrategyExtended
-from replicax.parameter_server.actors import Actor, ActorDiedError
+from replicax.parameter_server.actors import ActorDiedError
 from replicax.parameter_server.definitions import (
     CallOutcome,
     Definition,
@@ -116,12 +116,12 @@ class WorkerIterator:
 
 
 class StepWorker:
-    """Runs scheduled functions, one after the other, with the variables of these servers."""
+    """Runs scheduled functions, one after the other, with variables on servers."""
 
-    def __init__(self, index: int, settings: WorkerSettings, servers: Sequence[Actor]) -> None:
+    def __init__(self, index: int, settings: WorkerSettings) -> None:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
-        self.server_variables = ServerVariables(Servers(servers), settings.groups)
+        self.server_variables = ServerVariables(Servers(()), settings.groups)  # which are defined with the first call
         self.strategy = WorkerStrategy(index, settings, self.server_variables)
         if settings.groups > 1:
             with self._collection.opened():
