@@ -23,12 +23,24 @@ def promotion_as_optax_needs_it():
         yield
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 8, 3)], ids=["even", "uneven last"])
-@pytest.mark.parametrize("partial", ["exact", "pad"])
-@pytest.mark.parametrize("executor", ["compiled", "exact"])
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+EVEN, UNEVEN = (8, 8, 8), (8, 8, 3)
+QUICK = [
+    ("one device", UNEVEN, "exact", "compiled", 4),
+    ("mirrored 1", UNEVEN, "pad", "compiled", 1),
+    ("mirrored 2", UNEVEN, "pad", "compiled", 4),
+    ("mirrored 2", UNEVEN, "exact", "exact", 1),
+    ("sharded 4", UNEVEN, "exact", "compiled", 4),
+    ("tpu", EVEN, "exact", "compiled", 1),
+    ("logical 2x2", UNEVEN, "pad", "compiled", 4),
+    ("central 2", UNEVEN, "exact", "compiled", 1),
+]
+GRID = list(itertools.product(STRATEGIES, (EVEN, UNEVEN), ("exact", "pad"), ("compiled", "exact"), (1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "partial", "executor", "steps_per_call"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.soak) for each in GRID if each not in QUICK)],
+)
 def test_a_run_does_what_a_loop_by_hand_does(
     kind: str, sizes: tuple[int, ...], partial: str, executor: str, steps_per_call: int
 ) -> None:
