@@ -166,6 +166,7 @@ def test_with_one_process_it_is_a_mirrored_strategy() -> None:
         replicax.MultiWorkerMirroredStrategy(["cpu:1", "cpu:1"])
 
 
+@pytest.mark.soak
 def test_a_worker_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE", 0.5)
     with pytest.raises(processes.WorkersFailedError, match=r"worker 1 ended with code 1(?s:.*)ZeroDivision"):
