@@ -45,6 +45,7 @@ def on_one_device(names: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize(
     ("layout", "names", "place", "logical", "executor"),
     [*QUICK, *(pytest.param(*each, marks=pytest.mark.soak) for each in GRID if each not in QUICK)],
+    ids=lambda value: " and ".join(value) if isinstance(value, tuple) else None,
 )
 def test_every_placement_computes_what_one_device_does(
     layout: str, names: tuple[str, ...], place: str, logical: int, executor: str, tmp_path: pathlib.Path
