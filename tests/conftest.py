@@ -33,6 +33,8 @@ replicax.use_cpu_devices(8)
 hypothesis.settings.register_profile("test", max_examples=5, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=50, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("test")
+# JAX would make a key of each program, even without a folder for it.
+jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The note that JAX adds to exceptions, when it leaves out frames, is part of the message to some versions of doctest.

@@ -101,7 +101,7 @@ def close(a: Any, b: Any) -> None:
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", soak_except(STRATEGIES, "default", "shared 4", "groups 4", "central 2"))
+@pytest.mark.parametrize("name", soak_except(STRATEGIES, "shared 4", "groups 4"))
 def test_an_epoch_is_one_program_and_means_that_of_the_examples(name) -> None:
     training = Training(STRATEGIES[name]())
     seen, right = [], []

@@ -28,7 +28,7 @@ def on_one_worker(name: str) -> Any:
     ("devices", "names"),
     [
         pytest.param([2, 2], ["row updates, exactly", "run_steps"], marks=pytest.mark.soak),
-        ([1, 2, 1], ["across", "uneven", "run_steps"]),
+        ([1, 2, 1], ["across", "run_steps"]),
         pytest.param([2, 2], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
         pytest.param([1, 2, 1], list(workers_split.PROGRAMS), marks=pytest.mark.soak),
     ],
