@@ -225,14 +225,4 @@ def test_memory_stays_flat(pair) -> None:
 
 
 def test_a_program_may_end_with_iterators_open() -> None:
-    program = """
-import numpy as np
-import replicax
-from tests.sources import Slow, wait_until
-
-replicax.use_cpu_devices(2)
-batches = replicax.MirroredStrategy().distribute_dataset([np.zeros(4)] * 100)
-iterators = [iter(batches) for _ in range(4)]
-print([next(iterator).values[0].shape for iterator in iterators])
-"""
-    assert processes.run_programs([["-W", "error", "-c", program]]) == ["[(2,), (2,), (2,), (2,)]\n"]
+    assert processes.run_programs([[*processes.MODULE, "tests.data.open_iterators"]]) == ["[(2,), (2,), (2,), (2,)]\n"]
