@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,19 +14,22 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax import _jax
 from replicax.workers import heartbeat, step_timer
 from replicax.workers.heartbeat import Heartbeat
-from replicax.workers.heartbeat_page import HeartbeatPage, Phase, Usage, claimed_page, new_page, path_of
-from replicax.workers.step_timer import Call, Pace, StepTimer
+from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase, Usage, claimed_page, new_page
+from replicax.workers.launch_log import Label, LaunchedProgram
+from replicax.workers.step_timer import StepTimer
 
 
 class Beating:
     """A heartbeat of this process, whose step timer is called by hand."""
 
     def __init__(self) -> None:
-        self._file, self.page = new_page()
+        file, path = new_page()
+        self.page = HeartbeatPage.at(path)
         self.beat = Heartbeat(self.page)
-        os.close(self._file)
+        os.close(file)
 
     def expect(self, seen: Callable[[], bool]) -> None:
         """Look until something is so."""
@@ -55,19 +59,21 @@ def test_launched_and_finished_programs_are_counted_by_name(beating) -> None:
         return w.value + 1
 
     before = beating.page.launched
-    for _ in range(7):
+    for run in range(7):
         strategy.run(only_writes)
+        assert beating.page.phase == (Phase.START if run < 4 else Phase.STEPS)
     assert beating.page.launched == before + 7
-    assert (beating.page.name, beating.page.runs, beating.page.calls) == ("only_writes", 7, 7)
+    assert (beating.page.name, beating.page.runs) == (b"only_writes", 7)
+    assert beating.page.thread == threading.get_native_id()
     for _ in range(3):
         strategy.run(gives_a_number)
-    assert (beating.page.name, beating.page.runs, beating.page.calls) == ("gives_a_number", 3, 7)
-    beating.expect(lambda: beating.page.finished == before + 10)
+    assert (beating.page.name, beating.page.runs) == (b"gives_a_number", 3)
+    beating.expect(lambda: beating.page.running == 0)
     assert 0 < beating.page.expected < 60
     assert 0 < beating.page.progress <= time.monotonic()
 
 
-def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beating, monkeypatch) -> None:
+def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beating) -> None:
     strategy = replicax.OneDeviceStrategy("cpu:0")
     go, here = threading.Event(), threading.Event()
     go.set()
@@ -81,21 +87,20 @@ def test_a_program_that_does_not_end_is_under_way_and_its_callback_is_seen(beati
         return jax.pure_callback(blocks, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
 
     strategy.run(step)
-    beating.expect(lambda: beating.page.finished == beating.page.launched)
+    beating.expect(lambda: beating.page.running == 0)
     go.clear()
     here.clear()
-    monkeypatch.setattr(step_timer, "STALLED", 0.0)
     thread = threading.Thread(target=strategy.run, args=(step,))
     thread.start()
     assert here.wait(60)
     try:
         beating.expect(lambda: beating.page.in_callback == 1)
-        assert beating.page.launched == beating.page.finished + 1
+        assert beating.page.running == 1
         assert 0 <= beating.page.expected < 60
     finally:
         go.set()
         thread.join()
-    beating.expect(lambda: beating.page.launched == beating.page.finished)
+    beating.expect(lambda: beating.page.running == beating.page.in_callback == 0)
 
 
 def test_a_launch_that_fails_is_over(beating) -> None:
@@ -109,16 +114,21 @@ def test_a_launch_that_fails_is_over(beating) -> None:
 
     with pytest.raises(Exception, match="no"):
         strategy.run(step)
-    beating.expect(lambda: beating.page.finished == beating.page.launched > 0)
+    beating.expect(lambda: beating.page.running == 0 < beating.page.launched)
 
 
 def test_compiling_is_no_part_of_what_a_program_takes(beating) -> None:
-    beating.beat.launching("step", None)
-    with heartbeat.phase(Phase.COMPILE):
-        time.sleep(0.5)
-    beating.beat.launched([], ended=True)
+    launch = LaunchedProgram(Label())
+    beating.beat.launching(launch)
+    beating.beat._compiling()
+    time.sleep(0.5)
+    beating.beat._compiled()
+    assert beating.page.running == 1
+    launch.returned()
     beating.beat.timer.look()
-    assert (beating.page.launched, beating.page.finished) == (1, 1)
+    assert beating.page.running == 0
+    beating.beat.launching(LaunchedProgram(Label()))
+    beating.beat.timer.look()
     assert 0 <= beating.page.expected < 0.5
 
 
@@ -150,8 +160,6 @@ def test_the_end_of_a_forked_process_is_not_the_end_of_the_worker(beating) -> No
 
 
 def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
-    from replicax import _jax
-
     seen = []
     ours: list[Callable[[], None]] = []
     monkeypatch.setattr(jax.monitoring, "register_scalar_listener", lambda f: ours.append(f))
@@ -175,16 +183,16 @@ def test_compilation_is_a_phase_whoever_compiles(beating, monkeypatch) -> None:
     assert beating.page.phase == 0
 
 
-def test_the_loop_tells_its_phases_and_steps(beating) -> None:
+def test_the_loop_tells_its_phases(beating) -> None:
     strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     seen = {}
 
     class Look(replicax.Callback):
         def on_log(self, run: replicax.TrainingRun, step: int, values: object) -> None:
-            seen["callback"] = beating.page.phase, beating.page.step
+            seen["callback"] = beating.page.phase
 
     def evaluate() -> dict[str, float]:
-        seen["evaluation"] = beating.page.phase, beating.page.step
+        seen["evaluation"] = beating.page.phase
         return {"loss": 1.0}
 
     replicax.train(
@@ -197,12 +205,11 @@ def test_the_loop_tells_its_phases_and_steps(beating) -> None:
         progress=False,
         steps_per_call=2,
     )
-    assert seen == {"callback": (Phase.CALLBACKS, 8), "evaluation": (Phase.EVALUATION, 8)}
+    assert seen == {"callback": Phase.CALLBACKS, "evaluation": Phase.EVALUATION}
+    assert beating.page.phase == Phase.START
 
-    assert (beating.page.phase, beating.page.step) == (Phase.START, -1)
 
-
-def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> None:
+def test_an_evaluation_by_steps_gets_on_as_training_does(beating, monkeypatch) -> None:
     phases, switch = [], beating.beat.switch
 
     def switched(phase: int) -> int:
@@ -215,23 +222,27 @@ def test_an_evaluation_by_steps_is_a_phase_of_its_own(beating, monkeypatch) -> N
     step = replicax.compute_average_loss
     replicax.train(lambda x: step(x), data, 1, evaluate=(lambda x: step(x), data), progress=False)
     begun = phases.index(Phase.EVALUATION)
-    assert phases[begun + 1] == Phase.EVALUATION_STEPS
+    assert phases[begun + 1] == Phase.STEPS
     assert Phase.INPUT in phases[begun:]
 
 
 def test_a_page_belongs_to_one_process() -> None:
-    file, its_page = new_page()
-    ours = claimed_page(path_of(file))
+    file, path = new_page()
+    launcher, ours = HeartbeatPage.at(path), claimed_page(path)
     assert isinstance(ours, HeartbeatPage)
-    ours.step = 77
-    assert its_page.step == 77
-    assert claimed_page(path_of(file)) is None
+    assert launcher.pid == os.getpid()
+    ours.runs = 77
+    assert launcher.runs == 77
+    launcher.pid = os.getppid()
+    assert claimed_page(path) is None
     os.close(file)
-    assert claimed_page(f"/proc/{os.getpid()}/fd/{file}") is None
+    assert claimed_page(path) is None
 
 
 class Program:
     """What a program returns, when a test says so."""
+
+    nbytes = 4
 
     def __init__(self) -> None:
         self.ended = False
@@ -244,22 +255,23 @@ class Clocked:
     """Calls of programs, and what a step timer makes of them, by a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        file, self.page = new_page()
+        file, path = new_page()
+        self.page = HeartbeatPage.at(path)
         os.close(file)
         self.now = 100.0
         self.page.phase = Phase.STEPS
-        self.calls: list[Call] = []
-        self.pace = Pace()
-        self.timer = StepTimer(self.page, self.calls)
         monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
-        self.timer.look()
+        self.timer = StepTimer(self.page)
 
-    def launch(self) -> Program:
-        call = Call(self.pace, self.now)
-        call.output = Program()
-        self.calls.append(call)
+    def launch(self, name: str = "step", *, is_seen: bool = True) -> Program:
+        label = Label()
+        label.name = name
+        launch = LaunchedProgram(label)
+        program = Program()
+        launch.returned((), (program,) if is_seen else ())
+        self.timer.launches.append(launch)
         self.page.launched += 1
-        return call.output
+        return program
 
     def run(self, seconds: float) -> None:
         """Time passes, in which the timer looks."""
@@ -276,7 +288,7 @@ class Clocked:
 
 def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: True)
+    monkeypatch.setattr(step_timer._jax, "is_of_jax", lambda code: True)
     for _ in range(100):
         program = clocked.launch()
         clocked.run(0.02)
@@ -296,7 +308,7 @@ def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
 
 def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(step_timer, "_is_in_jax", lambda thread: False)
+    monkeypatch.setattr(step_timer._jax, "is_of_jax", lambda code: False)
     programs = [clocked.launch(), clocked.launch()]
     for _ in range(50):
         clocked.run(0.02)
@@ -305,20 +317,37 @@ def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:
         programs.append(clocked.launch())
     assert clocked.used() == [0.0, 1.0, 0.0]
     assert clocked.page.expected == pytest.approx(0.025, abs=0.002)  # until the end of the first
-    assert clocked.page.finished == 50
+    assert len(clocked.timer.launches) == 2
+
+
+def test_programs_whose_ends_can_not_be_seen_end_with_the_next_that_can(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    clocked.launch().ended = True
+    clocked.run(2.0)
+    clocked.launch(is_seen=False)
+    clocked.launch("other", is_seen=False)
+    seen = clocked.launch()
+    clocked.run(1.0)
+    assert (clocked.page.running, clocked.page.expected) == (3, UNKNOWN)
+    clocked.timer._usual["other"] = 4.0
+    clocked.run(1.0)
+    assert clocked.page.running == 3
+    assert clocked.page.expected == pytest.approx(4.0 + 2 * clocked.timer._usual["step"])
+    seen.ended = True
+    clocked.run(1.0)
+    assert not clocked.timer.launches
 
 
 def test_programs_whose_ends_can_not_be_seen_have_ended(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
     for _ in range(100):
-        clocked.launch()
-        clocked.calls[-1].output = None
-    clocked.launch()
+        clocked.launch(is_seen=False)
+    last = clocked.launch()
     clocked.run(0.01)
-    assert clocked.page.finished == 101 - step_timer.AHEAD
-    clocked.calls[-1].output = None
+    assert clocked.page.running == len(clocked.timer.launches) == step_timer.AHEAD
+    last.ended = True
     clocked.run(0.01)
-    assert clocked.page.finished == 101
+    assert clocked.page.running == 0
 
 
 def test_a_thread_that_waits_for_a_program_is_in_jax() -> None:
@@ -329,11 +358,14 @@ def test_a_thread_that_waits_for_a_program_is_in_jax() -> None:
         while not done.is_set():
             float(works(jnp.eye(100)))
 
+    def is_in_jax(thread: int | None) -> bool:
+        return _jax.is_of_jax(sys._current_frames()[thread].f_code)
+
     thread = threading.Thread(target=wait)
     thread.start()
     deadline = time.monotonic() + 60
-    while not step_timer._is_in_jax(thread.ident):
+    while not is_in_jax(thread.ident):
         assert time.monotonic() < deadline
     done.set()
     thread.join()
-    assert not step_timer._is_in_jax(threading.get_ident())
+    assert not is_in_jax(threading.get_ident())

@@ -50,8 +50,7 @@ def workers(service: Service, *programs: str) -> list[Liveness]:
             label.name = name
             log.begin(label)
         for name in ("train", last):
-            log.begin(labels[name])
-        log.end()
+            log.begin(labels[name]).returned()
         made.append(liveness)
     return made
 

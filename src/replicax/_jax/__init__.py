@@ -134,7 +134,6 @@ from replicax._jax.runtime import (
     is_absent as is_absent,
     is_host_callback as is_host_callback,
     is_of_jax as is_of_jax,
-    is_on_cpu as is_on_cpu,
     looks_for_nans as looks_for_nans,
     on_compilations as on_compilations,
     outside_meshes as outside_meshes,

@@ -258,11 +258,6 @@ def on_compilations(begin: Callable[[], None], end: Callable[[], None]) -> None:
     jax.monitoring.register_event_duration_secs_listener(ended)
 
 
-def is_on_cpu(array: Any) -> bool:
-    """Whether an array is on a device that is the host's processor."""
-    return bool(next(iter(array.sharding.device_set)).platform == "cpu")
-
-
 def is_host_callback(code: CodeType) -> bool:
     """Whether it is of what JAX calls where a program calls Python on the host."""
     return code.co_filename == _callback.__file__

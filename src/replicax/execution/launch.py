@@ -27,6 +27,7 @@ from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
 from replicax.variables.slots import Slot, coalesced, escaped, launching
 from replicax.workers import heartbeat
+from replicax.workers.launch_log import LaunchedProgram
 from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
@@ -63,10 +64,7 @@ def launch(
         kept = [slot.array for slot in executable.kept]
         constants, call = executable.program.constants, executable.call
         at_once = policy.known is not None and policy.known == call._cache_size()
-        if several:
-            _announce(lockstep, executable)
-        if (beat := heartbeat.current) is not None:
-            beat.launching(executable.program.name, executable.steps)
+        begun = _announce(lockstep, executable) if several or heartbeat.current is not None else None
         release: Callable[[], None] | None = None
         try:
             try:
@@ -86,10 +84,8 @@ def launch(
             finally:
                 if returned:
                     group.arrays = returned[0][0]
-                if beat is not None:
-                    beat.launched(returned, ended=not policy.donates)
-                if several:
-                    lockstep.launches.end(returned[0][1] or returned[0][0] if returned else ())
+                if begun is not None:
+                    begun.returned(*(returned[0] if returned else ()))
             if escaped:
                 escaped.difference_update(executable.written)
             if not at_once and executable.home_transfer is not None:
@@ -106,8 +102,8 @@ def launch(
     return computed
 
 
-def _announce(lockstep: Lockstep, executable: Executable) -> None:
-    """Before a program is launched that other workers have to launch, too: note which, if they will.
+def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
+    """Before a program is launched: note which, if the other workers will launch it, too.
 
     Raises:
       WorkerError: another worker has failed, or has ended.
@@ -119,7 +115,10 @@ def _announce(lockstep: Lockstep, executable: Executable) -> None:
         times = "" if executable.steps is None else f", {executable.steps} times"
         label.name = executable.program.name + times
         label.meets = _jax.contains(executable.program.jaxpr, replicas_meet)
-    lockstep.launches.begin(label)
+    begun = lockstep.launches.begin(label)
+    if heartbeat.current is not None:
+        heartbeat.current.launching(begun)
+    return begun
 
 
 def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> Callable[[], None]:

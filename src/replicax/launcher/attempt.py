@@ -127,7 +127,6 @@ class Attempt:
             environment = {**environment, **self._watch.variables(number)}
             worker = WorkerProcess(number, self._settings.program.command, environment, prepare)
             self._workers.append(worker)
-            self._watch.started(number, worker.pid)
             file = LogFile(self._folder / f"worker-{number}.log", self._console)
             self._outputs[number] = WorkerOutput(number, file, self._console)
             for stream, pipe in worker.output.items():
@@ -251,7 +250,7 @@ class Attempt:
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
         if self._ending_since is None:
-            hang = self._watch.look(worker.worker for worker in self._alive())
+            hang = self._watch.look({worker.worker: worker.pid for worker in self._alive()})
             if hang is not None:
                 self._note_hang(hang)
         elif self._end_at is not None and now >= self._end_at:

@@ -76,7 +76,7 @@ class Evaluation:
             numbers = named_numbers(checked_result(self._function(), self._function, "replicax.train"), name)
             return _floats(numbers)
         totals, examples = None, 0
-        with heartbeat.phase(Phase.EVALUATION_STEPS):  # as the steps of training, these have to get on
+        with heartbeat.phase(Phase.STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
                 numbers, weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
                 self._combination.check_scales(numbers)

@@ -37,7 +37,6 @@ from replicax.loop.wrapped_steps.precision import Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
-from replicax.workers import heartbeat
 
 if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
@@ -250,7 +249,6 @@ class TrainingLoop:
                 self._count_flops()
         self._outputs = ctx.last_step_outputs
         run.step += ctx.steps
-        heartbeat.made(run.step)
         run.examples = self._input.examples
         self._evaluated = None
         with self._fetching():

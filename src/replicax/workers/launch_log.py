@@ -20,6 +20,8 @@ from replicax.workers.codec import declared
 
 _PRIME = (1 << 61) - 1
 _RECENT = 64
+_SMALL, _FEW = 4096, 8
+"""One of the first few results, of at most so many bytes, is kept to see when its program has ended."""
 
 
 class Label:
@@ -35,6 +37,39 @@ class Label:
 
     def __init__(self) -> None:
         self.number, self.name, self.meets = 0, "", False
+
+
+class LaunchedProgram:
+    """One launch of a program. Any thread can see whether the program has ended.
+
+    Attributes:
+      label: of the program.
+      since: when it was launched, by ``time.monotonic``.
+      has_returned: whether JAX's call has.
+    """
+
+    __slots__ = ("_output", "has_returned", "label", "since")
+
+    def __init__(self, label: Label) -> None:
+        self.label, self.since, self.has_returned = label, time.monotonic(), False
+        self._output: Any = None
+
+    def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:
+        """The call has returned these arrays, none if it failed. They show when the program has ended."""
+        small = next((array for array in results[:_FEW] if array.nbytes <= _SMALL), None)
+        shown = results or written
+        self._output = weakref.ref(shown[0]) if small is None and shown else small
+        self.has_returned = True
+
+    def has_ended(self) -> bool | None:
+        """Whether the program has ended; ``None`` if nothing shows that any more."""
+        if not self.has_returned:
+            return False
+        output = self._output() if isinstance(self._output, weakref.ref) else self._output
+        try:
+            return None if output is None else bool(output.is_ready())
+        except RuntimeError:  # a later program has taken its memory
+            return None
 
 
 @declared
@@ -62,26 +97,18 @@ class LaunchLog:
         self.count = self.digest = 0
         self._numbers = itertools.count(1)
         self._recent: collections.deque[tuple[int, int, str]] = collections.deque(maxlen=_RECENT)
-        self._since = 0.0
-        self._label: Label | None = None
-        self._is_calling = False
-        self._output: weakref.ref[Any] | None = None
+        self._launch: LaunchedProgram | None = None
         self._left_behind: list[threading.Thread] = []
 
-    def begin(self, label: Label) -> None:
+    def begin(self, label: Label) -> LaunchedProgram:
         """The program with this label is about to be launched."""
         if not label.number:
             label.number = next(self._numbers)
         self.count += 1
         self.digest = (self.digest * 1_000_003 + label.number) % _PRIME
         self._recent.append((self.count, self.digest, label.name))
-        self._label, self._since, self._output = label, time.monotonic(), None
-        self._is_calling = True
-
-    def end(self, outputs: Sequence[Any] = ()) -> None:
-        """The program has been launched, and computes ``outputs``; none if the launch failed."""
-        self._output = weakref.ref(outputs[0]) if outputs else None
-        self._is_calling = False
+        self._launch = LaunchedProgram(label)
+        return self._launch
 
     @property
     def last(self) -> str:
@@ -90,7 +117,8 @@ class LaunchLog:
 
     def running_since(self) -> float | None:
         """When the last program was launched, by ``time.monotonic``; ``None`` if it has ended. From any thread."""
-        return self._since if self._is_calling or self._is_computing() else None
+        launch = self._launch
+        return launch.since if launch is not None and launch.has_ended() is False else None
 
     def leave_behind(self, thread: threading.Thread) -> None:
         """A thread is in a program that the caller no longer waits for."""
@@ -98,22 +126,16 @@ class LaunchLog:
 
     def keeps_devices(self) -> bool:
         """Whether a program is still running although the main thread is in none: at the end of the process."""
-        return self._is_computing() or any(thread.is_alive() for thread in self._left_behind)
-
-    def _is_computing(self) -> bool:
-        output = self._output
-        array = None if output is None else output()
-        try:
-            return array is not None and not array.is_ready()
-        except RuntimeError:  # another program has taken its memory
-            return False
+        launch = self._launch
+        is_computing = launch is not None and launch.has_returned and launch.has_ended() is False
+        return is_computing or any(thread.is_alive() for thread in self._left_behind)
 
     def running(self) -> RunningProgram | None:
         """The last program, if it has not ended. From any thread."""
-        label = self._label
-        if label is None or self.running_since() is None:
+        launch = self._launch
+        if launch is None or launch.has_ended() is not False:
             return None
-        return RunningProgram(label.name, self.count, label.meets, self.recent())
+        return RunningProgram(launch.label.name, self.count, launch.label.meets, self.recent())
 
     def recent(self) -> tuple[tuple[int, int, str], ...]:
         """The last launches: for each the count, the hash and the program's name."""

@@ -18,141 +18,94 @@ import contextlib
 import sys
 import threading
 import time
-import weakref
-from typing import Any
+from types import FrameType
+
+import jax
 
 from replicax import _jax
 from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase
+from replicax.workers.launch_log import LaunchedProgram
 
-QUICKEST, SLOWEST = 0.02, 0.05
-"""Shortest and longest time between two looks, in seconds."""
-COMPUTED = 0.1
-"""Seconds between two looks at the work of processors."""
-LONGEST_SAMPLE = 0.5
-"""A longer time between two looks is not known enough."""
-STALLED, RARELY = 2.0, 0.2
-"""After so many seconds without progress the thread looks for threads in host callbacks; and every so many seconds, as
-a thread that is ready to run looks as if its process could go on."""
+INTERVAL, SELDOM = 0.03, 4
+"""Seconds between two looks, and at how many of them the thread looks at processors and callbacks, too."""
 AHEAD = 40
 """A program has ended if so many were launched after it: JAX runs some thirty programs ahead."""
 FADES = 0.8
-"""A program is expected to take as long as its longest call, which counts less with each shorter call after it."""
-_SAMPLED = (Phase.STEPS, Phase.INPUT, Phase.EVALUATION_STEPS, Phase.LOGGING, Phase.CALLBACKS)
-CALLING: Any = object()
-ENDED: Any = object()
-"""Outputs of a call that has not returned, and of one whose program has ended."""
-
-
-class Pace:
-    """The calls of all programs with one name: a retraced step is the same step."""
-
-    __slots__ = ("calls", "duration", "runs")
-
-    def __init__(self) -> None:
-        self.calls = self.runs = 0  # runs: the steps that they have made
-        self.duration = UNKNOWN  # of one call, in seconds
-
-
-class Call:
-    """A call of a program; ``output`` shows when it has ended."""
-
-    __slots__ = ("launched_at", "output", "pace")
-
-    def __init__(self, pace: Pace, launched_at: float) -> None:
-        self.pace, self.launched_at = pace, launched_at
-        self.output: Any = CALLING
-
-    def has_ended(self) -> bool | None:
-        """Whether the program has ended; ``None`` if unknown."""
-        output = self.output
-        if output is CALLING or output is ENDED:
-            return output is ENDED
-        if isinstance(output, weakref.ref):
-            output = output()
-        try:
-            return None if output is None else bool(output.is_ready())
-        except RuntimeError:  # a later program has taken its memory
-            return None
+"""A program is expected to take as long as its longest run, which counts less with each shorter run after it."""
+_OF_STEPS = (Phase.STEPS, Phase.INPUT, Phase.LOGGING, Phase.CALLBACKS)
 
 
 class StepTimer:
-    """The thread of the step timer; ``calls`` are those that are not known to have ended, which it removes."""
+    """What the thread does.
 
-    def __init__(self, page: HeartbeatPage, calls: list[Call]) -> None:
-        self._page, self._calls = page, calls
-        self.thread = threading.main_thread().ident  # the one that trains
-        self._stopped = self._is_stalled = False
-        self._is_idle = False  # whether the last program is known to have ended
-        self._computes = False  # whether all time since processors were looked at was spent on steps
-        self._looked_at = self._cpu = self._computed_at = 0.0
-        self._thread: threading.Thread | None = None
+    Attributes:
+      launches: those not known to have ended. The thread that trains adds them, and this one removes them.
+      since: programs that are running began after this time.
+      thread: the one that trains.
+      is_over: to be set at the end.
+    """
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="replicax-step-timer", daemon=True)
-        self._thread.start()
+    def __init__(self, page: HeartbeatPage) -> None:
+        self._page = page
+        self.launches: list[LaunchedProgram] = []
+        self.since = 0.0
+        self.thread = threading.main_thread().ident
+        self.is_over = threading.Event()
+        self._usual: dict[str, float] = {}  # seconds that a program takes, by its name: a retraced step is the same
+        self._looked_at, self._looks, self._computed = time.monotonic(), 0, 0.0
 
-    def stop(self) -> None:
-        """Stop the thread: one that is inside JAX when Python ends crashes the process."""
-        self._stopped = True
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
-
-    def _run(self) -> None:
-        while not self._stopped:
-            with contextlib.suppress(Exception):  # the launcher judges a page that is not updated by its age
+    def run(self) -> None:
+        self._page.timer = threading.get_native_id()
+        while not self.is_over.wait(INTERVAL):
+            with contextlib.suppress(Exception):  # training goes on without it
                 self.look()
-            time.sleep(RARELY if self._is_stalled else min(max(QUICKEST, self._page.expected / 12), SLOWEST))
 
     def look(self) -> None:
         """Write the progress of the devices into the page, and what the time since the last look went to."""
         now, page = time.monotonic(), self._page
         self._note_ends(now)
-        self._sample(now)
-        self._is_stalled = now - max(page.progress, page.finished_at) > STALLED
-        page.in_callback = self._is_stalled and any(map(_is_in_a_callback, list(sys._current_frames().values())))
-        page.tick = self._looked_at = now
+        if page.phase in _OF_STEPS:
+            self._sample(now - self._looked_at)
+        self._looked_at = now
+        self._looks += 1
+        if self._looks % SELDOM == 0:
+            page.in_callback = any(map(_is_in_a_callback, sys._current_frames().values()))
+            before, self._computed = self._computed, _processor_seconds()
+            if page.phase in _OF_STEPS and page.launched and jax.default_backend() == "cpu":
+                page.computed += max(0.0, self._computed - before)
 
     def _note_ends(self, now: float) -> None:
-        page, calls = self._page, self._calls[:]
-        states = [call.has_ended() for call in calls]
-        guessed = len(calls) if False not in states else len(calls) - AHEAD
-        known = [i for i, ended in enumerate(states) if ended or (ended is None and i < guessed)]
-        count = known[-1] + 1 if known else 0
-        if count:
-            each = (now - max(page.finished_at, calls[0].launched_at)) / count
-            for call in calls[:count]:
-                call.pace.duration = max(each, each + FADES * (call.pace.duration - each))
-            del self._calls[:count]
-            page.finished_at, page.expected = now, max(call.pace.duration for call in calls[:count])
-            page.finished += count
-        self._is_idle = states[-1] is True if states else self._is_idle
-        if calls[count:]:
-            expected = 0.0  # until the end of one that can be seen
-            for call, ended in zip(calls[count:], states[count:], strict=True):
-                expected = UNKNOWN if UNKNOWN in (expected, call.pace.duration) else expected + call.pace.duration
-                if ended is not None:
-                    break
-            page.expected = expected
+        page, launches = self._page, self.launches[:]
+        states = [launch.has_ended() for launch in launches]
+        # Programs end in the order of their launches.
+        ended = max((number for number, has_ended in enumerate(states, start=1) if has_ended), default=0)
+        ended = max(ended, len(states) - AHEAD)
+        if False in states[ended:]:
+            until_next_end = launches[ended : states.index(False, ended) + 1]
+        else:  # none of them can be seen to be running
+            ended, until_next_end = len(states), launches[-1:]
+        if ended:
+            seconds = (now - max(self.since, launches[0].since)) / ended
+            for launch in launches[:ended]:
+                usual = self._usual.get(launch.label.name, seconds)
+                self._usual[launch.label.name] = max(seconds, FADES * usual + (1 - FADES) * seconds)
+            del self.launches[:ended]
+            page.progress = self.since = now
+        page.running = len(self.launches)
+        if launches:
+            page.expected = sum(self._usual.get(launch.label.name, UNKNOWN) for launch in until_next_end)
 
-    def _sample(self, now: float) -> None:
-        page, seconds = self._page, now - self._looked_at
-        is_of_steps = page.phase in _SAMPLED and seconds <= LONGEST_SAMPLE
-        self._computes &= is_of_steps
-        if page.cpu and now - self._computed_at >= COMPUTED:
-            before, self._cpu = self._cpu, _processor_seconds()
-            page.computed += max(0.0, self._cpu - before) if self._computes else 0.0
-            self._computes, self._computed_at = is_of_steps, now
-        if not is_of_steps:
-            return
+    def _sample(self, seconds: float) -> None:
+        page = self._page
         page.sampled += seconds
-        is_calling = bool(self._calls) and self._calls[-1].output is CALLING
-        if self._is_idle and not self._calls:
+        if not self.launches:
             page.idle += seconds
             page.host += seconds
-            if page.phase == Phase.INPUT:
-                page.input += seconds
-        elif not is_calling and not _is_in_jax(self.thread):
-            page.host += seconds
+            page.input += seconds if page.phase == Phase.INPUT else 0.0
+        elif self.launches[-1].has_returned:
+            frame = sys._current_frames().get(self.thread or 0)
+            if frame is not None and not _jax.is_of_jax(frame.f_code):
+                page.host += seconds  # in JAX it most probably waits for the end of a program
 
 
 def _processor_seconds() -> float:
@@ -171,13 +124,7 @@ def _processor_seconds() -> float:
     return seconds
 
 
-def _is_in_jax(thread: int | None) -> bool:
-    """Whether a thread runs JAX's Python: after a launch it then most probably waits for the end of its program."""
-    frame = sys._current_frames().get(thread or 0)
-    return frame is not None and _jax.is_of_jax(frame.f_code)
-
-
-def _is_in_a_callback(frame: Any) -> bool:
+def _is_in_a_callback(frame: FrameType | None) -> bool:
     """Whether a thread with this frame is in Python that a program called."""
     while frame is not None and not _jax.is_host_callback(frame.f_code):
         frame = frame.f_back

@@ -6,18 +6,18 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from replicax.launcher.watchdog.stragglers import StragglerWatch
-from replicax.launcher.watchdog.worker_monitor import LONG_PATIENCE, Condition, WorkerMonitor, WorkerStatus
-from replicax.workers.heartbeat_page import VARIABLE, new_page, path_of
+from replicax.launcher.watchdog.worker_monitor import Condition, WorkerMonitor, WorkerStatus
+from replicax.workers.heartbeat_page import LONG, VARIABLE, HeartbeatPage, new_page
 
 INTERVAL = 0.25
 """Seconds between two looks, at least."""
 STACKS = 1.0
 """How many seconds workers have to print their stacks."""
 NOTICE = 6.0
-"""After how many times the timeout a worker that computes but makes no step is reported; then after twice that."""
+"""After how many times the timeout a worker that computes but makes no step is reported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,47 +29,43 @@ class Hang:
     is_certain: bool = True  # whether each is known to be at fault; otherwise all wait, and the cause is unknown
 
 
-def find_hang(statuses: Sequence[WorkerStatus], timeout: float, is_alone: bool = True) -> Hang | None:
-    """Which of the workers that have not ended hang, if any, given their statuses; are there none on other hosts?
+def find_hang(statuses: Sequence[WorkerStatus], timeout: float) -> Hang | None:
+    """Which of the workers that have not ended hang, if any, given their statuses.
 
-    Two conditions are certain whatever others do: a stopped process, and one that no longer runs Python. In all others
-    a worker may wait for another one in a way that the launcher can't see. So no worker is judged as long as another
-    one makes progress or has a reason not to, unless that takes very long. A worker that computes in Python has that
-    long, too: it may be in an endless loop, or do work that it has not announced.
+    A stopped process hangs whatever others do. In all other conditions a worker may wait for another one in a way that
+    the launcher can't see. So no worker is judged as long as another one makes progress or has a reason not to, unless
+    that takes very long. A worker that computes in Python has that long, too: it may be in an endless loop, or do work
+    that it has not announced.
     """
 
-    def those(*conditions: Condition) -> list[WorkerStatus]:
-        return [status for status in statuses if status.condition in conditions]
+    def those(condition: Condition) -> list[WorkerStatus]:
+        return [status for status in statuses if status.condition is condition]
 
-    longest = LONG_PATIENCE * timeout
-    if stopped := [status for status in those(Condition.STOPPED) if status.is_overdue]:
+    def overdue(condition: Condition) -> list[WorkerStatus]:
+        return [status for status in those(condition) if status.is_overdue]
+
+    if stopped := overdue(Condition.STOPPED):
         return Hang(stopped, "its process is stopped (SIGSTOP)")
-    if mute := [status for status in those(Condition.MUTE) if status.is_overdue]:
-        return Hang(mute, "its Python does not run any more")
-    inside = those(Condition.WAITING)
-    computing = [status for status in statuses if status.computes >= longest]
+    inside, idle, computing = those(Condition.PROGRAM), overdue(Condition.HOST), overdue(Condition.COMPUTING)
     if computing and inside and len(computing) + len(inside) == len(statuses):
         return Hang(computing, "its Python computes, and makes no step for which the others wait")
-    idle = [status for status in those(Condition.IDLE) if status.is_overdue]
-    waiting = [status for status in inside if status.is_overdue and (is_alone or status.seconds >= longest)]
-    # Those that wait for others are no reason to wait for them.
-    have_reasons = len(statuses) > len(idle) + len(inside) + len(those(Condition.RENDEZVOUS, Condition.UNKNOWN))
+    have_reasons = len(statuses) > len(idle) + len(inside) + len(those(Condition.ABSENT))
     if idle:
         # Workers inside a program most probably wait for them, even if the duration of the program is unknown.
         if have_reasons or any(status.seconds < timeout / 2 for status in inside):
-            idle = [status for status in idle if status.seconds >= longest]
+            idle = [status for status in idle if status.seconds >= LONG * timeout]
         return Hang(idle, "it neither runs a step nor uses its processor") if idle else None
-    if not waiting or have_reasons or len(waiting) < len(inside):
+    if have_reasons or not inside or not all(status.is_overdue for status in inside):
         return None
-    called = [status for status in waiting if status.in_callback]
-    if called and (len(called) < len(waiting) or len(waiting) == 1):
+    called = [status for status in inside if status.in_callback]
+    if called and (len(called) < len(inside) or len(inside) == 1):
         return Hang(called, "its program has called Python on the host, which does not return")
     why = "its program does not come to its end"
-    behind = min(status.launched for status in waiting)
-    late = [status for status in waiting if status.launched == behind]
-    if len(late) < len(waiting):
+    behind = min(status.launched for status in inside)
+    late = [status for status in inside if status.launched == behind]
+    if len(late) < len(inside):
         return Hang(late, f"{why}, and it is behind the others")
-    return Hang(waiting, why, is_certain=len(waiting) == 1)
+    return Hang(inside, why, is_certain=len(inside) == 1)
 
 
 class HangWatch:
@@ -80,47 +76,40 @@ class HangWatch:
         self._monitors: dict[int, WorkerMonitor] = {}
         self._files: list[int] = []
         self._looked_at = 0.0
-        self._notices: dict[int, float] = {}
+        self._noticed: set[int] = set()
         self._stragglers = StragglerWatch()
 
     def variables(self, worker: int) -> dict[str, str]:
         """For the environment of a worker that is about to start."""
         if self._timeout is None:
             return {}
-        file, page = new_page()
+        file, path = new_page()
         self._files.append(file)
-        self._monitors[worker] = WorkerMonitor(worker, page, self._timeout)
-        return {VARIABLE: path_of(file)}
+        self._monitors[worker] = WorkerMonitor(worker, HeartbeatPage.at(path), self._timeout, self._is_alone)
+        return {VARIABLE: path}
 
-    def started(self, worker: int, process: int) -> None:
-        """A worker's process has been started."""
-        if worker in self._monitors:
-            self._monitors[worker].process = process
-
-    def look(self, alive: Iterable[int]) -> Hang | None:
-        """Find workers that hang, among those that have not ended; call it often."""
+    def look(self, processes: Mapping[int, int]) -> Hang | None:
+        """Find workers that hang, among those that have not ended, with these processes; call it often."""
         now = time.monotonic()
         if self._timeout is None or now - self._looked_at < INTERVAL:
             return None
         self._looked_at = now
-        statuses = [self._monitors[worker].look(now) for worker in alive]
+        statuses = [self._monitors[worker].look(now, process) for worker, process in processes.items()]
         for status in statuses:
             self._notice(status, self._timeout)
-        trains = [one.worker for one in statuses if one.condition not in (Condition.UNKNOWN, Condition.ENDED)]
-        if slow := self._stragglers.look({worker: self._monitors[worker].page.usage for worker in trains}, now):
+        if slow := self._stragglers.look({worker: self._monitors[worker].page.usage for worker in processes}, now):
             self._say(slow)
-        return find_hang(statuses, self._timeout, self._is_alone)
+        return find_hang(statuses, self._timeout)
 
     def _notice(self, status: WorkerStatus, timeout: float) -> None:
-        after = self._notices.setdefault(status.worker, NOTICE * timeout)
-        if not status.computes:
-            self._notices[status.worker] = NOTICE * timeout
-        elif status.computes >= after:
-            self._notices[status.worker] = 2 * after
+        if status.condition is not Condition.COMPUTING or status.seconds < NOTICE * timeout:
+            self._noticed.discard(status.worker)
+        elif status.worker not in self._noticed:
+            self._noticed.add(status.worker)
             self._say(
-                f"worker {status.worker} has been computing for {status.computes:.0f} s {status.where}, and has not "
+                f"worker {status.worker} has been computing for {status.seconds:.0f} s {status.where}, and has not "
                 "made another step; if all others wait for it, the launcher treats it as hung after "
-                f"{LONG_PATIENCE * timeout:.0f} s. If that is right, compute in `with replicax.paused():`"
+                f"{LONG * timeout:.0f} s. If that is right, compute in `with replicax.paused():`"
             )
 
     def ask_for_stacks(self, hang: Hang) -> float:

@@ -5,145 +5,111 @@ Workers communicate in each step, so all take equally long for it. What each has
 between two steps for as long as the others wait for it, and on CPUs the processors of a worker that computes more work
 for longer.
 
-On a busy machine any worker may be very late for a moment. So a worker is named only if it is late even without its
-worst moments. Input in bursts, where many steps on time follow a late one, looks like such moments, and is judged over
-a longer time.
+On a busy machine any worker may be very late for a moment. So a worker is named only if it is late in each third of a
+window. Input in bursts, where many steps on time follow a late one, is late in each third of a longer window.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
+import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from replicax.workers.heartbeat_page import Usage
 
-SLOW = 1.4
-"""A worker is named from this ratio to the others' time on: 1.5, less a margin, as it may not have been slow for the
-whole time."""
-SURELY_SLOW = 1.2
-"""And if it takes at least so many times as long without its worst moments."""
-KEEPS_UP = 1.2
-"""It keeps up again below this."""
+SLOW, SURELY_SLOW = 1.4, 1.2
+"""A worker is named if it takes so many times as long as the others in a window, and so many times in each third of it:
+1.5, less a margin, as it may not have been slow for the whole time."""
 CALM = 3.0
-"""And after so many seconds."""
-LEAST = 2e-3
-"""Seconds of a step that are too short to name a worker."""
-LEAST_COMPUTED = 20e-3
-"""The same for computing: in a short step much of it keeps workers connected, most of all the chief."""
+"""It keeps up again if it has not been slow for so many seconds."""
+LEAST, LEAST_COMPUTED = 2e-3, 20e-3
+"""Seconds of a step that are too few to name a worker, and of computing: in a short step much of it keeps workers
+connected, most of all the chief."""
 MOMENT_STEPS, MOMENT_SECONDS = 2, 0.2
 """A moment has at least so many steps, and takes so many seconds."""
-WINDOWS = ((6, 2), (20, 1))
-"""How many moments to judge, and how many of them, a worker's worst, may be late by chance."""
+WINDOWS = 6, 18
+"""How many moments to judge."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Lag:
-    """How many seconds longer than the others a worker takes for a step."""
-
-    period: float  # the seconds of the step
-    on_host: float  # between two steps
-    for_input: float  # of these, waiting for input
-    computing: float  # inside a step
-
-    @property
-    def more(self) -> float:
-        return self.on_host + self.computing
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long as the others it takes."""
-        return self.period / max(self.period - self.more, self.period / 100)
-
-    def __str__(self) -> str:
-        if self.on_host < self.computing:
-            return f"{self.computing:.3g} s more computing"
-        what = "waiting for its input" if self.for_input > self.on_host / 2 else "on its host, between two steps"
-        return f"{self.on_host:.3g} s more {what}"
-
-
-NO_LAG = Lag(1.0, 0.0, 0.0, 0.0)
-
-
-def lag_of(own: Usage, others: Sequence[Usage]) -> Lag:
-    """How much longer a worker took than the others, per step.
+def lag_of(worker: int, spent: Mapping[int, Usage]) -> tuple[float, str]:
+    """How many times as long as the others a worker takes for a step, and how much longer for what.
 
     >>> from replicax.launcher.watchdog.stragglers import lag_of
     >>> from replicax.workers.heartbeat_page import Usage
-    >>> equal = Usage(steps=10, sampled=3.0, idle=0.0, host=0.1, input=0.0, computed=2.0)
+    >>> equal = Usage(launched=10, sampled=3.0, idle=0.0, host=0.1, input=0.0, computed=2.0)
     >>> slow = equal._replace(idle=1.0, host=1.1, input=1.0)
-    >>> lag = lag_of(slow, [equal, equal])
-    >>> print(round(lag.ratio, 3), lag)
-    1.5 0.1 s more waiting for its input
+    >>> lag_of(1, {0: equal, 1: slow, 2: equal})
+    (1.5, '0.1 s more waiting for its input')
     """
-    steps, sampled = own.steps, own.sampled
+    own = spent[worker]
+    steps, seconds = own.launched, own.sampled
 
     def theirs(kind: str) -> float:
         """The others' seconds for something, in so many as this worker's."""
-        return sampled * statistics.median(getattr(other, kind) / other.sampled for other in others)
+        others = [usage for other, usage in spent.items() if other != worker]
+        return seconds * statistics.median(getattr(usage, kind) / usage.sampled for usage in others)
 
     # No worker waits for a host that is ahead of its devices, however long it takes; and a worker that comes last but
     # takes no longer than the others is not slow.
     on_host = max(0.0, min(own.idle, own.host - theirs("host")))
-    computing, inside = 0.0, sampled - own.idle
+    computing, inside = 0.0, seconds - own.idle
     # Where the processors do little for a step, the step is not computed by them.
     if own.computed >= inside / 3 > 0.0:
         computing = inside * max(0.0, 1.0 - theirs("computed") / own.computed)
-    for_input = max(0.0, own.input - theirs("input"))
-    return Lag(sampled / steps, on_host / steps, for_input / steps, computing / steps)
-
-
-def _mean(lags: Sequence[Lag]) -> Lag:
-    """Of the lags of several moments; each counts as much as its step takes."""
-    lag = Lag(*(statistics.fmean(getattr(lag, field.name) for lag in lags) for field in dataclasses.fields(Lag)))
-    computing = lag.computing if lag.computing >= LEAST_COMPUTED else 0.0
-    return dataclasses.replace(lag, computing=computing) if lag.on_host + computing >= LEAST else NO_LAG
+    if computing < LEAST_COMPUTED * steps:
+        computing = 0.0
+    more = on_host + computing
+    ratio = seconds / max(seconds - more, seconds / 100) if more >= LEAST * steps else 1.0
+    if on_host < computing:
+        return ratio, f"{computing / steps:.3g} s more computing"
+    is_input = own.input - theirs("input") > on_host / 2
+    return (
+        ratio,
+        f"{on_host / steps:.3g} s more {'waiting for its input' if is_input else 'on its host, between two steps'}",
+    )
 
 
 class StragglerWatch:
     """Names slow workers: once when found, and whenever that changes."""
 
     def __init__(self) -> None:
-        self._last: Mapping[int, Usage] = {}
-        self._moments: collections.deque[dict[int, Lag]] = collections.deque(maxlen=max(WINDOWS)[0])
+        self._moments: collections.deque[Mapping[int, Usage]] = collections.deque(maxlen=max(WINDOWS) + 1)  # their ends
         self._named: int | None = None
-        self._seen_in = WINDOWS[0]
         self._slow_at = 0.0
 
     def look(self, usages: Mapping[int, Usage], now: float) -> str | None:
-        """The message for the user, if there is one; given what all workers that train have spent their time on."""
-        if usages.keys() != self._last.keys():
-            self._last = usages
+        """The message for the user, if there is one; given what all workers have spent their time on so far."""
+        if self._moments and usages.keys() != self._moments[-1].keys():
             self._moments.clear()
-        moment = {
-            worker: Usage(*(b - a for a, b in zip(self._last[worker], usage, strict=True)))
-            for worker, usage in usages.items()
-        }
-        if len(moment) < 2 or any(u.steps < MOMENT_STEPS or u.sampled < MOMENT_SECONDS for u in moment.values()):
+        spent = _spent(self._moments[-1], usages).values() if self._moments else ()
+        if len(usages) < 2 or any(own.launched < MOMENT_STEPS or own.sampled < MOMENT_SECONDS for own in spent):
             return None
-        self._last = usages
-        self._moments.append({w: lag_of(u, [o for v, o in moment.items() if v != w]) for w, u in moment.items()})
-        for window in WINDOWS:
-            count, worst = window
-            if len(self._moments) < count:
-                continue
-            lags = {w: [lags[w] for lags in list(self._moments)[-count:]] for w in moment}
-            worker, lag = max(((w, _mean(own)) for w, own in lags.items()), key=lambda entry: entry[1].ratio)
-            sure = _mean(sorted(lags[worker], key=lambda lag: lag.more)[: count - worst])
-            is_slow = lag.ratio >= SLOW and sure.ratio >= SURELY_SLOW
-            if is_slow and (worker != self._named or window == self._seen_in):
-                before, self._named = self._named, worker
-                self._slow_at, self._seen_in = now, window
-                if before == worker:
-                    return None
-                return (
-                    f"worker {worker} takes {lag.ratio:.1f} times as long as the others for a step: {lag}; "
-                    "all others wait for it"
-                )
-            is_calm = lag.ratio < KEEPS_UP and now - self._slow_at >= CALM
-            if self._named is not None and is_calm and window == self._seen_in:
-                before, self._named = self._named, None
-                self._moments.clear()  # the slow ones are over
-                return f"worker {before} keeps up with the others again"
+        self._moments.append(usages)
+        judged = [self._slowest(count) for count in WINDOWS if len(self._moments) > count]
+        before = self._named
+        for worker, ratio, more, is_slow in judged:
+            if is_slow:
+                self._named, self._slow_at = worker, now
+                message = f"worker {worker} takes {ratio:.1f} times as long as the others for a step: {more}"
+                return f"{message}; all others wait for it" if worker != before else None
+        if before is not None and judged and judged[0][1] < SURELY_SLOW and now - self._slow_at >= CALM:
+            self._named = None
+            return f"worker {before} keeps up with the others again"
         return None
+
+    def _slowest(self, count: int) -> tuple[int, float, str, bool]:
+        """The slowest worker of the last ``count`` moments, its lag, and whether that is no chance."""
+        thirds = list(self._moments)[-count - 1 :: count // 3]
+        spent = _spent(thirds[0], thirds[-1])
+        worker = max(spent, key=lambda worker: lag_of(worker, spent)[0])
+        ratio, more = lag_of(worker, spent)
+        least = min(lag_of(worker, _spent(*third))[0] for third in itertools.pairwise(thirds))
+        return worker, ratio, more, ratio >= SLOW and least >= SURELY_SLOW
+
+
+def _spent(before: Mapping[int, Usage], after: Mapping[int, Usage]) -> dict[int, Usage]:
+    """What each worker has spent its time on in between."""
+    return {
+        worker: Usage(*(b - a for a, b in zip(before[worker], usage, strict=True))) for worker, usage in after.items()
+    }
