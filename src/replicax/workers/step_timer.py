@@ -27,7 +27,7 @@ from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase
 from replicax.workers.launch_log import LaunchedProgram
 
 INTERVAL, SELDOM = 0.03, 4
-"""Seconds between two looks, and at how many of them the thread looks at processors and callbacks, too."""
+"""Seconds between two looks, and in every how many looks the thread looks at processors and callbacks, too."""
 AHEAD = 40
 """A program has ended if so many were launched after it: JAX runs some thirty programs ahead."""
 FADES = 0.8

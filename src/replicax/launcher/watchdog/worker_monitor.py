@@ -23,10 +23,10 @@ class Condition(enum.Enum):
     """What a worker seems to do."""
 
     ABSENT = "waits for the others, with a deadline of its own; or has not reported yet"
-    EXCUSED = "has a reason to show no progress"
+    EXCUSED = "is not expected to show progress"
     PROGRAM = "is inside a program"
-    COMPUTING = "makes no step, and computes in Python"
-    HOST = "makes no step, and does not compute either"
+    COMPUTING = "is between two steps, and may compute in Python"
+    HOST = "is outside of programs"
     STOPPED = "is stopped"
 
 
@@ -50,7 +50,7 @@ class WorkerStatus:
 class WorkerMonitor:
     """Monitors a worker, which may show no progress for ``timeout`` seconds or longer.
 
-    A worker that is not alone on its host may wait for one that can't be seen from here.
+    If there are workers on other hosts (not ``is_alone``), it may wait for one that can't be seen from here.
     """
 
     def __init__(self, worker: int, page: HeartbeatPage, timeout: float, is_alone: bool) -> None:
