@@ -16,6 +16,7 @@ import replicax
 from tests.conftest import logical_strategy
 from tests.programs.programs import PROGRAMS, Program, bundles
 from tests.programs.test_programs import arguments, check
+from tests.soaking import soak_except
 
 _THEMES = ("programs_collectives", "programs_variables")
 _OTHERS = {
@@ -32,7 +33,7 @@ OF_THEMES = {which.name.partition(":")[0]: which for which in BUNDLES}.values()
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all replicas have
 @pytest.mark.parametrize(
     "which",
-    [which if which in OF_THEMES else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
+    soak_except(BUNDLES, *OF_THEMES),
     ids=lambda p: p.name,
 )
 def test_a_program_is_what_plain_jax_computes(which: Program) -> None:

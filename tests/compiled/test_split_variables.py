@@ -17,6 +17,7 @@ from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 from tests.programs.programs import PROGRAMS, Program, bundles
 from tests.programs.test_programs import Counted, check
+from tests.soaking import soak_except
 
 RNG = np.random.default_rng(3)
 
@@ -54,7 +55,7 @@ QUICK = [OF_THEMES[theme] for theme in OF_THEMES if theme not in ("nnx", "optax"
 @pytest.mark.parametrize(("devices", "group", "per_device"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize(
     "which",
-    [which if which in QUICK else pytest.param(which, marks=pytest.mark.soak) for which in BUNDLES],
+    soak_except(BUNDLES, *QUICK),
     ids=lambda p: p.name,
 )
 def test_programs_on_split_variables(which: Program, devices: int, group: int, per_device: int) -> None:

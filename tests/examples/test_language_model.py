@@ -19,6 +19,7 @@ from examples.language_model import SIZES, Size
 from tests.compiler import HURRIED
 from tests.conftest import logical_strategy, strategy_of
 from tests.launcher.launches import launched
+from tests.soaking import soak_except
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SMALL = Size(layers=2, width=16, heads=4, groups=2, hidden=24, words=32, length=12)
@@ -146,9 +147,7 @@ def batches() -> np.ndarray:
     return np.random.default_rng(0).integers(SMALL.words, size=(STEPS, TEXTS, SMALL.length + 1)).astype(np.int32)
 
 
-@pytest.mark.parametrize(
-    "placement", [p if p == "all three" else pytest.param(p, marks=pytest.mark.soak) for p in PLACEMENTS]
-)
+@pytest.mark.parametrize("placement", soak_except(PLACEMENTS, "all three"))
 def test_every_placement_trains_as_plain_jax_does(by_hand, placement: str) -> None:
     strategy = PLACEMENTS[placement]()
     with strategy.scope():

@@ -14,6 +14,7 @@ import pytest
 import replicax
 from tests.conftest import strategy_of
 from tests.programs.programs import third_party
+from tests.soaking import soak_except
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     "nnx.cnn": {"epochs": 3, "steps": 1, "dropout": 0.0},
@@ -44,7 +45,7 @@ def losses(name: str, strategy: replicax.Strategy, **shorter: Any) -> list[float
     return found[0] if isinstance(found, tuple) else found
 
 
-@pytest.mark.parametrize("name", [p if p in QUICK else pytest.param(p, marks=pytest.mark.soak) for p in PROGRAMS])
+@pytest.mark.parametrize("name", soak_except(PROGRAMS, *QUICK))
 @third_party
 def test_losses_are_those_of_one_device(name: str) -> None:
     expected = losses(name, strategy_of(1))

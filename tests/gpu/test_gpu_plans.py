@@ -16,6 +16,7 @@ from replicax.gpu import compile_process
 from replicax.planning import planner
 from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import FLOPS, PARAMETERS, build
+from tests.soaking import soak_except
 
 pytestmark = needs_compiler
 
@@ -60,9 +61,7 @@ PLACEMENTS = {
 QUICK = ("mirrored", "a group for each host")
 
 
-@pytest.mark.parametrize(
-    "placement", [p if p in QUICK else pytest.param(p, marks=pytest.mark.soak) for p in PLACEMENTS]
-)
+@pytest.mark.parametrize("placement", soak_except(PLACEMENTS, *QUICK))
 def test_every_strategy(placement: str) -> None:
     make, among, state = PLACEMENTS[placement]
     strategy = make(devices("h100:2x8"))

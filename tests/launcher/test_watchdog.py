@@ -236,7 +236,7 @@ def test_of_those_that_wait_nobody_is_judged_while_another_has_a_reason_not_to_c
 def test_who_does_nothing_is_named_before_those_that_wait_in_programs() -> None:
     hang = find_hang([INSIDE, signs(1, Condition.HOST), signs(2, Condition.PROGRAM)], TIMEOUT)
     assert (named(hang), hang.is_certain) == ([1], True)
-    unknown = dataclasses.replace(INSIDE, limit=300.0)  # nobody knows how long its program takes
+    unknown = dataclasses.replace(INSIDE, limit=300.0)  # how long its program takes is unknown
     assert named(find_hang([unknown, signs(1, Condition.HOST)], TIMEOUT)) == [1]
     assert find_hang([dataclasses.replace(unknown, seconds=1.0), signs(1, Condition.HOST)], TIMEOUT) is None
 

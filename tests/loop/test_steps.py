@@ -13,6 +13,7 @@ import pytest
 import replicax
 from tests.conftest import strategy_of
 from tests.loop.models import STRATEGIES, Line, Recorder, by_hand
+from tests.soaking import soak_except
 
 Value = TypeVar("Value")
 
@@ -39,7 +40,7 @@ GRID = list(itertools.product(STRATEGIES, (EVEN, UNEVEN), ("exact", "pad"), ("co
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "partial", "executor", "steps_per_call"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.soak) for each in GRID if each not in QUICK)],
+    soak_except(GRID, *QUICK),
 )
 def test_a_run_does_what_a_loop_by_hand_does(
     kind: str, sizes: tuple[int, ...], partial: str, executor: str, steps_per_call: int

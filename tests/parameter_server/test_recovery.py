@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -355,7 +356,9 @@ def both(strategy: replicax.Strategy) -> tuple[replicax.Variable, replicax.Varia
     return v, w, add
 
 
-def test_what_the_program_assigns_is_not_lost() -> None:
+@contextlib.contextmanager
+def assigned_after_a_function() -> Iterator[tuple[Any, ThreadActors, replicax.Variable, replicax.Variable, Any]]:
+    """What :func:`both` returns, on two servers: one function has added 1 to both, then the number became 10."""
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
     v, w, add = both(strategy)
 
@@ -363,6 +366,11 @@ def test_what_the_program_assigns_is_not_lost() -> None:
         coordinator.schedule(add)
         coordinator.join(WAIT)
         v.assign(10.0)
+        yield coordinator, actors, v, w, add
+
+
+def test_what_the_program_assigns_is_not_lost() -> None:
+    with assigned_after_a_function() as (coordinator, actors, v, w, add):
         for server in actors.of("ShardServer"):
             server.kill()
         assert float(v) == 10.0
@@ -412,13 +420,7 @@ def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool,
 
 def test_functions_begin_with_what_the_program_has_assigned_before_them() -> None:
     """Also a second value, for which no snapshot is taken, as no function has run since the first."""
-    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
-    v, w, add = both(strategy)
-
-    with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(add)
-        coordinator.join(WAIT)
-        v.assign(10.0)
+    with assigned_after_a_function() as (coordinator, actors, v, w, add):
         v.assign(5.0)
         deaths = dying(actors, random.Random(0), 1.0, most=2, methods=("snapshot",))
         for _ in range(7):  # the last one has a snapshot taken

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.soaking import soak_except
 from tests.strategies import workers_placements
 from tests.strategies.workers_placements import LAYOUTS, go_through
 
@@ -44,7 +45,7 @@ def on_one_device(names: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize(
     ("layout", "names", "place", "logical", "executor"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.soak) for each in GRID if each not in QUICK)],
+    soak_except(GRID, *QUICK),
     ids=lambda value: " and ".join(value) if isinstance(value, tuple) else None,
 )
 def test_every_placement_computes_what_one_device_does(

@@ -22,7 +22,7 @@ VARIABLE = "REPLICAX_HEARTBEAT"
 UNKNOWN = math.inf
 """How many seconds a program takes that has never ended."""
 LONG, FOREVER = 30.0, math.inf
-"""Patience with what is known to take long, and with what nobody judges; see :class:`Phase`."""
+"""Patience with phases that may take long, and with those without a limit; see :class:`Phase`."""
 _TYPES: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_double, "bytes": ctypes.c_char * 256}
 
 
