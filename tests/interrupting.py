@@ -35,6 +35,9 @@ def interrupted_at(moment: int, work: Callable[[], object], start: types.CodeTyp
         work()
     except KeyboardInterrupt:
         pass
+    except RuntimeError as error:  # threading.Condition.wait was about to take its lock again, which `with` releases
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
     finally:
         sys.setprofile(None)
     return seen >= moment

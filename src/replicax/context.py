@@ -313,14 +313,21 @@ def _pushed(frame: _Frame) -> Iterator[None]:
     try:
         _frames.set((*_frames.get(), frame))
         yield
+        _leave(frame)
     except BaseException:
         _leave(frame, is_failing=True)
         raise
-    else:
-        _leave(frame)
 
 
 def _leave(frame: _Frame, is_failing: bool = False) -> None:
+    try:
+        _pop(frame, is_failing)
+    except BaseException:  # such as an interrupt just here
+        _pop(frame, is_failing=True)
+        raise
+
+
+def _pop(frame: _Frame, is_failing: bool) -> None:
     frames = _frames.get()
     if frames and frames[-1] is frame:
         _frames.set(frames[:-1])

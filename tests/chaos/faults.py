@@ -37,6 +37,8 @@ LATER = ("step", "run_steps", "evaluation", "save", "commit")
 """The phases that come after steps: an attempt that is struck there has saved something."""
 SAVES = 3
 """Which save of an attempt is struck, or has begun before a step is: two are finished then."""
+NOTICE = 20
+"""How many saves a preemption may take until all workers have agreed on the last step: it takes time, not steps."""
 
 TRUNCATED, FLIPPED, EMPTIED, HALF_COPIED = DAMAGES = ("truncated", "bit-flipped", "emptied", "half-copied")
 
@@ -132,7 +134,11 @@ def alone(faults: Sequence[Fault], number: int) -> list[Fault]:
 
 def steps_needed(faults: Sequence[Fault]) -> int:
     """More steps than all attempts together can get on."""
-    return PERIOD * sum((SAVES + 3) * (fault.phase in LATER) - (fault.damage is not None) + 1 for fault in faults)
+    saves = [
+        1 + (SAVES + 3) * (fault.phase in LATER) + NOTICE * (fault.kind == PREEMPT) - (fault.damage is not None)
+        for fault in faults
+    ]
+    return PERIOD * sum(saves)
 
 
 def write_faults(path: Path, faults: Sequence[Fault]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lineax
 import numpy as np
 import pytest
 
@@ -124,6 +125,22 @@ def test_programs_are_what_plain_jax_computes(which: Program, replicas: int) -> 
 def test_programs_of_libraries_that_compare_types(which: Program, replicas: int) -> None:
     compare(which, replicas)
     differ_as_they_say(which)
+
+
+@third_party
+def test_what_a_library_solves_with_is_reduced_by_one_replica_too() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        context = replicax.get_replica_context()
+        operator = lineax.FunctionLinearOperator(
+            lambda v: context.all_reduce("sum", x @ v) + v, jax.ShapeDtypeStruct((2,), x.dtype)
+        )
+        return lineax.linear_solve(operator, jnp.ones(2), lineax.LU()).value
+
+    for replicas in (1, 2):
+        strategy = strategy_of(replicas)
+        x = strategy.distribute_values_from_function(lambda ctx: np.full((2, 2), 0.5, np.float32))
+        assert strategy.extended.trace(step, (x,)).localities == (replicax.Locality.MIRRORED,)
+        np.testing.assert_allclose(strategy.run(step, args=(x,)), np.full(2, 1 / (1 + replicas)), rtol=1e-6)
 
 
 @pytest.mark.soak

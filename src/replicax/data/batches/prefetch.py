@@ -82,8 +82,8 @@ class Prefetcher:
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:
+                self._changed.notify_all()  # first, or an interrupt in between would leave the thread asleep
                 element, self._state = self._ready.popleft()
-                self._changed.notify_all()
                 return element
             if self._error is not None:
                 error, traceback = self._error
@@ -175,6 +175,6 @@ class Prefetcher:
 
     def _give_up(self) -> None:
         with self._changed:
+            self._changed.notify_all()
             self._closed = True
             self._ready.clear()
-            self._changed.notify_all()

@@ -7,7 +7,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax._jax.primitive_families import ALIKE_ALONG_AXIS, AXIS_CASTS, AXIS_POSITION, HANDED_ON
-from replicax.collectives import all_reduce_p, alone_p, own_sum_p, share_back_p, share_p
+from replicax.collectives import all_reduce_p, alone_p, gathered_p, own_sum_p, share_back_p, share_p
 from replicax.devices.mesh import REPLICA_AXIS
 
 
@@ -54,6 +54,11 @@ def over_replicas(params: Mapping[str, Any]) -> bool:
 def replicas_meet(equation: _jax.Equation) -> bool:
     """Whether replicas meet in an equation."""
     return over_replicas(equation.params) and equation.primitive.name not in _NO_MEETING
+
+
+def would_meet(equation: _jax.Equation) -> bool:
+    """Whether replicas meet in an equation, or would if there were more than one."""
+    return replicas_meet(equation) or equation.primitive in (alone_p, gathered_p)
 
 
 def all_get_the_same(equation: _jax.Equation) -> bool:

@@ -22,7 +22,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
-from replicax.execution.program.collective_operations import replicas_meet
+from replicax.execution.program.collective_operations import would_meet
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use
@@ -255,7 +255,7 @@ def traced_inside(
     jaxpr = _jax.opened(closed.jaxpr)
     n = len(closed.consts)
     jaxpr = jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]])
-    return _jax.with_calls_for_solves(jaxpr, replicas_meet, axis_env), closed.consts
+    return _jax.with_calls_for_solves(jaxpr, would_meet, axis_env), closed.consts
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
