@@ -606,7 +606,36 @@ def test_programs_that_differ_in_a_captured_number_do_not_pile_up(pair) -> None:
 
     found = [float(pair.run(make(float(rate)), args=(1.0,))) for rate in range(20)]
     assert found == list(range(20))
-    assert [len(kept) for kept in (pair.extended.programs._entries, pair.extended.programs._created)] == [16, 16]
+    assert len(pair.extended.programs._entries) == 16
     count = pair.extended.trace_count(make(0.0))
     assert float(pair.run(make(19.0), args=(1.0,))) == 19.0  # the latest are kept
     assert pair.extended.trace_count(make(0.0)) == count
+
+
+def test_steps_that_fail_do_not_pile_up(pair) -> None:
+    def make(rate: float, options: replicax.RunOptions) -> None:
+        def step(x: jax.Array) -> jax.Array:
+            raise KeyError(rate)
+
+        with pytest.raises(KeyError):
+            pair.run(step, args=(1.0,), options=options)
+
+    for rate in range(3):
+        make(float(rate), replicax.RunOptions())
+        make(float(rate), replicax.RunOptions(executor="per_replica"))
+    assert not pair.extended.programs._created
+
+
+def test_a_step_that_fails_keeps_the_variables_that_it_has_created(pair) -> None:
+    def step(x: jax.Array, fails: bool) -> jax.Array:
+        variable = replicax.Variable(2.0)
+        if fails:
+            raise KeyError("later")
+        return variable * x
+
+    for options in (replicax.RunOptions(), replicax.RunOptions(executor="per_replica")):
+        with pytest.raises(KeyError):
+            pair.run(step, args=(1.0, True), options=options)
+        assert float(pair.run(step, args=(3.0, False), options=options)) == 6.0
+    [created] = pair.extended.programs._created.values()
+    assert len(created) == 1

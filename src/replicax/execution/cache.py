@@ -134,8 +134,6 @@ class ProgramCache:
     def _drop(self, key: Any) -> None:
         self._latest = None, None
         executable = self._entries.pop(key, None)
-        if not self._created.get(key[0], True):
-            del self._created[key[0]]
         self._fresh.discard(id(executable))
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)
@@ -148,14 +146,15 @@ class ProgramCache:
         return True
 
     def created_by(self, key: FunctionKey) -> list[Variable]:
-        """The variables that the step with this key creates, which it shares with its later selves."""
+        """The variables that the step with this key has created before."""
         for dead in [k for k in self._created if k.is_dead]:
             del self._created[dead]
-        return self._created.setdefault(key, [])
+        return self._created.get(key, [])
 
-    def share_created(self, key: FunctionKey, other: FunctionKey) -> None:
-        """The step has another key after tracing: let it find its variables under that, too."""
-        self._created[other] = self.created_by(key)
+    def keep_created(self, variables: list[Variable], key: FunctionKey) -> None:
+        """Let the step find those that it has created; it may have another key after tracing."""
+        if variables:
+            self._created[key] = variables
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""

@@ -221,7 +221,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             why_not = programs.why_refused(key)
             if why_not is not None:
                 raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
-        creations = Creations(replicas, programs.created_by(key[0]))
+        created = programs.created_by(step)
+        creations = Creations(replicas, created)
         put_back = state_of_this_thread()
         name = getattr(fn, "__name__", "the step")
         try:
@@ -243,8 +244,10 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             if together:
                 replicas.lockstep.fail(error, f"{name}, while it was traced")
             raise
-        after = key_after_tracing(fn, key[0])
-        programs.share_created(key[0], after)
+        finally:
+            programs.keep_created(created, step)
+        after = key_after_tracing(fn, step)
+        programs.keep_created(created, after)
         if arguments.objects:
             arguments.look_into_objects(after.names, after_tracing=True)
         programs.add((after, arguments.key, key[2]), executable, fn)

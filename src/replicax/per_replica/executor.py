@@ -68,13 +68,15 @@ def run_per_replica(
     except BaseException:
         created.undo()
         raise
+    finally:
+        programs.keep_created(variables, key)
     release = hold_signals()
     try:
         store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
     finally:
         release()
     if len(variables) > known_before:  # the next call must find them, even if the function has changed what it captures
-        programs.share_created(key, key_after_tracing(fn, key))
+        programs.keep_created(variables, key_after_tracing(fn, key))
     return results
 
 
