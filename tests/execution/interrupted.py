@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -40,6 +41,7 @@ def ran() -> Made:
 def traced() -> Made:
     pair = strategy_of(2)
     variables = several(pair)
+    warnings.simplefilter("ignore", replicax.errors.RetraceWarning)
 
     def work() -> None:
         seed = object()
