@@ -123,3 +123,34 @@ def test_a_mean_of_means_that_are_returned(pair: replicax.MirroredStrategy, coun
         replicax.errors.ShareWarning, match=r"(?s)reduce\('mean', …\).*NaN if.*compute_average_loss.*\.Mean"
     ):
         pair.reduce("mean", means)
+
+
+EQUAL: dict[str, Any] = {
+    "cut": lambda x, z: average(jnp.mean(x[:3])),
+    "cut from the end": lambda x, z: average(jnp.mean(x[-3:].mean(-1))),
+    "cut and masked": lambda x, z: average(jnp.sum(x[:3] * large(x[:3])) / jnp.sum(large(x[:3]))),
+    "another argument": lambda x, z: average(jnp.mean(z)),
+    "a gradient": lambda x, z: average(jax.grad(lambda w: jnp.mean(x[:3] * w))(2.0)),
+}
+
+
+@pytest.mark.parametrize("step", EQUAL.values(), ids=EQUAL)
+def test_means_over_equal_numbers(pair: replicax.MirroredStrategy, step: Any) -> None:
+    others = pair.distribute_values_from_function(lambda ctx: np.ones((3, 2), np.float32))
+    with pair.scope():
+        w = replicax.Variable(0.0)
+    pair.run(lambda x, z: w.assign(step(x, z)), args=(batch_of(pair, 7), others))
+    assert np.isfinite(w.numpy())
+
+
+def test_the_scale_of_means_over_equal_numbers(pair: replicax.MirroredStrategy) -> None:
+    batch, others = batch_of(pair, 7), pair.distribute_values_from_function(lambda ctx: np.ones((3, 2), np.float32))
+    cut, of_others = pair.run(lambda x, z: (x[:3].mean(), z.mean()), args=(batch, others))
+    assert [cut.scale, of_others.scale] == ["mean", "mean"]
+    assert pair.reduce("mean", of_others) == 1
+
+
+@pytest.mark.parametrize("cut", [slice(4), slice(1, None)], ids=["longer", "without the first"])
+def test_a_cut_that_leaves_different_numbers(pair: replicax.MirroredStrategy, cut: slice) -> None:
+    with pytest.raises(replicax.errors.ShareWarning, match="different numbers here"):
+        pair.run(lambda x: average(x[cut].mean()), args=(batch_of(pair, 7),))

@@ -58,7 +58,7 @@ def test_effective_kind(kind: Kind, values: tuple[float, ...], expected: Kind | 
 
 def test_a_mean_is_settled_before_other_numbers_come() -> None:
     mean = settle(Term(SUM, 0, divisors=(5,), factors=factors(1 / 5, 1 / 3)), 2)
-    assert mean == Term(MEAN, 0, factors=factors(1 / 3))
+    assert mean == Term(MEAN, 0, factors=factors(1 / 3), count=5)
     assert effective_kind(times(mean, factors(0.1)), 2) is MEAN  # and not a sum, by 5 examples of 2 replicas
     assert settle(Term(SUM, 0, divisors=(5,), factors=factors(0.1)), 2).kind is SUM
 

@@ -20,7 +20,7 @@ from replicax.execution.launch import launch
 from replicax.execution.program.program import Program
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
-from replicax.execution.tracing.capture import capture, state_of_this_thread
+from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 from replicax.locality import T
 from replicax.system import registry
@@ -261,7 +261,9 @@ def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, 
         return ragged
     traced = arguments.traced(replicas.count)
     dims = arguments.example_dims()
-    return capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
+    program = capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
+    [program] = checked([program], replicas, fn, arguments.paths)
+    return program
 
 
 def check_call(

@@ -188,9 +188,7 @@ class _Joining:
             result_tree=first.result_tree,
             obligations={},  # they have been answered
             timeout=max(timeouts, default=None),
-            scales=tuple(
-                next(filter(None, each), None) for each in zip(*(p.scales for p in self.programs), strict=True)
-            ),
+            scales=first.scales,
         )
 
     def _object(self, column: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import uneven_gather_p
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments, CantJoinError
-from replicax.execution.tracing.capture import capture, state_of_this_thread
+from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
@@ -83,6 +83,7 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
         if program is None:
             raise CantJoinError("the sizes that it gathers depend on each other")
         programs.append(program)
+    programs = checked(programs, replicas, fn, arguments.paths)
     questions.check_alike()
     if any(program.is_placed for program in programs):
         raise CantJoinError("it assigns values to logical devices")
@@ -194,8 +195,6 @@ def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, .
 
 class RaggedCommunicator(SpmdCommunicator):
     """The communicator of a replica of one of the sizes; see :class:`replicax.collectives.Communicator`."""
-
-    is_ragged = True
 
     def __init__(self, questions: _Questions, number: int, options: CommunicationOptions | None) -> None:
         super().__init__(options=options)

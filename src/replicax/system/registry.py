@@ -15,7 +15,7 @@ default_strategy: Callable[[], tuple[Callable[[], Any], type]]
 """Loads the function that makes the strategy of code outside every scope, and the class of all strategies."""
 
 step_checks: list[Callable[[], Callable[..., Any]]] = []
-"""Each loads a check of the steps of several replicas, which may warn, and returns the program that it is given."""
+"""Each loads a check of the steps of several replicas, which may warn, and returns the programs that it is given."""
 
 placed_steps: Callable[[], Callable[[Any, Any], Any]]
 """Loads what makes an executable of a program that assigns values to logical devices, and a mesh."""

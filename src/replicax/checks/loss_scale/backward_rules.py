@@ -22,6 +22,7 @@ from replicax.checks.loss_scale.terms import (
     ScaleFact,
     Term,
     effective_kind,
+    elements_of,
     is_close,
     limited,
     settle,
@@ -156,7 +157,8 @@ def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
             continue
         [kind], line = kinds, next(t.line for t in m.terms)
         if kind is Kind.MEAN or (kind is Kind.SUM and o.shapes.name in families.QUOTIENTS):
-            return frozenset({Term(Kind.MEAN, o.line if kind is Kind.SUM else line, Level.COTANGENT)})
+            line, count = o.line if kind is Kind.SUM else line, elements_of(m.terms, o.replicas)
+            return frozenset({Term(Kind.MEAN, line, Level.COTANGENT, count=count)})
         if kind in (Kind.SHARE, Kind.NONLINEAR) and o.shapes.name in _SCALED:
             return frozenset({Term(kind, o.line, Level.COTANGENT)})
     return _unknown(o)

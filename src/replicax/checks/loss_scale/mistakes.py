@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from replicax.checks.loss_scale.scale_pass import LossScalePass
-from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, effective_kind
+from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, Term, effective_kind, elements_of
 from replicax.errors import ShareWarning
 from replicax.execution.program.program import Program
 from replicax.locality import T
@@ -15,44 +16,104 @@ from replicax.values import Scale
 
 __warningregistry__: dict[Any, Any] = {}
 
+_Mistake = tuple[str, int, Kind]
+"""The file and the line of a mistake, and its kind."""
 
-def check_loss_scale(program: Program, asked: bool, is_ragged: bool) -> tuple[Scale | None, ...]:
+_OF_DIFFERENT_COUNTS = (Kind.RAGGED, Kind.MEAN_OF_MEANS)
+"""Kinds that are mistakes only if the replicas' means go over different numbers of elements."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Findings:
+    """What is certain of the program of one size.
+
+    Attributes:
+      rows: the number of examples of a replica.
+      mistakes: the mistakes, each with what it changes, and the numbers of elements of the means at its line.
+      scales: of each result the scale, and the number of elements of its mean.
+    """
+
+    rows: int
+    mistakes: dict[_Mistake, tuple[str, set[int]]]
+    scales: list[tuple[Scale | None, int]]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a mean differs from a sum, and is a number."""
+        return self.rows > 1
+
+
+def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
     """Warn if gradients that are summed over the replicas are certainly not those of shares.
 
     Args:
-      program: the captured program.
-      asked: whether the step has read the number of replicas.
-      is_ragged: whether other replicas may have another number of examples.
+      programs: the captured program; if replicas differ in size, that of each size.
 
     Returns:
       The scale of each computed result (see :attr:`replicax.PerReplica.scale`); ``None`` if it is not certain.
     """
-    found: dict[tuple[str, int, Kind], str] = {}
-    scales: list[set[Scale]] = [set() for _ in program.jaxpr.outvars[len(program.writes) :]]
-    for rows in program.numbers_of_examples or [0]:
-        check = LossScalePass(program, rows, asked, is_ragged)
-        facts = check.output_facts()
-        changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
-        returned = facts[len(changed) :]
-        # A pure step returns its arguments, changed by gradients. Its other results may still be scaled outside.
-        changed += [("what it returns", m) for m in returned if m.outside and m.locality is not T]
-        for what, fact in changed:
-            for line, kind in _mistakes(fact, program.replicas, is_ragged):
-                place = check.place(line)
-                found.setdefault((*place, kind), what)
-        for place in map(check.place, check.means_of_means):
-            if (*place, Kind.RAGGED) not in found:
-                found.setdefault((*place, Kind.MEAN_OF_MEANS), "")
-        for fact, scale in zip(returned, scales, strict=True):
-            scale.update(_scale(fact, program.replicas, is_ragged))
+    first, is_ragged = programs[0], len(programs) > 1
+    found: dict[_Mistake, str] = {}
+    scales: list[set[Scale | None]] = [set() for _ in first.jaxpr.outvars[len(first.writes) :]]
+    for numbers in _numbers_of_examples(programs):
+        sizes = [_findings(program, rows, is_ragged) for program, rows in zip(programs, numbers, strict=True)]
+        for size in sizes:
+            for mistake, (variable, _) in size.mistakes.items():
+                if mistake[-1] not in _OF_DIFFERENT_COUNTS or _counts_differ(sizes, mistake):
+                    found.setdefault(mistake, variable)
+        for known, column in zip(scales, zip(*(size.scales for size in sizes), strict=False), strict=False):
+            known.update(_common_scale(sizes, column))
     for (file, line, kind), variable in found.items():
-        text = _TEXTS[kind].format(n=program.replicas, variable=variable, step=repr(program.name))
+        if kind is Kind.MEAN_OF_MEANS and (file, line, Kind.RAGGED) in found:
+            continue
+        text = _TEXTS[kind].format(n=first.replicas, variable=variable, step=repr(first.name))
         warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line, registry=__warningregistry__)
     return tuple(scale.pop() if len(scale) == 1 else None for scale in scales)
 
 
-def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
-    """The scale of a result, if it is certain."""
+def _numbers_of_examples(programs: Sequence[Program]) -> list[tuple[int, ...]]:
+    """How many examples a replica of each size may have."""
+    if len(programs) == 1:
+        return [(rows,) for rows in programs[0].numbers_of_examples or [0]]
+    columns = zip(*(program.arguments for program in programs), strict=True)
+    shapes = [[aval.shape for aval, _ in column] for column in columns if column[0][1] is T]
+    return list(dict.fromkeys(tuple(shape[0] for shape in sizes) for sizes in shapes if sizes[0]))
+
+
+def _counts_differ(sizes: Sequence[_Findings], mistake: _Mistake) -> bool:
+    """Whether replicas of all sizes take a mean at a line, over different numbers of elements."""
+    each = [size.mistakes.get(mistake, ("", set()))[1] for size in sizes]
+    return all(counts or not size.is_clear for counts, size in zip(each, sizes, strict=True)) and any(
+        counts != each[0] for counts in each
+    )
+
+
+def _common_scale(sizes: Sequence[_Findings], column: Sequence[tuple[Scale | None, int]]) -> set[Scale | None]:
+    """The scale that a result has for all sizes, if it is certain."""
+    found = {scale for (scale, _), size in zip(column, sizes, strict=True) if scale is not None or size.is_clear}
+    if found == {"mean"} and len(set(column)) > 1:
+        return {"ragged mean"}
+    return set() if None in found else found
+
+
+def _findings(program: Program, rows: int, is_ragged: bool) -> _Findings:
+    """What is certain of a program whose replica has so many examples."""
+    found: dict[_Mistake, tuple[str, set[int]]] = {}
+    check = LossScalePass(program, rows, is_ragged)
+    facts = check.output_facts()
+    changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
+    returned = facts[len(changed) :]
+    # A pure step returns its arguments, changed by gradients. Its other results may still be scaled outside.
+    changed += [("what it returns", m) for m in returned if m.outside and m.locality is not T]
+    mistakes = [(term, kind, what) for what, m in changed for term, kind in _mistakes(m, program.replicas, is_ragged)]
+    mistakes += [(term, Kind.MEAN_OF_MEANS, "") for term in check.means_of_means]
+    for term, kind, what in mistakes:
+        found.setdefault((*check.place(term.line), kind), (what, set()))[1].add(term.count)
+    return _Findings(rows, found, [_scale(fact, program.replicas) for fact in returned])
+
+
+def _scale(fact: ScaleFact, replicas: int) -> tuple[Scale | None, int]:
+    """The scale of a result, ``None`` if it is not certain, and the number of elements of a mean."""
     if (
         fact.locality is T
         and not fact.has_unknown
@@ -61,19 +122,20 @@ def _scale(fact: ScaleFact, replicas: int, is_ragged: bool) -> Iterable[Scale]:
     ):
         kinds = {effective_kind(t, replicas) for t in fact.terms}
         if kinds == {Kind.MEAN}:
-            yield "ragged mean" if is_ragged else "mean"
-        elif kinds == {Kind.SHARE}:
-            yield "share"
+            return "mean", elements_of(fact.terms, replicas)
+        if kinds == {Kind.SHARE}:
+            return "share", 0
+    return None, 0
 
 
-def _mistakes(fact: ScaleFact, replicas: int, is_ragged: bool) -> list[tuple[int, Kind]]:
-    """The mistakes in the new value of a variable: the line and the kind of each."""
+def _mistakes(fact: ScaleFact, replicas: int, is_ragged: bool) -> list[tuple[Term, Kind]]:
+    """The mistakes in the new value of a variable: the term and the kind of each."""
     totals = [(t, effective_kind(t, replicas)) for t in fact.terms if t.level is Level.TOTAL]
     # An average of parameters that each replica has changed alone is not a gradient.
     averaged = any(t.kind is Kind.REPEATED and kind is Kind.SHARE for t, kind in totals)
-    found = [(t.line, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
+    found = [(t, kind) for t, kind in totals if kind in _TEXTS and not (averaged and kind is Kind.DOUBLE_SCALED)]
     if is_ragged:
-        found += [(t.line, Kind.RAGGED) for t, kind in totals if t.kind is Kind.MEAN and kind is Kind.SHARE]
+        found += [(t, Kind.RAGGED) for t, kind in totals if t.kind is Kind.MEAN and kind is Kind.SHARE]
     return found
 
 

@@ -28,9 +28,11 @@ from replicax.checks.loss_scale.terms import (
     Term,
     combined_factors,
     effective_kind,
+    elements_of,
     is_close,
     limited,
     product_of,
+    settle,
     sum_of_equal,
     times,
 )
@@ -180,7 +182,7 @@ def _product_or_quotient(o: ScaledOperation, divides: bool) -> ScaleFact:
     if not divides and b.is_made_of(Level.GRADIENT, *GRADIENTS) and a.is_made_of(Level.GRADIENT, Kind.FUNCTION):
         return _one(o, Kind.CLIPPED, Level.GRADIENT)
     if divides and all(m.is_made_of(Level.LOSS, Kind.SUM) and _effective_kinds(o, m) == {Kind.SUM} for m in (a, b)):
-        return _one(o, Kind.MEAN)
+        return _one(o, Kind.MEAN, count=elements_of(a.terms, o.replicas))
     return _other_function(o)
 
 
@@ -283,14 +285,15 @@ def _other_function(o: ScaledOperation) -> ScaleFact:
     if any(m.locality is not T and m.trained for m in o.facts) and not own.is_made_of(Level.LOSS, Kind.SHARE):
         return unclear
     if not own.has_unknown and _effective_kinds(o, own) == {Kind.MEAN}:
-        return dataclasses.replace(own, terms=frozenset(Term(Kind.MEAN, t.line) for t in own.terms))
+        means = (Term(Kind.MEAN, t.line, count=settle(t, o.replicas).count) for t in own.terms)
+        return dataclasses.replace(own, terms=frozenset(means))
     if own.is_made_of(Level.LOSS, Kind.SHARE):
         return _one(o, Kind.NONLINEAR)
     return unclear
 
 
-def _one(o: ScaledOperation, kind: Kind, level: Level = Level.LOSS) -> ScaleFact:
-    return ScaleFact(T, terms=frozenset({Term(kind, o.line, level)}))
+def _one(o: ScaledOperation, kind: Kind, level: Level = Level.LOSS, count: int = 0) -> ScaleFact:
+    return ScaleFact(T, terms=frozenset({Term(kind, o.line, level, count=count)}))
 
 
 def _effective_kinds(o: ScaledOperation, m: ScaleFact) -> set[Kind | None]:

@@ -67,18 +67,17 @@ class LossScalePass(Dataflow[ScaleFact]):
     Args:
       program: the captured program.
       rows: the number of examples of a replica.
-      asked: whether the step has read the number of replicas.
       is_ragged: whether other replicas may have another number of examples.
     """
 
-    def __init__(self, program: Program, rows: int, asked: bool, is_ragged: bool = False) -> None:
+    def __init__(self, program: Program, rows: int, is_ragged: bool = False) -> None:
         super().__init__(ScaleFact(outside=True))
         self.program = program
         self.rows = rows
-        self.asked = asked
+        self.asked = program.asked_for_count
         self.is_ragged = is_ragged
-        self.means_of_means: set[int] = set()
-        """The operations that compute a mean over a replica's own examples which is then averaged over the replicas."""
+        self.means_of_means: set[Term] = set()
+        """The means over a replica's own examples that are then averaged over the replicas."""
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
         self._backward = False
@@ -218,7 +217,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         results = [self._result(operation, locality, place) for locality, place in pairs]
         for term in (t for m in results for t in m.terms if t.level is Level.REDUCED):
             if effective_kind(term, self.program.replicas) is Kind.SHARE:
-                self.means_of_means.add(term.line)
+                self.means_of_means.add(term)
         return results, facts
 
     def _back(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:

@@ -92,6 +92,8 @@ class Term:
     factors: Factors = ()
     begun: int = 0
     """Of a weight: the number of the operation with which its way began."""
+    count: int = 0
+    """Of a mean: the number of elements that it goes over; 0 if it is unknown."""
 
     def at(self, level: Level) -> Term:
         """This term at another level."""
@@ -204,7 +206,7 @@ def effective_kind(term: Term, replicas: int) -> Kind | None:
     if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return None
     if term.kind is Kind.SUM:
-        found = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest in _without_counts(term)}
+        found = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest, _ in _without_counts(term)}
         if any(True for _ in _without_counts(term, replicas)):
             found.add(Kind.SHARE)
         if found == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
@@ -220,9 +222,14 @@ def effective_kind(term: Term, replicas: int) -> Kind | None:
 def settle(term: Term, replicas: int) -> Term:
     """``term``, a mean if it is one by now: later numbers, such as a learning rate, can't be its count any more."""
     if term.kind is Kind.SUM and effective_kind(term, replicas) is Kind.MEAN:
-        rest = next(iter(_without_counts(term)))
-        return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest))
+        rest, count = next(iter(_without_counts(term)))
+        return dataclasses.replace(term, kind=Kind.MEAN, divisors=(), factors=tuple(rest), count=count)
     return term
+
+
+def elements_of(terms: Iterable[Term], replicas: int) -> int:
+    """The number of elements over which sums or means go; 0 if it is unknown."""
+    return max((t.count or max(t.divisors, default=0) for t in (settle(term, replicas) for term in terms)), default=0)
 
 
 def is_close(a: float, b: float) -> bool:
@@ -230,16 +237,17 @@ def is_close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=2e-3)
 
 
-def _without_counts(term: Term, times: int = 1) -> Iterable[list[Factor]]:
-    """All ways to take out factors that divide a sum by ``times`` one of its counts: the remaining factors."""
+def _without_counts(term: Term, times: int = 1) -> Iterable[tuple[list[Factor], int]]:
+    """All ways to take out factors that divide a sum by ``times`` one of its counts: the remaining factors, and it."""
     for some, rest in _parts(term.factors):
         if any(f.origin is Origin.REPLICAS for f in some):
             continue
         if times > 1 and all(f.origin is Origin.MEAN for f in some):
             continue  # a mean over so many elements, of which none is another replica's
         product = math.prod(f.value for f in some)
-        if any(is_close(product * divisor * times, 1.0) for divisor in term.divisors):
-            yield rest
+        count = next((divisor for divisor in term.divisors if is_close(product * divisor * times, 1.0)), None)
+        if count is not None:
+            yield rest, count
 
 
 def _has(factors: Sequence[Factor], wanted: float) -> bool:

@@ -89,6 +89,8 @@ class Program:
     obligations: Mapping[int, Obligation]
     timeout: float | None
     """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""
+    asked_for_count: bool = False
+    """Whether the step has read the number of replicas."""
     scales: tuple[Scale | None, ...] = ()
     """What each computed result is over the replicas, as far as that is certain; empty if it was not looked at."""
     example_dims: tuple[Any, ...] | None = None

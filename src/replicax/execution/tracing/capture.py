@@ -128,12 +128,12 @@ def capture(
     for number, (aval, _) in enumerate(arguments):
         check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None
-    asked = False
+    asked_for_count = False
     results: list[Result] = []
     result_tree: Any = None
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
-        nonlocal store, result_tree, asked
+        nonlocal store, result_tree, asked_for_count
         usual = SpmdCommunicator if replicas.remote_variables is None else replicas.remote_variables.communicator
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
         way = communicator or usual(examples, replicas.options)
@@ -144,7 +144,7 @@ def capture(
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
             returned = call_step(fn, args, kwargs, store.values, store.writes)
-        asked = replica.asked_for_count
+        asked_for_count = replica.asked_for_count
         leaves, result_tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
         computed: list[Any] = []
         for leaf in leaves:
@@ -197,16 +197,30 @@ def capture(
         result_tree=result_tree,
         obligations=store.obligations,
         timeout=store.communicator.timeout,
+        asked_for_count=asked_for_count,
         example_dims=None if example_dims is None else tuple(example_dims),
     )
     if store.communicator.sums_own:
         program = dataclasses.replace(program, jaxpr=with_all_reduces(program.jaxpr, program.input_localities))
-    if program.replicas > 1:
+    return program
+
+
+def checked(
+    programs: list[Program], replicas: Replicas, fn: Callable[..., Any], paths: Callable[[], Sequence[str]]
+) -> list[Program]:
+    """The programs of a new step, after the registered checks have warned of the mistakes in them.
+
+    Args:
+      programs: the captured program; if replicas differ in size, that of each size.
+      replicas: which run it.
+      fn: the step.
+      paths: where each traced argument stands.
+    """
+    if replicas.count > 1:
         names = [as_written(path, fn) for path in paths()]
         for load in registry.step_checks:
-            is_ragged, is_served = store.communicator.is_ragged, replicas.remote_variables is not None
-            program = load()(program, names, asked, is_ragged, is_served)
-    return program
+            programs = load()(programs, names, replicas.remote_variables is not None)
+    return programs
 
 
 def state_of_this_thread() -> Callable[[], None]:

@@ -22,13 +22,11 @@ class SpmdCommunicator:
 
     Attributes:
       timeout: the longest that a collective has, in seconds; ``None`` if none has one.
-      is_ragged: whether replicas may have arguments of other sizes.
       sums_own: whether the step has sums of which some operands may have been reduced already.
     """
 
     timeout: float | None = None
     sums_own = False
-    is_ragged = False
 
     def __init__(self, examples: ReplicaExamples | None = None, options: context.Options = None) -> None:
         self.examples = examples
