@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 import replicax
+from replicax.execution.program.marks import Obligation
 from tests.programs.random_programs import KINDS, SHAPES, RandomProgram, random_programs, run_program
 from tests.programs.test_properties import _HUNT, Trial, assert_close, check_results, is_leaf, the_usual
 
@@ -58,14 +59,17 @@ def _longer(value: np.ndarray[Any, Any], replica: int) -> np.ndarray[Any, Any]:
 
 def check(program: RandomProgram, replicas: int, split: bool) -> str:
     trial = RaggedTrial(program, replicas, split)
-    expected, variables, error = trial.run(None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", replicax.errors.ExecutorWarning)
+        # What is certain of a loss depends on the numbers of examples. But all means go over equal numbers here.
+        warnings.simplefilter("ignore", replicax.errors.ShareWarning)
+        warnings.filterwarnings("error", ".* have different numbers here", replicax.errors.ShareWarning)
+        expected, variables, error = trial.run(None)
         found, found_variables, found_error = trial.run_uneven()
     fell_back = [str(w.message) for w in caught if w.category is replicax.errors.ExecutorWarning]
     if error is not None:
         if not fell_back:
-            assert type(found_error) is type(error), (error, found_error)
+            check_errors(trial, error, found_error)
         return "error"
     if found_error is not None:
         raise found_error
@@ -77,6 +81,16 @@ def check(program: RandomProgram, replicas: int, split: bool) -> str:
     for mine, theirs in zip(variables, found_variables, strict=True):
         assert_close(mine, theirs, max(1.0, scale))
     return fell_back[0] if fell_back else "joined"
+
+
+def check_errors(trial: RaggedTrial, error: Exception, found: Exception | None) -> None:
+    """The joint program has the error of the program for one size; or a deadlock which that one has, too."""
+    if isinstance(error, replicax.errors.LocalityError) and isinstance(found, replicax.errors.DeadlockError):
+        # Whether replicas of all sizes agree on a value is known only after each size has been looked at for deadlocks.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Obligation, "check", lambda *args: None)
+            error = trial.run(None)[2] or error
+    assert type(found) is type(error), (error, found)
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")  # every example is a new program
