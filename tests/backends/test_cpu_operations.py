@@ -16,6 +16,7 @@ from replicax._jax import contains
 from replicax.backends.cpu import CPU, NEEDED
 from replicax.backends.cpu.convolutions import Convolutions
 from replicax.backends.cpu.pooling import PoolingGradients
+from replicax.backends.cpu.small_sums import SmallSums
 from replicax.execution.compiled.backend import Target
 from replicax.execution.compiled.program_rewriting import Rewriting
 from tests.conftest import shared_strategy, strategy_of
@@ -260,6 +261,25 @@ def test_a_program_is_gone_through_only_for_what_the_compiler_is_slow_at(fn: Any
     assert [type(rule) for rule in found] == rules
     found = rules_for(program, in_a_loop=in_a_loop, split=True, in_order=False)
     assert [type(rule) for rule in found] == [rule for rule in rules if rule is Convolutions]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "rules"),
+    [
+        ((3, 5), None, [SmallSums]),
+        ((3, 100_000, 5), None, [SmallSums]),
+        ((3, 100_000), None, []),
+        ((3, 5), replicax.CommunicationOptions(bytes_per_pack=16), []),
+        ((3, 5), replicax.CommunicationOptions(implementation="ring"), []),
+    ],
+)
+def test_small_sums_are_packed_unless_options_tell_how(pair: Any, sizes: Any, options: Any, rules: Any) -> None:
+    def step(x: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("sum", x, options)
+
+    program = pair.extended.trace(step, args=([np.ones(n, np.float32) for n in sizes],)).program.jaxpr
+    found = rules_for(program, in_a_loop=False, split=False, in_order=False)
+    assert [type(rule) for rule in found] == rules
 
 
 def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:

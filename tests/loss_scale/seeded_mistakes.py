@@ -236,6 +236,12 @@ def mean_summed_by_hand(m: Model, batch: Any) -> None:
 
 
 @mistake(MEAN)
+def learning_rate_that_is_one_by_the_number_of_replicas(m: Model, batch: Any) -> None:
+    _, [gradient] = replicax.value_and_grad(lambda: jnp.mean(m.errors(batch)), [m.w])()  # wrong
+    m.w.assign_add(-1 / REPLICAS * here().all_reduce("sum", gradient))
+
+
+@mistake(MEAN)
 def mean_summed_by_jax(m: Model, batch: Any) -> None:
     _, [gradient] = replicax.value_and_grad(lambda: jnp.mean(m.errors(batch)), [m.w])()  # wrong
     m.w.assign_sub(0.1 * jax.lax.psum(gradient, replicax.REPLICA_AXIS))

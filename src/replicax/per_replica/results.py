@@ -167,7 +167,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
         return _differing(mine, everyones, replicas)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
-        if _equal(tokens) or all(_same_object(token, first) for token in tokens):
+        if _equal(tokens) or all(kind == "plain" and are_equal(loads(text), first) for kind, text in tokens):
             return first
     return PerReplica(Components(tuple(mine), replicas.local, replicas.count))
 
@@ -248,9 +248,3 @@ def _token(value: Any) -> tuple[str, Any]:
         return "pickled", hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
     except Exception:
         return "object", type(value).__qualname__
-
-
-def _same_object(token: Any, value: Any) -> bool:
-    if token is None or token == _token(value):
-        return True
-    return token[0] == "plain" and are_equal(loads(token[1]), value)

@@ -286,7 +286,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     def _share(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
         """The fact of a value that is marked as a share, by a function of Replicax or by the user."""
-        if m.locality is T and m.has_examples:
+        if m.has_examples:
             return m
         line = self._line(equation)
         kind = Kind.SHARE

@@ -23,7 +23,7 @@ def wanted_pieces(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any
     hints: dict[Any, Split] = {}
 
     def want(atom: Any, split: Split | None) -> None:
-        if split is not None and not isinstance(atom, _jax.Literal):
+        if split is not None:  # then it has dims, and is no literal
             hints.setdefault(atom, split)
 
     for atom, split in zip(jaxpr.outvars, wanted, strict=False):
