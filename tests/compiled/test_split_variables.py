@@ -296,6 +296,21 @@ def test_values_that_differ_between_replicas_are_never_in_pieces() -> None:
     assert kinds(program) == {"all-gather": 1, "reduce-scatter": 1}
 
 
+def test_a_sum_is_scattered_through_functions_that_are_called() -> None:
+    strategy = sharded(2)
+    with strategy.scope():
+        v = replicax.Variable(jnp.arange(4.0))
+    half = jax.jit(lambda total: 0.5 * total)
+
+    def step(x: Any) -> None:
+        v.assign_sub(half(replicax.get_replica_context().all_reduce("sum", x)))
+
+    x = strategy.distribute_values_from_function(lambda ctx: jnp.full(4, float(1 + ctx.replica_id_in_sync_group)))
+    strategy.run(step, args=(x,))
+    assert v.numpy().tolist() == [-1.5, -0.5, 0.5, 1.5]
+    assert kinds(strategy.extended.trace(step, args=(x,))) == {"reduce-scatter": 1}
+
+
 # --- memory ---------------------------------------------------------------------------------------------
 
 LAYERS, WIDTH = 12, 256

@@ -275,3 +275,13 @@ def test_a_buffer_that_is_filled_again(of_jax, kind, replicas) -> None:
     run.close()
     rows = np.concatenate(streams[0].batches if kind == "one stream" else [*streams[0].batches, *streams[1].batches])
     assert sorted(seen) == sorted(rows.tolist())
+
+
+def test_batches_of_replicas_are_padded_to_the_largest() -> None:
+    def batches(context):
+        return [np.arange(2 + 2 * context.input_pipeline_id)]
+
+    run = Run(batches, 2, 1, InputOptions(partial_batch="pad"), from_function=True)
+    [step] = run.steps()
+    assert step[0].sizes == (2, 4)
+    assert [element.filled[0].shape for element in step] == [(1, 4), (1, 4)]

@@ -13,7 +13,7 @@ import pytest
 import replicax
 from replicax import InputOptions
 from tests.data.files.writing import write_array_records, write_tfrecords
-from tests.data.simulated import Run
+from tests.data.simulated import Run, examples
 from tests.soaking import soak_except
 
 topologies = st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
@@ -127,6 +127,29 @@ def test_interrupted_and_restored(folders, pipeline, data) -> None:
         state = json.loads(json.dumps(run.state()))
         run.close()
     assert seen == collections.Counter(range(sum(sizes)))
+
+
+def test_the_files_that_are_left_are_divided_among_all_workers(folders) -> None:
+    files = folders("txt", [4, 4, 4, 4])
+    first, second = (
+        Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), workers) for workers in (1, 2)
+    )
+    first.steps(1)
+    second.restore(first.state())
+    assert [[len(examples(element)) for element in step] for step in second.steps(2)] == [[2, 2], [2, 2]]
+
+
+FIRST_TEN = {
+    "array_record": lambda files: replicax.data.array_records(files).map(number)[:10],
+    "txt": lambda files: grain.experimental.LimitIterDataset(replicax.data.text_lines(files).map(number), 10),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_TEN)
+def test_a_part_of_all_files_is_not_a_part_of_each_workers_files(folders, kind) -> None:
+    files = folders(kind, [4, 4, 4, 4])
+    run = Run(lambda context: FIRST_TEN[kind](files).batch(4), 2, 1)
+    assert run.seen() == collections.Counter(range(10))
 
 
 def test_too_few_files(folders) -> None:

@@ -72,6 +72,20 @@ def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
+def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
+    strategy = strategy_of(2)
+    made: list[replicax.Variable] = []
+
+    def step(x: Any) -> None:
+        if not made:
+            made.append(replicax.Variable(np.float32(0.0), name="total"))
+        made[0].assign_add(replicax.get_replica_context().all_reduce("sum", x.sum()))
+
+    for batch in strategy.distribute_dataset([np.ones(8, np.float32)] * 2):
+        strategy.run(accumulated(step, 2), args=(batch,))
+    assert float(made[0]) == 16.0
+
+
 @pytest.mark.parametrize(("how", "sizes"), [("per replica", (5, 1)), ("padded", (11, 1))])
 def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str, sizes: tuple[int, ...]) -> None:
     options = replicax.InputOptions(partial_batch="pad") if how == "padded" else None

@@ -327,6 +327,7 @@ def test_without_a_terminal_there_is_a_line_although_nothing_is_logged() -> None
     show = Progress(Console(file=out, soft_wrap=True), clock=lambda: now[0], lines=10.0)
     run = types.SimpleNamespace(step=0, steps=100)
     show.on_start(run)
+    show.on_evaluation(run, 0, {"loss": 3.0})
     for run.step in range(1, 101):
         now[0] += 4.0
         if run.step == 50:
@@ -334,7 +335,8 @@ def test_without_a_terminal_there_is_a_line_although_nothing_is_logged() -> None
         show.advanced(run.step)
     show.on_log(run, 100, {"loss": 1.0})
     show.on_end(run)
-    lines = out.getvalue().splitlines()
+    first, *lines = out.getvalue().splitlines()
+    assert first == "step 0 of 100   evaluation: loss 3"
     assert lines[0] == "step 3 of 100   0:06:28 left"
     assert [int(line.split()[1]) for line in lines] == [*range(3, 100, 3), 100]
     assert [" loss 2 " in line for line in lines] == [50 < step < 100 for step in [*range(3, 100, 3), 100]]

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -48,8 +49,11 @@ def test_values_come_back_as_numpy_arrays() -> None:
         mine = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
         return {"mine": mine, "total": strategy.reduce("sum", mine), "variable": v, "text": "text", "none": None}
 
-    with coordinator_of(strategy) as (coordinator, _):
+    with coordinator_of(strategy) as (coordinator, actors):
         found = coordinator.schedule(fn).fetch(WAIT)
+        [worker] = actors.of("StepWorker")
+    assert worker.env["JAX_NUM_CPU_DEVICES"] == "2"
+    assert worker.args[1].jax["jax_numpy_dtype_promotion"] == "strict"  # as in this process
     assert [int(part) for part in found["mine"]] == [0, 1]
     assert type(found["total"]) is np.ndarray
     assert found["total"] == 1
@@ -69,6 +73,9 @@ def test_the_program_reads_and_assigns_what_the_servers_have(strategy: replicax.
         coordinator.schedule(lambda: v.assign_sub(jnp.ones(3))).fetch(WAIT)  # outside of any step
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [9, 11, 13]
         coordinator.join(WAIT)
+        coordinator.schedule(lambda: jax.jit(lambda: v.assign_add(jnp.ones(3)).shape[0])())
+        with pytest.raises(replicax.errors.WorkerError, match=r"was read inside jax\.jit, outside a step"):
+            coordinator.join(WAIT)
         with strategy.scope():
             late = replicax.Variable(4.0, name="late")
         coordinator.schedule(lambda: strategy.run(lambda: late.assign_add(v[0]))).fetch(WAIT)
@@ -140,7 +147,7 @@ def test_an_error_is_raised_once_with_the_worker_and_the_line() -> None:
         assert coordinator.schedule(lambda: 7).fetch(WAIT) == 7
 
 
-def test_the_next_schedule_raises_it_too(strategy: replicax.ParameterServerStrategy) -> None:
+def test_the_next_schedule_raises_it_too_and_so_does_done(strategy: replicax.ParameterServerStrategy) -> None:
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda: 1 // 0)
 
@@ -150,9 +157,17 @@ def test_the_next_schedule_raises_it_too(strategy: replicax.ParameterServerStrat
                 coordinator.schedule(lambda: time.sleep(0.01))
                 time.sleep(0.001)
 
+        def wait() -> None:
+            deadline = time.monotonic() + WAIT
+            while not coordinator.done() and time.monotonic() < deadline:
+                time.sleep(0.001)
+
         with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
             schedule_on()
         coordinator.join(WAIT)
+        coordinator.schedule(lambda: 1 // 0)
+        with pytest.raises(replicax.errors.WorkerError, match="ZeroDivisionError"):
+            wait()
 
 
 def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrategy) -> None:
@@ -160,6 +175,7 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
         def numbers(ctx: replicax.InputContext) -> Any:
             return [np.full(1, ctx.input_pipeline_id * 100 + i) for i in range(50)]
 
+        assert replicax.has_strategy()  # it is made in the strategy's scope
         return strategy.distribute_datasets_from_function(numbers)
 
     with coordinator_of(strategy) as (coordinator, _):

@@ -24,7 +24,7 @@ class ThreadActors:
         self.has_ended = False
 
     def start(self, kind: type, *args: Any, env: Mapping[str, str]) -> ThreadActor:
-        actor = ThreadActor(kind, args)
+        actor = ThreadActor(kind, args, env)
         self.actors.append(actor)
         return actor
 
@@ -52,9 +52,10 @@ class ThreadActors:
 class ThreadActor:
     """An object whose methods run on a thread of its own."""
 
-    def __init__(self, kind: type, args: tuple[Any, ...]) -> None:
+    def __init__(self, kind: type, args: tuple[Any, ...], env: Mapping[str, str]) -> None:
         self.kind = kind
         self.args = args
+        self.env = env
         threads = getattr(kind, "calls_at_once", 1)
         self.executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=kind.__name__)
         self.starting = threading.Lock()

@@ -98,13 +98,16 @@ ENTRY %main (x: bf16[4096,4096], w: f32[4096,4096]) -> bf16[4096,4096] {
 def test_attention_that_is_opaque(name: str, results: int, products: tuple[int, int] | None) -> None:
     array = "bf16[2,512,8,64]{3,2,1,0}"
     given = f"({', '.join([array] * results)}, f32[2,8,512]{{2,1,0}})"
-    main = parse(
+    module = parse(
         f"ENTRY %main (q: {array}, k: {array}, v: {array}) -> {array} {{\n  %q = {array} parameter(0)\n"
         f"  %k = {array} parameter(1)\n  %v = {array} parameter(2)\n"
         f'  ROOT %o = {given} custom-call(%q, %k, %v), custom_call_target="__gpu$xla.gpu.triton", '
         f'metadata={{op_name="{name}"}}\n}}'
-    ).computations["main"]
+    )
+    main = module.computations["main"]
     found = attention_of(main.root, main)
+    kind = "opaque" if products is None else "attention, backward" if "transpose" in name else "attention"
+    assert kernel_of(module, main, main.root, GPU).kind == kind
     one = 2 * 2 * 8 * 512 * 512 * 64
     assert (found and (found.flops, found.model_flops)) == (products and tuple(p * one for p in products))
 

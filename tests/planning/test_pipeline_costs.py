@@ -94,6 +94,9 @@ def test_on_tpus_that_are_not_there() -> None:
     assert all(c.seconds > 0 for s in plan.stages for c in s.collectives)
     assert plan.timeline == max((s.timeline for s in plan.stages), key=lambda t: t.seconds)
     assert [p.replicas for p in plan.scaling] == [1, 2]
+    [dearest] = (section for section in sections(plan) if section.title == "The dearest kernels")
+    kinds = [row[dearest.columns.index("what")] for row in dearest.rows]
+    assert kinds == [kernel.kind for kernel in plan.timeline.dearest]
 
 
 @pytest.mark.parametrize(("replicas", "stages"), [pytest.param(1, 2, marks=pytest.mark.soak), (2, 2)])
@@ -103,6 +106,7 @@ def test_on_devices_that_are_there(replicas: int, stages: int) -> None:
     plan = replicax.plan(strategy, step, SPEC)
     check(plan, stages, replicas)
     assert (plan.fits, plan.estimate, plan.scaling) == (None, None, ())
+    assert [s.busy for s in plan.stages] == [s.cost.matrix_flops + s.cost.other_flops for s in plan.stages]
     [x] = strategy.distribute_dataset([np.ones((ROWS * replicas, WIDTH), np.float32)])
     report = strategy.extended.trace(step, args=(x,)).placement()
     assert [s.memory.arguments for s in plan.stages] == [d.variable_bytes + d.argument_bytes for d in report.devices]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from replicax.hlo.collective_instructions import ProgramDevices
@@ -104,6 +106,11 @@ def test_loops_run_as_often_as_they_say() -> None:
     assert found.seconds == pytest.approx(5 * GATHER)
     assert (found.transfers["bs"].count, found.kernels["bk"].count) == (5, 5)
     assert found.transfers["bs"].exposed == pytest.approx(5 * (GATHER - KERNEL))
+    # A loop of which that is not known counts once.
+    found = run(
+        lines.split(", backend_config")[0] + f"\n  ROOT %z = {ARRAY} get-tuple-element(%w), index=1", inside=LOOP
+    )
+    assert found.seconds == pytest.approx(GATHER)
     # What was started before the loop delays the gather of its first iteration only.
     found = run(f"  {OLD[0]}\n{lines}  {OLD[1]}\n  ROOT %z = {ARRAY} negate(%d)", inside=LOOP)
     assert found.seconds == pytest.approx(6 * GATHER + KERNEL)
@@ -164,10 +171,26 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
     assert found.hidden == pytest.approx(0.8)
     assert found.hidden_bytes == pytest.approx(0.8 * found.sent, abs=1)
     assert found.sent == 4000
-    assert [(k.kind, k.count, k.seconds) for k in found.dearest] == [
-        ("elementwise", 1, pytest.approx(KERNEL)),
-        ("elementwise", 1, pytest.approx(KERNEL)),
+    assert [(k.kind, k.count, k.seconds, k.flops, k.bytes) for k in found.dearest] == [
+        ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
+        ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
     ]
+
+
+def line_found(offset: int) -> str:
+    """The line of an instruction that is so many lines below the one that calls this."""
+    caller = sys._getframe(1)
+    source = f'source_file="{caller.f_code.co_filename}" source_line={caller.f_lineno + offset}'
+    module = parse(
+        f"ENTRY %main (x: {ARRAY}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n"
+        f"  ROOT %z = {ARRAY} negate(%x), metadata={{{source}}}\n}}"
+    )
+    return SourceLines(module).of(module.computations["main"].root)
+
+
+def test_a_line_that_asks_for_the_plan_is_no_line_of_the_step() -> None:
+    assert line_found(0) == ""
+    assert line_found(1000).startswith("test_timeline.py:1")
 
 
 def test_what_is_computed_a_second_time_is_not_the_models() -> None:

@@ -62,7 +62,7 @@ def is_saved(value: Any) -> bool:
     """Whether ``value`` holds state of a run: it is a variable, optimizer, metric or model, or a pytree of these."""
     if isinstance(value, Variable | Optimizer) or _has_variables(value) or _is_model(value):
         return True
-    if isinstance(value, types.ModuleType | type | types.FunctionType | str | Iterator) or value is None:
+    if isinstance(value, types.ModuleType | type | types.FunctionType | str) or value is None:
         return False
     return any(leaf is not value and is_saved(leaf) for leaf in _leaves(value))
 
