@@ -197,7 +197,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
     Raises:
       ValueError: an argument has more or fewer components, or another mask.
     """
-    mask: ExampleMask | None = None
+    padded: list[tuple[int, PerReplica]] = []
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if _jax.is_mutable(leaf):
@@ -207,5 +207,6 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
             continue
         if leaf.count != replicas.count or leaf.replicas != replicas.local:
             raise of_another_strategy(tree, position, leaf.count, replicas.count)
-        mask = common_mask(mask, leaf, tree, position)
-    return mask
+        if leaf.mask is not None:
+            padded.append((position, leaf))
+    return common_mask(padded, tree) if padded else None

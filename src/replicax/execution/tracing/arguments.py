@@ -77,6 +77,7 @@ class Arguments:
         self.objects: list[tuple[int, Any]] = []
         self.mask: ExampleMask | None = None
         self.is_ragged = False
+        padded: list[tuple[int, PerReplica]] = []
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
             kind: Any = type(leaf)
@@ -94,7 +95,7 @@ class Arguments:
                 if leaf.mask is None:
                     keys.append((T, array.shape, array.dtype, False))
                 else:
-                    self._note_mask(leaf, position)
+                    padded.append((position, leaf))
                     keys.append((T, array.shape, array.dtype, False, leaf.dim))
             elif kind is Variable:
                 self._statics.append((position, leaf))
@@ -140,7 +141,8 @@ class Arguments:
                 if not is_leaf(leaf) and is_mutable(kind):
                     self.objects.append((position, leaf))
                 keys.append((_STATIC, kind, _static_key(leaf)))
-        if self.mask is not None:
+        if padded:
+            self.mask = common_mask(padded, self._tree)
             if self.is_ragged:
                 raise NotOneProgramError(
                     "some arguments are padded and others differ in size between replicas, which can't be one compiled "
@@ -237,9 +239,6 @@ class Arguments:
             placed.append(array)
         return placed
 
-    def _note_mask(self, value: PerReplica, position: int) -> None:
-        self.mask = common_mask(self.mask, value, self._tree, position)
-
     def _check_concrete(self, leaf: jax.Array, position: int) -> None:
         if isinstance(leaf, jax.core.Tracer):
             raise self._error(
@@ -276,22 +275,22 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
     )
 
 
-def common_mask(first: ExampleMask | None, value: PerReplica, tree: Any, position: int) -> ExampleMask | None:
-    """The mask of a step, from the mask ``first`` of the arguments before, and the mask of ``value``.
+def common_mask(padded: Sequence[tuple[int, PerReplica]], tree: Any) -> ExampleMask:
+    """The mask of a step with these padded arguments: that of those of which it is known where their examples are.
 
     Raises:
-      ValueError: they come from different batches.
+      ValueError: these come from different batches.
     """
-    other = value.mask
-    if first is None or other is None or first.same_as(other):
-        return first or other
-    if value.dim is None:  # it is not known where its examples are
-        return first
-    sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, other)]
-    raise ValueError(
-        f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the replicas "
-        f"have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
-    )
+    known = [(position, value) for position, value in padded if value.dim is not None] or padded[:1]
+    masks = [value.mask for _, value in known if value.mask is not None]
+    for (position, _), mask in zip(known, masks, strict=True):
+        if not mask.same_as(masks[0]):
+            sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (masks[0], mask)]
+            raise ValueError(
+                f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the "
+                f"replicas have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
+            )
+    return masks[0]
 
 
 @functools.cache
