@@ -311,23 +311,25 @@ def _current() -> _Frame:
 @contextlib.contextmanager
 def _pushed(frame: _Frame) -> Iterator[None]:
     try:
-        _frames.set((*_frames.get(), frame))
-        yield
-        _leave(frame)
-    except BaseException:
-        _leave(frame, is_failing=True)
-        raise
+        try:
+            _frames.set((*_frames.get(), frame))
+            yield
+            _pop(frame)
+        finally:
+            _pop(frame, is_failing=True)
+    finally:  # an interrupt may have come just there
+        _pop(frame, is_failing=True)
 
 
-def _leave(frame: _Frame, is_failing: bool = False) -> None:
+def _leave(frame: _Frame, is_failing: bool) -> None:
+    """Leave a context, also if an interrupt comes meanwhile."""
     try:
         _pop(frame, is_failing)
-    except BaseException:  # such as an interrupt just here
+    finally:
         _pop(frame, is_failing=True)
-        raise
 
 
-def _pop(frame: _Frame, is_failing: bool) -> None:
+def _pop(frame: _Frame, is_failing: bool = False) -> None:
     frames = _frames.get()
     if frames and frames[-1] is frame:
         _frames.set(frames[:-1])

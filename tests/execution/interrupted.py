@@ -25,6 +25,7 @@ import numpy as np
 from flax import nnx
 
 import replicax
+from replicax import _jax
 from tests.conftest import logical_strategy, strategy_of
 from tests.interrupting import interrupted_at
 
@@ -215,12 +216,15 @@ def interrupt_everywhere(make: Callable[[], Made], stride: int) -> None:
         work()
     value = consistent(values, 0.0)
     moment, is_over = 0, False
+    # What runs outside a step may be interrupted where JAX itself enters a trace, and JAX stays in it.
+    put_back = _jax.trace_of_this_thread() if make in (assigned, updated) else lambda: None
     while not is_over:
         moment += stride
         try:
             is_over = not interrupted_at(moment, work)
         except RecursionError:  # JAX goes on believing that it traces what it was interrupted in
             jax.clear_caches()
+        put_back()
         value = consistent(values, value)
         assert not replicax.has_strategy()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
