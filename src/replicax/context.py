@@ -321,14 +321,6 @@ def _pushed(frame: _Frame) -> Iterator[None]:
         _pop(frame, is_failing=True)
 
 
-def _leave(frame: _Frame, is_failing: bool) -> None:
-    """Leave a context, also if an interrupt comes meanwhile."""
-    try:
-        _pop(frame, is_failing)
-    finally:
-        _pop(frame, is_failing=True)
-
-
 def _pop(frame: _Frame, is_failing: bool = False) -> None:
     frames = _frames.get()
     if frames and frames[-1] is frame:
@@ -365,7 +357,11 @@ class Scope(contextlib.ContextDecorator):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if not self._entered:
             raise ContextError("this scope was left without having been entered")
-        _leave(self._entered.pop(), is_failing=kind is not None)
+        frame = self._entered.pop()
+        try:
+            _pop(frame, is_failing=kind is not None)
+        finally:  # an interrupt may have come just there
+            _pop(frame, is_failing=True)
         _adapt_libraries(is_late=True)
 
 

@@ -197,7 +197,7 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
     Raises:
       ValueError: an argument has more or fewer components, or another mask.
     """
-    padded: list[tuple[int, PerReplica]] = []
+    padded: list[tuple[int, ExampleMask, int | None]] = []
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):
         if _jax.is_mutable(leaf):
@@ -208,5 +208,5 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
         if leaf.count != replicas.count or leaf.replicas != replicas.local:
             raise of_another_strategy(tree, position, leaf.count, replicas.count)
         if leaf.mask is not None:
-            padded.append((position, leaf))
+            padded.append((position, leaf.mask, leaf.dim))
     return common_mask(padded, tree) if padded else None

@@ -61,6 +61,7 @@ def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
             for mistake, (variable, _) in size.mistakes.items():
                 if mistake[-1] not in _OF_DIFFERENT_COUNTS or _counts_differ(sizes, mistake):
                     found.setdefault(mistake, variable)
+        # Programs of which one has more results than another are refused later, where they are joined.
         for known, column in zip(scales, zip(*(size.scales for size in sizes), strict=False), strict=False):
             known.update(_common_scale(sizes, column))
     for (file, line, kind), variable in found.items():

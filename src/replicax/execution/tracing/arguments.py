@@ -77,7 +77,7 @@ class Arguments:
         self.objects: list[tuple[int, Any]] = []
         self.mask: ExampleMask | None = None
         self.is_ragged = False
-        padded: list[tuple[int, PerReplica]] = []
+        padded: list[tuple[int, ExampleMask, int | None]] = []
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
             kind: Any = type(leaf)
@@ -95,7 +95,7 @@ class Arguments:
                 if leaf.mask is None:
                     keys.append((T, array.shape, array.dtype, False))
                 else:
-                    padded.append((position, leaf))
+                    padded.append((position, leaf.mask, leaf.dim))
                     keys.append((T, array.shape, array.dtype, False, leaf.dim))
             elif kind is Variable:
                 self._statics.append((position, leaf))
@@ -275,22 +275,25 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
     )
 
 
-def common_mask(padded: Sequence[tuple[int, PerReplica]], tree: Any) -> ExampleMask:
-    """The mask of a step with these padded arguments: that of those of which it is known where their examples are.
+def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any) -> ExampleMask:
+    """The mask of a step with padded arguments: that of those of which it is known where their examples are.
+
+    Args:
+      padded: of each its position, its mask, and the dim of its examples, ``None`` if that is not known.
+      tree: of the arguments.
 
     Raises:
       ValueError: these come from different batches.
     """
-    known = [(position, value) for position, value in padded if value.dim is not None] or padded[:1]
-    masks = [value.mask for _, value in known if value.mask is not None]
-    for (position, _), mask in zip(known, masks, strict=True):
-        if not mask.same_as(masks[0]):
-            sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (masks[0], mask)]
+    (_, first, _), *others = [a for a in padded if a[2] is not None] or padded[:1]
+    for position, mask, _ in others:
+        if not mask.same_as(first):
+            sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, mask)]
             raise ValueError(
                 f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the "
                 f"replicas have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
             )
-    return masks[0]
+    return first
 
 
 @functools.cache
