@@ -27,7 +27,13 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", ["replicax", *MODULES])
 def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)  # tests/parameter_server starts processes
-    run_examples(name)
+    settings = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+    before = {setting: getattr(jax.config, setting) for setting in settings}
+    try:
+        run_examples(name)
+    finally:  # workers that are threads have taken over the readers' settings for the whole process
+        for setting, value in before.items():
+            jax.config.update(setting, value)
 
 
 @pytest.mark.soak
