@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -361,7 +362,9 @@ def over_replicas_of(
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    shardings = _each(lambda layout: NamedSharding(mesh, layout.spec), layouts_out)
+    # Equal shardings are one object: arrays whose shardings are the same object are quicker to take in the next call.
+    sharding = functools.cache(functools.partial(NamedSharding, mesh))
+    shardings = _each(lambda layout: sharding(layout.spec), layouts_out)
     return jax.jit(
         _named(mapped, name),
         donate_argnums=(0,) if donates else (),
