@@ -7,6 +7,7 @@ import os
 import pathlib
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -82,6 +83,16 @@ def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
     assert run.wall_time["evaluation"] >= 0.3
     assert 0.15 <= run.wall_time["callbacks"] < 0.3
     assert all(run.wall_time[kind] > 0 for kind in ("compile", "input", "steps", "logging"))
+
+
+def test_what_a_step_takes_is_time_of_steps() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: time.sleep(0.02))
+        return replicax.compute_average_loss(x)
+
+    dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)] * 10)
+    run = replicax.train(step, dataset, 10, steps_per_call=1, progress=False)
+    assert run.wall_time["steps"] >= 9 * 0.02  # the first is in a call that compiles
 
 
 def test_what_a_later_attempt_did_not_go_on_from_is_lost() -> None:

@@ -19,7 +19,6 @@ import itertools
 import os
 import pathlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -224,5 +223,5 @@ def _rank(why: str) -> int:
 
 def _say(line: str) -> None:
     """From a signal's handler, where a stream may be in the middle of something."""
-    with contextlib.suppress(OSError, ValueError):
-        os.write(sys.stderr.fileno() if sys.stderr is not None else 2, f"\n{line}\n".encode())
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{line}\n".encode())

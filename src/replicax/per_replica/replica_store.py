@@ -87,7 +87,7 @@ class PerReplicaStore:
         self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
     ) -> list[Any]:
         # The mark checks this, as in a compiled step: inside value_and_grad it gets the values, not their tracers.
-        self.obligations.append(Obligation(refused, otherwise))
+        self.obligations.append(Obligation(refused, otherwise, is_loss))
         return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
 
     def answer(self, value: Any, mark_id: int) -> None:

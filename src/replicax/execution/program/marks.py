@@ -26,7 +26,7 @@ class Obligation:
     """What the marked value must not turn out to be."""
     otherwise: str
     """The error's text if it does."""
-    is_loss: bool = False
+    is_loss: bool
     """Whether the marked value is a loss, and what is tied to it its gradients."""
 
     def check(self, found: Locality, mark: _jax.Equation) -> None:
