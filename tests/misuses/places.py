@@ -15,6 +15,8 @@ from tests.misuses.world import (
     scoped,
 )
 
+_by_two = replicax.variables.FixedShardsPartitioner(2)
+
 INPUT = [
     (
         "a scalar beside a batch",
@@ -144,6 +146,18 @@ PLACES = [
     ("names for devices", lambda w: replicax.StrategyExtended(["cpu:0"]), TypeError, "'cpu:0'"),
     ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "an int of at least 1, got 0"),
     ("emulated devices too late", lambda w: replicax.use_cpu_devices(3), RuntimeError, "too late"),
+    (
+        "two names of one partitioner",
+        lambda w: replicax.ShardedStrategy(["cpu:0"], partitioner=_by_two, variable_partitioner=_by_two),
+        TypeError,
+        "two names of one argument: leave one out",
+    ),
+    (
+        "two objects of one name saved",
+        lambda w: replicax.Checkpoint(**{"a": {"b": w.v}, "a/b": w.n}),
+        ValueError,
+        "two objects are called 'a/b': rename a key",
+    ),
     ("a strategy saved", lambda w: replicax.Checkpoint(w.s), TypeError, r"Checkpoint\(model=model.*in its scope"),
     ("a strategy saved by name", lambda w: replicax.Checkpoint(s=w.s), TypeError, "s is of the class.*in its scope"),
     (

@@ -15,6 +15,7 @@ from tests.misuses.world import (
     grads,
     here,
     inside,
+    right_step,
     scoped,
 )
 
@@ -24,6 +25,19 @@ def _summed(w: Any, loss: Any) -> None:
 
 
 TRAINING = [
+    ("an optimizer reset in a step", lambda w: inside(w, w.optimizer.reset), ContextError, "call it outside"),
+    (
+        "stopping early by a number",
+        lambda w: replicax.EarlyStopping(0.1, "min"),
+        TypeError,
+        "name of a number, got 0.1",
+    ),
+    (
+        "two metrics of one name",
+        lambda w: replicax.train(right_step, [], 1, strategy=w.s, metrics=[w.mean, w.mean]),
+        ValueError,
+        "two metrics have one name: .*Pass a dict",
+    ),
     (
         "gradient and variable swapped",
         lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(w.v, x)]), w.x),
