@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,6 +63,13 @@ def test_what_a_step_uses_is_found_by_name() -> None:
     }  # fmt: skip
     assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
+
+
+@pytest.mark.parametrize("made", [jax.jit, jax.checkpoint, jax.custom_vjp, jax.custom_jvp, functools.lru_cache])
+def test_what_a_function_of_jax_uses_is_found(made: Callable[..., Any]) -> None:
+    with strategy_of(1).scope():
+        v = replicax.Variable(0.0, name="v")
+    assert list(objects_of(made(lambda x: v.value * x))) == ["v"]
 
 
 def test_a_variable_that_is_not_found_is_an_error_before_anything_is_saved(tmp_path: pathlib.Path) -> None:

@@ -80,6 +80,10 @@ def variables_in(objects: Mapping[str, Any]) -> Iterator[Variable]:
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """What a function uses, or an object of the user's has, by name."""
+    if callable(value) and not isinstance(value, type):
+        wrapped = getattr(value, "__wrapped__", None)  # also of what jax.jit and jax.custom_vjp make
+        if wrapped is not None:
+            yield "step", wrapped
     if isinstance(value, functools.partial):
         yield "step", value.func
         yield from ((f"argument_{i}", argument) for i, argument in enumerate(value.args))
@@ -107,9 +111,6 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
-    wrapped = getattr(function, "__wrapped__", None)
-    if wrapped is not None:
-        yield "step", wrapped
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
