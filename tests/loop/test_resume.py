@@ -216,6 +216,8 @@ def test_files_of_a_run_have_each_step_once(tmp_path: pathlib.Path) -> None:
     assert lost > 0
     assert sum(run.wall_time_of_all_attempts.values()) > sum(run.wall_time.values()) + lost
     assert "wall time of 2 attempts" in run.time_table()
+    attempt(tmp_path / "without logs", callbacks=[DiesAt(28)])
+    assert attempt(tmp_path / "without logs")[2].attempts == 2
 
 
 def test_what_comes_before_a_checkpoint_is_in_the_files_when_it_is_made(tmp_path: pathlib.Path) -> None:

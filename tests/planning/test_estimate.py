@@ -231,3 +231,4 @@ def test_the_table_has_sources_for_every_generation_and_model() -> None:
     for chip in CHIPS.values():
         assert (chip.usable or 0) <= chip.memory
         assert len(chip.sources) > 1
+        assert chip.network <= chip.link * chip.links

@@ -113,13 +113,16 @@ def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:
         assert all(cell in found.text for row in section.rows for cell in row)
 
 
-@pytest.mark.parametrize(("fits", "mark"), [(True, "fits"), (False, "not"), (None, "unknown")])
-def test_the_verdict_is_coloured(plan, fits, mark) -> None:
+@pytest.mark.parametrize(("fits", "mark", "colour"), [(True, "fits", 32), (False, "not", 31), (None, "unknown", 33)])
+def test_the_verdict_is_coloured(plan, fits, mark, colour) -> None:
     other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, timeline=None, scaling=())
     text = page(other)
     assert f'<div class="verdict {mark}">' in text
     assert "too <large>" in checked(text).text
     assert checked(text).seen.count("svg") == 1
+    console = rich.console.Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    print_plan(other, console)
+    assert f"\x1b[{colour}m{other.verdict}" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -47,8 +47,8 @@ def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Divide numbered examples among ``count`` streams, each with as many as the others, or one more.
 
     >>> from replicax.data.reading.remaining_parts import dealt_evenly
-    >>> dealt_evenly([{"files": None, "start": 0, "stop": 5}], 2)
-    [[{'files': None, 'start': 0, 'stop': 3}], [{'files': None, 'start': 3, 'stop': 5}]]
+    >>> [(part["start"], part["stop"]) for [part] in dealt_evenly([{"files": None, "start": 0, "stop": 7}], 3)]
+    [(0, 3), (3, 5), (5, 7)]
     """
     total = size_of(parts)
     bounds = [i * (total // count) + min(i, total % count) for i in range(count + 1)]
