@@ -35,6 +35,7 @@ def test_every_function_is_run_once(strategy: replicax.ParameterServerStrategy) 
         losses = coordinator.fetch({"losses": results, "other": 3})
         assert int(model.iterations) == report.functions == sum(report.by_worker.values()) == 30
         assert report.rate > 0
+        assert 0 < report.seconds < WAIT
         assert losses["other"] == 3
         assert losses["losses"][0] > losses["losses"][-1] > 0
         assert coordinator.join().functions == 0

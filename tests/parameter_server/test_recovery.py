@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -90,6 +91,26 @@ def test_a_synchronous_run_has_the_result_of_one_without_faults(seed: int) -> No
     assert len(deaths) >= 2
     for found, expected in zip(values, mirrored(2, steps).values, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+
+
+_amounts = itertools.count(1)
+
+
+def test_a_worker_forgets_what_servers_had_before_they_went_back() -> None:
+    """The step adds another amount when it runs again, so that one version has two values."""
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        w = replicax.Variable(0.0, name="w")
+
+    def step() -> float:
+        w.assign_add(float(next(_amounts)))
+        return float(w.value)
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        first = coordinator.schedule(step).fetch(WAIT)
+        [server] = actors.of("ShardServer")
+        server.kill()
+        assert coordinator.schedule(lambda: float(w.value)).fetch(WAIT) == float(w.value) == first + 1
 
 
 def test_an_asynchronous_run_counts_each_function_once() -> None:
