@@ -6,6 +6,7 @@ import functools
 import gc
 import linecache
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +64,59 @@ def test_a_model_trains_as_on_one_device(kind, replicas, place) -> None:
     assert strategy.extended.trace_count(train_step) == 1
     pieces = {not value[...].is_fully_replicated for value in jax.tree.leaves(nnx.state(objects[:2]))}
     assert (True in pieces) == (place is sharded and replicas > 1)
+
+
+class Trainer(nnx.Module):
+    def __init__(self, objects):
+        self.model, self.optimizer, self.metrics = objects
+
+    def step(self, batch):
+        return train_step(self.model, self.optimizer, self.metrics, batch)
+
+    def shifted(self, by, batch):
+        return self.step(jax.tree.map(lambda x: x + by, batch))
+
+    def step_of_many(self, ctx, batch):
+        ctx.set_last_step_output("loss", self.step(batch), "sum")
+
+    def __call__(self, batch):
+        self.step(batch)
+
+
+METHODS = {
+    "run": lambda trainer, strategy, data: strategy.run(trainer.step, args=tuple(data)),
+    "a part of it": lambda trainer, strategy, data: strategy.run(functools.partial(trainer.shifted, 0), tuple(data)),
+    "the module itself": lambda trainer, strategy, data: strategy.run(trainer, args=tuple(data)),
+    "run_steps": lambda trainer, strategy, data: strategy.run_steps(trainer.step_of_many, iter(data), 1),
+    "train": lambda trainer, strategy, data: replicax.train(trainer.step, data, 1, progress=False),
+    "accumulated": lambda trainer, strategy, data: replicax.train(trainer.step, data, 1, accumulate=2, progress=False),
+}
+
+
+@pytest.mark.parametrize("call", METHODS.values(), ids=METHODS.keys())
+@third_party
+def test_a_step_may_be_a_method_of_a_module(pair, call) -> None:
+    trainer, objects = Trainer(made(MLP, CLIPPED)), made(MLP, CLIPPED)
+    call(trainer, pair, pair.distribute_dataset(batches(1)))
+    train_step_alone(*objects, batches(1)[0])
+    check_alike(arrays(trainer.model, trainer.optimizer), arrays(*objects[:2]), 1e-4)
+
+
+def test_a_method_without_arguments(pair) -> None:
+    class Counter(nnx.Module):
+        def __init__(self):
+            self.count = nnx.Variable(jnp.zeros(()))
+
+        def step(self):
+            self.count[...] += replicax.get_replica_context().all_reduce("sum", 1.0)
+
+    counter = Counter()
+    for _ in range(3):
+        pair.run(counter.step)
+    assert float(counter.count[...]) == 6.0
+    assert pair.extended.trace_count(Counter.step) == 1
+    with pytest.raises(flax.errors.TraceContextError, match=r"step '<lambda>', in step .* Pass it as an argument"):
+        pair.run(lambda: counter.step())
 
 
 @third_party

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import functools
 import sys
+import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -131,7 +132,7 @@ class StatefulCall(NamedTuple):
     """A call of a step, with a :class:`StatefulArgument` for each object that holds state.
 
     Attributes:
-      fn: the step; such objects may also be arguments of a ``functools.partial``.
+      fn: the step; it may also be a method of such an object, or a ``functools.partial`` with some.
       args: its arguments.
       kwargs: the same, by name.
     """
@@ -262,21 +263,31 @@ def updated(tree: Any, other: Any) -> Any:
 
 
 def _bound(fn: Any) -> Any:
-    """The arguments that a ``functools.partial`` gives to a step, which may be in wrappers; ``None`` if it is none."""
+    """The arguments that a step, which may be in wrappers, has already; ``None`` if it can't have any."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
-    return (fn.args, fn.keywords) if isinstance(fn, functools.partial) else None
+    partial = _as_partial(fn)
+    return None if partial is None else (partial.args, partial.keywords)
 
 
 def _with_bound(fn: Any, bound: Any) -> Any:
     """``fn`` with others in their place."""
-    if bound is None:
-        return fn
     if isinstance(fn, Wrapper):
         other = copy.copy(fn)
         other.fn = _with_bound(fn.fn, bound)
         return other
-    return functools.partial(fn.func, *bound[0], **bound[1])
+    partial = _as_partial(fn)
+    return fn if partial is None else functools.partial(partial.func, *bound[0], **bound[1])
+
+
+def _as_partial(fn: Any) -> functools.partial[Any] | None:
+    """A ``functools.partial``; also of a method of an object that holds state, and of such an object that is called."""
+    if isinstance(fn, functools.partial):
+        inner = _as_partial(fn.func)
+        return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)
+    if isinstance(fn, types.MethodType) and _adapter_of(type(fn.__self__)) is not None:
+        return functools.partial(fn.__func__, fn.__self__)
+    return functools.partial(type(fn).__call__, fn) if _adapter_of(type(fn)) is not None else None
 
 
 _found: dict[str, Adapter] = {}

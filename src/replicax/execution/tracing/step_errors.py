@@ -117,7 +117,7 @@ def _explanation(
                 f"{said}. args is the tuple of the step's arguments: for one argument that is a tuple, "
                 "args=(batch,), with a comma."
             )
-    if isinstance(error, ValueError) and "different trace level" in said:  # NNX's own words
+    if "different trace level" in said:  # NNX's own words
         first = said.partition("\n")[0]
         return (
             f"{_where(error, fn)} changes an object of Flax NNX that is no argument of it. {_NNX}\nFlax says: {first}"
