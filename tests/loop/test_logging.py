@@ -343,6 +343,17 @@ def test_without_a_terminal_there_is_a_line_although_nothing_is_logged() -> None
     assert lines[-1] == "step 100 of 100   loss 1"
 
 
+def test_what_was_logged_last_comes_before_an_evaluation() -> None:
+    out = io.StringIO()
+    show = Progress(Console(file=out, soft_wrap=True), clock=lambda: 0.0, lines=10.0)
+    run = types.SimpleNamespace(step=0, steps=10)
+    show.on_start(run)
+    for step in (5, 7):
+        show.on_log(run, step, {"loss": 10.0 - step})
+    show.on_evaluation(run, 7, {"loss": 4.0})
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["5", "7", "7"]
+
+
 def test_on_a_terminal_there_is_a_bar() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +84,8 @@ def test_lines_of_replicas_of_four_chips() -> None:
     assert (network.grid, network.replicas_per_block) == ((4, 2, 2), 1)
     inside = CollectiveUse("all-reduce", 8, ("logical0", "logical1"), 4, (0, 1, 2, 3), 1)
     assert network.lines(inside) == [line(1), line(2), line(2)]
+    last = dataclasses.replace(inside, members=(60, 61, 62, 63))
+    assert network.lines(last, (1, 1, 1)) == network.lines(inside)  # of one replica, whichever
     between = CollectiveUse("all-reduce", 8, ("replica",), 16, tuple(range(0, 64, 4)), 1)
     assert network.lines(between) == [ring(4), Line(2, 4, True), Line(2, 4, True)]
     assert network.chips((1, 1, 2)) == (1, 2, 4)

@@ -279,4 +279,4 @@ def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip |
     first = devices.ravel()[: devices.size // slices_of(devices)]
     places = {getattr(d, "coords", None) and tuple(d.coords) for d in first}
     several = first.size // len(places) if None not in places else 1
-    return chip, chip.share(max(1, several)) if given is None or None not in places else chip
+    return chip, chip.share(max(1, several))
