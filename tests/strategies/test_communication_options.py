@@ -68,6 +68,18 @@ def test_a_timeout_of_the_strategy_covers_every_collective(make: Any) -> None:
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_a_step_with_a_timeout_has_the_settings_of_its_caller() -> None:
+    strategy = strategy_with(replicax.CommunicationOptions(timeout_seconds=30))
+
+    def step(x: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("sum", jnp.log(x - 100))
+
+    x = per_replica(strategy)
+    assert np.isnan(strategy.run(step, args=(x,))).all()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        strategy.run(step, args=(x,))
+
+
 def test_options_of_a_call_come_before_those_of_the_strategy() -> None:
     strategy = strategy_with(replicax.CommunicationOptions(timeout_seconds=30))
     own = replicax.CommunicationOptions(timeout_seconds=7)
