@@ -24,6 +24,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "equinox.cnn": {"steps": 3},
     "equinox.rnn": {"steps": 3},
     "equinox.bert": {"steps": 3},
+    "equinox.neural_ode": {"steps": 3},
     "linen.vae": {"steps": 3},
     "linen.resnet": {"steps": 3},
     "linen.seq2seq": {"steps": 3},
