@@ -102,6 +102,14 @@ def test_a_step_may_be_a_method_of_a_module(pair, call) -> None:
     check_alike(arrays(trainer.model, trainer.optimizer), arrays(*objects[:2]), 1e-4)
 
 
+@third_party
+def test_the_module_of_a_method_is_saved(pair, tmp_path) -> None:
+    first, second = Trainer(made(MLP, CLIPPED)), Trainer(made(MLP, CLIPPED))
+    for trainer in (first, second):
+        replicax.train(trainer.step, pair.distribute_dataset(batches(1)), 1, checkpoints=tmp_path, progress=False)
+    check_alike(arrays(second.model, second.optimizer), arrays(first.model, first.optimizer))
+
+
 def test_a_method_without_arguments(pair) -> None:
     class Counter(nnx.Module):
         def __init__(self):
@@ -115,6 +123,8 @@ def test_a_method_without_arguments(pair) -> None:
         pair.run(counter.step)
     assert float(counter.count[...]) == 6.0
     assert pair.extended.trace_count(Counter.step) == 1
+    with pytest.raises(TypeError, match="fn must be callable"):
+        pair.run(counter)
     with pytest.raises(flax.errors.TraceContextError, match=r"step '<lambda>', in step .* Pass it as an argument"):
         pair.run(lambda: counter.step())
 

@@ -120,7 +120,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _free(name: str, taken: Mapping[str, Any]) -> str:
     """``name``, changed if a checkpoint can't have an object of that name."""
     name = name.strip("_") or "object"
-    if hasattr(Checkpoint, name) or name == "train":
+    if hasattr(Checkpoint, name) or name in ("self", "train"):
         name += "_"
     number, free = 1, name
     while free in taken:

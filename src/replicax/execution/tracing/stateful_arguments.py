@@ -287,7 +287,8 @@ def _as_partial(fn: Any) -> functools.partial[Any] | None:
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)
     if isinstance(fn, types.MethodType) and _adapter_of(type(fn.__self__)) is not None:
         return functools.partial(fn.__func__, fn.__self__)
-    return functools.partial(type(fn).__call__, fn) if _adapter_of(type(fn)) is not None else None
+    is_called = _adapter_of(type(fn)) is not None and callable(fn)
+    return functools.partial(type(fn).__call__, fn) if is_called else None
 
 
 _found: dict[str, Adapter] = {}
