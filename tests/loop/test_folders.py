@@ -66,10 +66,21 @@ def test_what_a_step_uses_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("made", [jax.jit, jax.checkpoint, jax.custom_vjp, jax.custom_jvp, functools.lru_cache])
-def test_what_a_function_of_jax_uses_is_found(made: Callable[..., Any]) -> None:
+def test_what_a_wrapped_function_uses_is_found(made: Callable[..., Any]) -> None:
     with strategy_of(1).scope():
         v = replicax.Variable(0.0, name="v")
     assert list(objects_of(made(lambda x: v.value * x))) == ["v"]
+
+
+def test_what_a_wrapper_wraps_has_the_name_that_the_wrapper_gives_it() -> None:
+    with strategy_of(1).scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def step(x: Any) -> Any:
+        return v.value * x
+
+    step.__wrapped__ = v  # type: ignore[attr-defined]
+    assert list(objects_of(step)) == ["v"]
 
 
 def test_a_variable_that_is_not_found_is_an_error_before_anything_is_saved(tmp_path: pathlib.Path) -> None:

@@ -66,7 +66,7 @@ class Checkpoint:
     ([1.0, 2.0], 3)
     """
 
-    def __init__(self, *unnamed: Any, **objects: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **objects: Any) -> None:
         if unnamed:
             raise without_name(unnamed[0])
         if not objects:

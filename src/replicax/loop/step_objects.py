@@ -80,10 +80,6 @@ def variables_in(objects: Mapping[str, Any]) -> Iterator[Variable]:
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """What a function uses, or an object of the user's has, by name."""
-    if callable(value) and not isinstance(value, type):
-        wrapped = getattr(value, "__wrapped__", None)  # also of what jax.jit and jax.custom_vjp make
-        if wrapped is not None:
-            yield "step", wrapped
     if isinstance(value, functools.partial):
         yield "step", value.func
         yield from ((f"argument_{i}", argument) for i, argument in enumerate(value.args))
@@ -103,6 +99,9 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         fields = getattr(value, "__dict__", None)
         if type(value).__module__.split(".")[0] not in LIBRARIES and isinstance(fields, dict):
             yield from fields.items()
+    # Of functions, and of what jax.jit and jax.custom_vjp make; last, as the step's own names come first.
+    if callable(value) and not isinstance(value, type) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
+        yield "step", wrapped
 
 
 def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -120,7 +119,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _free(name: str, taken: Mapping[str, Any]) -> str:
     """``name``, changed if a checkpoint can't have an object of that name."""
     name = name.strip("_") or "object"
-    if hasattr(Checkpoint, name) or name in ("self", "train"):
+    if hasattr(Checkpoint, name) or name == "train":
         name += "_"
     number, free = 1, name
     while free in taken:

@@ -272,12 +272,15 @@ def _bound(fn: Any) -> Any:
 
 def _with_bound(fn: Any, bound: Any) -> Any:
     """``fn`` with others in their place."""
+    if bound is None:
+        return fn
     if isinstance(fn, Wrapper):
         other = copy.copy(fn)
         other.fn = _with_bound(fn.fn, bound)
         return other
     partial = _as_partial(fn)
-    return fn if partial is None else functools.partial(partial.func, *bound[0], **bound[1])
+    assert partial is not None
+    return functools.partial(partial.func, *bound[0], **bound[1])
 
 
 def _as_partial(fn: Any) -> functools.partial[Any] | None:
@@ -287,8 +290,9 @@ def _as_partial(fn: Any) -> functools.partial[Any] | None:
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)
     if isinstance(fn, types.MethodType) and _adapter_of(type(fn.__self__)) is not None:
         return functools.partial(fn.__func__, fn.__self__)
-    is_called = _adapter_of(type(fn)) is not None and callable(fn)
-    return functools.partial(type(fn).__call__, fn) if is_called else None
+    if _adapter_of(type(fn)) is not None and callable(fn):
+        return functools.partial(type(fn).__call__, fn)
+    return None
 
 
 _found: dict[str, Adapter] = {}
