@@ -1,10 +1,11 @@
-"""Checks of arguments that many functions take: enums by name, and integers."""
+"""Checks of arguments that many functions take: enums by name, integers, and paths."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
 import operator
+import os
 from typing import Any, TypeVar
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
@@ -55,3 +56,25 @@ def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> in
     if integer is None or integer < least:
         raise ValueError(f"{what} must be an int of at least {least}{note}, got {value!r}")
     return integer
+
+
+def checked_path(value: Any, what: str, note: str = "") -> str:
+    """``value`` as a path.
+
+    Args:
+      value: the user's argument.
+      what: its name in the message.
+      note: what else is allowed, or what to do instead; follows the value in the message.
+
+    Raises:
+      TypeError: it is not a path.
+
+    >>> from replicax.argument_checks import checked_path
+    >>> checked_path(None, "Checkpoint.save(path)")
+    Traceback (most recent call last):
+    TypeError: Checkpoint.save(path) must be a path, a str or an os.PathLike, got None
+    """
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{what} must be a path, a str or an os.PathLike, got {value!r}{note}") from None

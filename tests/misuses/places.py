@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import replicax
+from replicax.models import safetensors
 from tests.misuses.world import (
     ContextError,
     inside,
@@ -168,6 +169,28 @@ PLACES = [
     ),
     ("a dict saved without a name", lambda w: replicax.Checkpoint({"v": w.v}), TypeError, r"Checkpoint\(\*\*objects\)"),
     ("a path for a checkpoint", lambda w: replicax.Checkpoint("dir"), TypeError, r"checkpoint.save\(path\)"),
+    ("no path to save at", lambda w: replicax.Checkpoint(v=w.v).save(None), TypeError, r"save\(path\) must be .*None"),
+    (
+        "the newest checkpoint where there is none",
+        lambda w: replicax.Checkpoint(v=w.v).restore(None),
+        TypeError,
+        r"restore\(path\) must be a path.*got None\. The newest.*restore_latest\(\)",
+    ),
+    (
+        "a number for the folder of checkpoints",
+        lambda w: replicax.CheckpointManager(replicax.Checkpoint(v=w.v), 3),
+        TypeError,
+        "CheckpointManager: directory must be a path.*got 3",
+    ),
+    ("no folder for a log", lambda w: replicax.CSVLog(None), TypeError, r"CSVLog\(folder\) must be a path"),
+    ("no folder for weights", lambda w: safetensors.save(None, w.v), TypeError, r"save\(folder\) must be a path"),
+    ("no weights to load", lambda w: safetensors.load(None, w.v), TypeError, r"load\(path\) must be a path"),
+    (
+        "no file for a model",
+        lambda w: replicax.models.export(lambda x: x @ w.v, np.ones((2, 3), np.float32), None),
+        TypeError,
+        r"export\(path=…\) must be a path",
+    ),
     ("an Optax transformation saved", lambda w: replicax.Checkpoint(tx=w.optimizer.tx), TypeError, "save its state"),
     ("a copy of a strategy", lambda w: copy.copy(w.s), RuntimeError, "copy.deepcopy"),
     ("the scope of another", lambda w: scoped(w, lambda: w.other.scope().__enter__()), ContextError, "mixing"),

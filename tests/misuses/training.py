@@ -39,6 +39,18 @@ TRAINING = [
         "two metrics have one name: .*Pass a dict",
     ),
     (
+        "a number for the folder of logs",
+        lambda w: replicax.train(right_step, [], 1, strategy=w.s, logs=3),
+        TypeError,
+        "train: logs must be a path.*got 3",
+    ),
+    (
+        "an event for the file that stops",
+        lambda w: replicax.train(right_step, [], 1, strategy=w.s, stop_file=["stop"]),
+        TypeError,
+        "train: stop_file must be a path",
+    ),
+    (
         "gradient and variable swapped",
         lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(w.v, x)]), w.x),
         TypeError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import jax
@@ -242,6 +243,30 @@ def test_training_agrees(pair) -> None:
     ):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5)
         assert mine.slot.array.sharding == theirs.slot.array.sharding
+
+
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
+def test_arrays_are_freed_without_the_garbage_collector(pair, options) -> None:
+    with pair.scope():
+        w = replicax.Variable([1.0, 2.0, 3.0])
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x):
+        value, grads = replicax.value_and_grad(lambda: replicax.compute_average_loss((x * w) ** 2), [w])()
+        optimizer.apply_gradients(zip(grads, [w], strict=True))
+        return value
+
+    x = data(pair)
+    pair.run(step, args=(x,), options=options)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        for _ in range(2):
+            pair.run(step, args=(x,), options=options)
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
 
 
 def test_what_is_reduced_is_not_reduced_again(pair) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from replicax import _jax, context
+from replicax.argument_checks import checked_path
 from replicax.checkpoint.background_save import BackgroundSave, Write
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint, find_complete
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
@@ -27,6 +28,8 @@ from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep
 
 _counter = itertools.count()
+
+_NEWEST = ". The newest one in a folder: CheckpointManager(checkpoint, folder).restore_latest()"
 
 
 @_jax.hiding_frames_of
@@ -116,6 +119,7 @@ class Checkpoint:
 
         Raises:
           FileExistsError: ``path`` exists already.
+          TypeError: it is not a path.
           OSError: nothing can be written there.
           CheckpointError: this save or the previous one failed; says why. No file of it is left.
           ValueError: the place of an iterator can't be saved.
@@ -125,8 +129,9 @@ class Checkpoint:
 
         With several workers, one exchange of messages before the copy, and more in the background.
         """
+        path = checked_path(path, "Checkpoint.save(path)")
         self._background.wait()
-        self._begin(os.fspath(path))
+        self._begin(path)
         if wait:
             self._background.wait()
 
@@ -146,13 +151,14 @@ class Checkpoint:
 
         Raises:
           FileNotFoundError: there is no checkpoint.
+          TypeError: ``path`` is not a path.
           CheckpointError: it is damaged or unfinished; says what is wrong.
           ValueError: it does not fit; lists everything that is missing, extra, or different.
           ContextError: called in a step.
         """
         _check_outside("Checkpoint.restore")
+        path = os.path.abspath(checked_path(path, "Checkpoint.restore(path)", _NEWEST))
         self._background.wait()
-        path = os.path.abspath(os.fspath(path))
         source, problem = find_complete(path, self._lockstep)
         if source is None:
             there = self._lockstep.exchange("looks for a checkpoint", os.path.lexists(path), path)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from replicax import _jax
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
@@ -49,7 +49,7 @@ class CheckpointManager(NameHints):
 
     Raises:
       ValueError: numbers that are not positive; a ``best`` that is not as described.
-      TypeError: ``checkpoint`` is not a :class:`Checkpoint`.
+      TypeError: ``checkpoint`` is not a :class:`Checkpoint`, or ``directory`` not a path.
       OSError: the folder can't be created, or not be written to.
 
     >>> import tempfile, replicax
@@ -84,7 +84,7 @@ class CheckpointManager(NameHints):
         if every_seconds is not None and not (_is_number(every_seconds) and every_seconds > 0):
             raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
         self._best = _checked_best(best)
-        self._folder = Folder(os.path.abspath(os.fspath(directory)))
+        self._folder = Folder(os.path.abspath(checked_path(directory, "CheckpointManager: directory")))
         self._lockstep = checkpoint._lockstep
         self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
         self._prepare()

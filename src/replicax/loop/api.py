@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from replicax import _jax, context
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import checked_integer, checked_path
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
@@ -134,6 +134,8 @@ def train(
     steps = checked_integer(steps, "replicax.train: steps", 0)
     checked_integer(log_every, "replicax.train: log_every")
     _check_checkpoints(checkpoints)
+    folder = None if logs is None else pathlib.Path(checked_path(logs, "replicax.train: logs"))
+    file = None if stop_file is None else pathlib.Path(checked_path(stop_file, "replicax.train: stop_file"))
     if evaluate_every is not None:
         checked_integer(evaluate_every, "replicax.train: evaluate_every")
         if evaluate is None:
@@ -157,7 +159,7 @@ def train(
         wall=wall,
         checkpoints=_manager_of(checkpoints, step, best_of(callbacks)),
         has_found_objects=isinstance(checkpoints, str | os.PathLike),
-        folder=None if logs is None else pathlib.Path(logs),
+        folder=folder,
         log_every=log_every,
         evaluate=evaluate,
         evaluate_every=evaluate_every,
@@ -165,7 +167,7 @@ def train(
         combination=Combination(reduce),
         callbacks=callbacks,
         stop_at_nan=stop_at_nan,
-        stop_file=None if stop_file is None else pathlib.Path(stop_file),
+        stop_file=file,
         profile=_checked_profile(profile),
         steps_per_call=steps_per_call,
         precision=_checked_precision(precision),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax, context
+from replicax.argument_checks import checked_path
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.pytrees import is_leaf, registered
@@ -52,7 +53,8 @@ def export(
       What was written, as JAX's object: ``in_avals``, ``out_avals``, ``call``.
 
     Raises:
-      TypeError: the step can't be called, or returns something else than arrays; ``spec`` has no shapes.
+      TypeError: the step can't be called, or returns something else than arrays; ``spec`` has no shapes; ``path`` is
+        not a path.
       TraceError: the step assigns a variable.
       ContextError: called inside a step.
       ImportError: the package flatbuffers is not installed, in which JAX writes programs.
@@ -76,6 +78,7 @@ def export(
             "replicax.models.export was called inside a step: call it outside, when the model is trained"
         )
     check_installed("replicax.models.export", "flatbuffers", "export")
+    file = pathlib.Path(checked_path(path, "replicax.models.export(path=…)"))
     specs = _specs(spec, any_batch)
     store = _Weights(function_name(step))
 
@@ -87,7 +90,6 @@ def export(
 
     exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
     if jax.process_index() == 0:
-        file = pathlib.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
         part.write_bytes(exported.serialize())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -35,7 +36,7 @@ class _Notes(Generic[Fact]):
         key = id(array)
         if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
             return
-        self._noted[key] = weakref.ref(array, lambda _: self._noted.pop(key, None)), fact
+        self._noted[key] = weakref.ref(array, functools.partial(_forget, weakref.ref(self), key)), fact
 
     def has(self, array: Any) -> bool:
         """Whether a fact about ``array`` has been noted."""
@@ -45,6 +46,12 @@ class _Notes(Generic[Fact]):
     def of(self, array: Any) -> Fact:
         """The fact about ``array``."""
         return self._noted[id(array)][1] if self.has(array) else self._usual
+
+
+def _forget(notes: weakref.ref[_Notes[Any]], key: int, _: Any) -> None:
+    """Forget an array that is gone. The notes are not kept for that: arrays would wait for the garbage collector."""
+    if (left := notes()) is not None:
+        left._noted.pop(key, None)
 
 
 class Localities(_Notes[Locality]):

@@ -93,9 +93,13 @@ def _run(
     rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
     for replica in mine:
         replica.communicator.rendezvous = rendezvous
-    with tracing_rules_once():
-        returned = rendezvous.run()
     stores = [r.store for r in mine]
+    try:
+        with tracing_rules_once():
+            returned = rendezvous.run()
+    finally:
+        for store in stores:
+            store.end()
     everyone = outcomes(returned, stores, replicas)
     if replicas.count > 1:
         check_expectations(everyone)

@@ -42,7 +42,6 @@ class Offers(list[Any]):
 @dataclasses.dataclass
 class _Player:
     replica: int
-    play: Callable[[], Any]
     turn: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
     state: str = "ready"  # ready, playing, waiting, done, failed
     meeting: str = ""
@@ -77,14 +76,15 @@ class Rendezvous:
     """
 
     def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
-        self._players = [_Player(i, play) for i, play in plays.items()]
+        self._players = [_Player(i) for i in plays]
         self._by_number = {p.replica: p for p in self._players}
         self.count = count
         self._lockstep = lockstep
         # Simple queues: an interrupt in the midst of a threading.Semaphore, which is written in Python, breaks it.
         self._back: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._thread, args=(p,), name=f"replica {p.replica}", daemon=True)
+            # A thread drops its arguments at its end; who kept them would keep the arrays of the step.
+            threading.Thread(target=self._thread, args=(p, plays[p.replica]), name=f"replica {p.replica}", daemon=True)
             for p in self._players
         ]
 
@@ -141,11 +141,11 @@ class Rendezvous:
         player.answer = player.offer = None
         return answer
 
-    def _thread(self, player: _Player) -> None:
+    def _thread(self, player: _Player, play: Callable[[], Any]) -> None:
         player.turn.get()
         try:
             if not player.abandoned:
-                player.result = player.play()
+                player.result = play()
                 player.state = "done"
         except BaseException as error:
             player.error, player.state = error, "failed"

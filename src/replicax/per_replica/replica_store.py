@@ -109,6 +109,10 @@ class PerReplicaStore:
         if self.places is not None:
             self.places.watch(primitive, args, params, results)
 
+    def end(self) -> None:
+        """The step is over: let go of the trace, which has this store; so arrays are freed at once, as elsewhere."""
+        del self.trace
+
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""

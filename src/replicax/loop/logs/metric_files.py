@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax import _jax
+from replicax.argument_checks import checked_path
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
 
@@ -35,7 +36,7 @@ class CSVLog(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = pathlib.Path(folder)
+        self.folder = pathlib.Path(checked_path(folder, "replicax.CSVLog(folder)"))
         self._tables: dict[str, _Table] = {}
 
     def on_start(self, run: TrainingRun) -> None:
@@ -126,7 +127,7 @@ class TensorBoardLog(Callback):
                 "replicax.TensorBoardLog writes event files with tensorboardX, which is not installed: "
                 "pip install 'replicax[tensorboard]'"
             )
-        self.folder = pathlib.Path(folder)
+        self.folder = pathlib.Path(checked_path(folder, "replicax.TensorBoardLog(folder)"))
         self._writer: Any = None
 
     def on_start(self, run: TrainingRun) -> None:

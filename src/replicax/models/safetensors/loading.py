@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
+from replicax.argument_checks import checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
 from replicax.checkpoint.storage.blocks import Block
 from replicax.errors import CheckpointError
@@ -54,6 +55,7 @@ def load(
       ``into``, with new arrays in it.
 
     Raises:
+      TypeError: ``path`` is not a path.
       FileNotFoundError: no such file, or the index names one that is not there.
       CheckpointError: a file is truncated or damaged, or can't be read to its end.
       MemoryError: a device has no room for an array; nothing was loaded.
@@ -72,6 +74,7 @@ def load(
     [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     """
     check_call("load")
+    path = checked_path(path, "safetensors.load(path)")
     from safetensors import SafetensorError
 
     from replicax.models.safetensors import files
@@ -86,7 +89,7 @@ def load(
     except Exception as error:
         lockstep.fail(error, "the check of weights")
         raise
-    lockstep.exchange("loads weights", None, os.fspath(path))
+    lockstep.exchange("loads weights", None, path)
     values: dict[str, Any] = {}
     for at, source in sources.items():
         dtype = found[at].kind.numpy_dtype
@@ -104,7 +107,7 @@ def load(
             )
             lockstep.fail(failure, "loading weights")
             raise failure from error
-    lockstep.exchange("has loaded weights", None, os.fspath(path))
+    lockstep.exchange("has loaded weights", None, path)
     return updated(into, rebuilt(values))
 
 

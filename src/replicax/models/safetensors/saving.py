@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
 from replicax.devices.arrays import here
 from replicax.errors import CheckpointError
@@ -42,6 +42,7 @@ def save(
 
     Raises:
       FileExistsError: there are weights in ``folder``.
+      TypeError: it is not a path.
       ValueError: two values have one name, or a value has none.
       CheckpointError: the files can't be written; none is left.
       ContextError: called inside a step.
@@ -56,6 +57,7 @@ def save(
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors', 'model.safetensors.index.json']
     """
     check_call("save")
+    folder = checked_path(folder, "safetensors.save(folder)")
     most = checked_integer(max_file_bytes, "safetensors.save: max_file_bytes")
     leaves, found, _ = leaves_of(tree)
     lockstep = lockstep_of(leaves)
@@ -68,7 +70,7 @@ def save(
     except Exception as error:
         lockstep.fail(error, "the check before weights are saved")
         raise
-    lockstep.exchange("saves weights", None, os.fspath(folder))
+    lockstep.exchange("saves weights", None, folder)
     try:
         for file in files:
             data = {name: value for name, value in _values(file, is_chief) if is_chief}
@@ -82,7 +84,7 @@ def save(
         failure = CheckpointError(f"the weights could not be saved to {folder}: {error}")
         lockstep.fail(failure, "a save of weights")
         raise failure from error
-    lockstep.exchange("has saved weights", None, os.fspath(folder))
+    lockstep.exchange("has saved weights", None, folder)
 
 
 @dataclasses.dataclass(frozen=True)
