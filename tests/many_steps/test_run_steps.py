@@ -171,6 +171,23 @@ def test_a_last_batch_that_is_not_full(kind, partial) -> None:
     check_same(many.state(), one.state())
 
 
+@pytest.mark.parametrize("partial", ["exact", "pad"])
+def test_a_loop_has_no_transfer_of_its_own(pair, partial) -> None:
+    """Also where single elements are taken of a group that was read for a call of several steps."""
+    model = Model(pair)
+    iterator = iter(pair.distribute_dataset(batches([8] * 9), replicax.InputOptions(partial_batch=partial)))
+
+    def go_on() -> None:
+        pair.run_steps(model.step_of_many, iterator, 2)
+        pair.run(model.step, args=(next(iterator),))
+
+    go_on()
+    with jax.transfer_guard("disallow"):
+        go_on()
+        pair.run_steps(model.step_of_many, iterator, 3)
+    assert int(model.count) == 9
+
+
 def test_padded_outputs_have_the_mask_of_the_last_step(pair) -> None:
     data = [np.arange(4.0, dtype=np.float32), np.arange(4.0, 7.0, dtype=np.float32)]
     dataset = pair.distribute_dataset(data, replicax.InputOptions(partial_batch="pad"))

@@ -245,6 +245,24 @@ def test_training_agrees(pair) -> None:
         assert mine.slot.array.sharding == theirs.slot.array.sharding
 
 
+def test_without_jit_steps_are_plain_python(pair) -> None:
+    seen = []
+
+    def step(x):
+        seen.append(float(x[0]))
+        return context().all_reduce("sum", x)
+
+    def steps(ctx, x):
+        ctx.set_last_step_output("last", step(x), reduce_op="only_first_replica")
+
+    with jax.disable_jit():
+        np.testing.assert_array_equal(pair.run(step, args=(data(pair),)), [3, 5, 7])
+        elements = iter(pair.distribute_dataset([np.arange(2.0), np.arange(2.0, 4.0)]))
+        done = pair.run_steps(steps, elements, 2)
+    assert seen == [1, 2, 0, 1, 2, 3]
+    assert done.last_step_outputs["last"].tolist() == [5]
+
+
 @pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
 def test_arrays_are_freed_without_the_garbage_collector(pair, options) -> None:
     with pair.scope():

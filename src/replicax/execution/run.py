@@ -369,6 +369,7 @@ def debug() -> contextlib.AbstractContextManager[None]:
 
     Inside this context ``strategy.run`` uses the executor ``"per_replica"`` unless its options say otherwise. The
     results are those of the compiled program; it is slower. Tracebacks have all frames, also those of Replicax and JAX.
+    Steps run this way inside ``jax.disable_jit()``, too.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -397,4 +398,4 @@ class _Debug(contextlib.ContextDecorator):
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _jax.debugging.get() else COMPILED
+    return _PER_REPLICA if _jax.debugging.get() or jax.config.jax_disable_jit else COMPILED

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -111,17 +112,23 @@ class ElementGroup:
 
     def _element(self, index: int) -> Any:
         mask = None if self.masks is None else self.masks.of(index, self.mesh)
-        arrays = [put(_at(a, index, self._axis), self._layout) for a in self.arrays]
+        place = self._place(index)
+        arrays = [put(_at(a, place, self._axis), self._layout) for a in self.arrays]
         leaves = arrays if self.bare else [PerReplica(Stacked(a), mask) for a in arrays]
         return jax.tree_util.tree_unflatten(self.tree, leaves)
 
     def _part(self, start: int, size: int) -> ElementGroup:
         masks = self.masks
+        first = self._place(start)
         if masks is not None:
-            array, counts = (_slice(a, start, size, axis) for a, axis in ((masks.array, 1), (masks.counts, 0)))
+            array, counts = (_slice(a, first, size, axis) for a, axis in ((masks.array, 1), (masks.counts, 0)))
             masks = self._masks(array, counts, masks.sizes[start : start + size])
-        arrays = [put(_slice(a, start, size, self._axis), self._layout) for a in self.arrays]
+        arrays = [put(_slice(a, first, size, self._axis), self._layout) for a in self.arrays]
         return dataclasses.replace(self, arrays=arrays, count=size, masks=masks)
+
+    def _place(self, index: int) -> jax.Array:
+        """The number of an element on the devices, put there as ``jax.transfer_guard("disallow")`` allows."""
+        return put(np.int32(index), NamedSharding(self.mesh, PartitionSpec()))
 
     def _masks(self, array: jax.Array, counts: jax.Array, sizes: tuple[tuple[int, ...], ...]) -> Masks:
         return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
