@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from typing import Any, Generic, TypeVar, get_origin
 
@@ -205,3 +206,25 @@ def test_a_callback_may_have_other_bases_that_look_at_their_subclasses() -> None
         pass
 
     assert get_origin(Own[int]) is Own
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_run_that_is_kept_keeps_no_model(evaluates: bool) -> None:
+    """Without the garbage collector: a model of yesterday on a GPU leaves no room for that of today."""
+    strategy = strategy_of(2)
+
+    def train() -> replicax.TrainingRun:
+        model = Line(strategy)
+        evaluation = (model.evaluate, model.dataset()) if evaluates else None
+        return replicax.train(model.step, model.dataset(), 6, log_every=2, evaluate=evaluation, progress=False)
+
+    train()
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        run = train()
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
+    assert run.step == 6

@@ -192,6 +192,26 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
         assert int(coordinator.schedule(next, args=(again,)).fetch(WAIT)[0]) % 100 == 0
 
 
+def test_a_function_that_begins_again_gets_the_same_elements_and_only_those() -> None:
+    """The first that needs the optimizer runs twice: it has to be built for the variables first."""
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        w = replicax.Variable(0.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def train(numbers: Any) -> Any:
+        number = next(numbers)
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(number), w)]))
+        return number
+
+    with coordinator_of(strategy) as (coordinator, _):
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: range(10)))
+        found = [coordinator.schedule(next, args=(iterator,))]
+        found += [coordinator.schedule(train, args=(iterator,)) for _ in range(2)]
+        assert coordinator.fetch(found) == [0, 1, 2]
+    assert float(w) == -3.0
+
+
 @pytest.mark.parametrize(("returned", "named"), [(None, "None; does it lack its return?"), (7, "int")])
 def test_a_dataset_fn_that_returns_no_dataset_is_named(
     strategy: replicax.ParameterServerStrategy, returned: Any, named: str

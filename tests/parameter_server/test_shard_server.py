@@ -24,6 +24,16 @@ def test_a_step_counts_when_all_of_its_functions_have_ended() -> None:
     assert value(server) == 2.0
 
 
+def test_a_step_that_was_complete_when_another_failed_counts() -> None:
+    server = server_with_one(groups=2)
+    for function in range(3):
+        server.push(push(function, Ended()))
+    server.break_off(Ended(0, 2))
+    assert value(server) == 2.0
+    server.pull({}, Ended(0, 4))
+    assert value(server) == 2.0
+
+
 def test_a_push_that_is_in_a_snapshot_does_not_count_again_when_its_function_runs_again() -> None:
     server = server_with_one(groups=1)
     server.push(push(0, Ended()))

@@ -129,6 +129,23 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     assert cost.bytes == 64
 
 
+def test_what_a_fusion_writes_into_an_array_in_place_it_reads_as_a_whole() -> None:
+    text = """
+%put (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {
+  %a = f32[1024]{0} parameter(0)
+  %b = f32[16]{0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %u = f32[1024]{0} dynamic-update-slice(%a, %b, %i)
+}
+ENTRY %main (x: f32[1024], y: f32[16], n: s32[]) -> f32[1024] {
+  %x = f32[1024]{0} parameter(0)
+  %y = f32[16]{0} parameter(1)
+  %n = s32[] parameter(2)
+  ROOT %z = f32[1024]{0} fusion(%x, %y, %n), kind=kLoop, calls=%put
+}"""
+    assert cost_of(parse(text)).bytes == 4 * (16 + 1 + 16)  # nothing else of x
+
+
 def test_memory_that_is_no_main_memory_costs_nothing() -> None:
     text = """
 ENTRY %main (x: f32[1024]) -> f32[1024] {

@@ -12,7 +12,7 @@ from tests.hlo.hlo_texts import LAYOUT
 PROGRAM = """\
 ENTRY %main (x: f32[1024]) -> f32[1024] {
   %x = f32[1024]{0:T(1024)} parameter(0)
-  %a = f32[4096]{0:T(1024)} pad(%x), padding=0_3072, metadata={op_name="jit(f)/shard_map/pad"}
+  %a = f32[4096]{0:T(1024)} pad(%x), padding=0_3072, metadata={op_name="jit(f)/shard_map/concatenate"}
   %c = f32[1024]{0:T(1024)} slice(%a), slice={[0:1024]}
   ROOT %y = f32[1024]{0:T(1024)} add(%x, %c)
 }
@@ -32,7 +32,7 @@ def test_temporaries_that_are_there_at_the_same_time() -> None:
     found = list(temporaries_of(allocations(LAYOUT), parse(PROGRAM)))
     # b lies where a lies: they take turns.
     assert [(b.name, b.type, b.bytes) for b in found] == [
-        ("pad", "float32[4096]", 16384),
+        ("concatenate", "float32[4096]", 16384),
         ("slice", "float32[1024]", 4096),
     ]
 
@@ -57,4 +57,4 @@ ENTRY %main (x: (s32[], f32[4096])) -> (s32[], f32[4096]) {{
 def test_alike_buffers_count_together() -> None:
     [pad, cut] = temporaries_of(allocations(LAYOUT), parse(PROGRAM))
     ranked = largest([cut, pad, cut, cut, cut, cut], 2)
-    assert [(b.name, b.count) for b in ranked] == [("slice", 5), ("pad", 1)]
+    assert [(b.name, b.count) for b in ranked] == [("slice", 5), ("concatenate", 1)]

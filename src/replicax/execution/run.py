@@ -398,4 +398,4 @@ class _Debug(contextlib.ContextDecorator):
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _jax.debugging.get() or jax.config.jax_disable_jit else COMPILED
+    return _PER_REPLICA if _jax.debugging.get() or jax.config.jax_disable_jit else COMPILED  # type: ignore[attr-defined]

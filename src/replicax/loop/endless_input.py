@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,10 +107,7 @@ def examples_in(group: ElementGroup | Single) -> int:
             return sum(map(sum, group.masks.sizes))
         if not group.arrays:
             return 0
-        shape = group.arrays[0].shape
-        if group.bare:
-            return int(shape[0] * (shape[1] if len(shape) > 1 else 1))
-        return int(shape[0] * shape[1] * (shape[2] if len(shape) > 2 else 1))
+        return math.prod(group.arrays[0].shape[: 2 if group.bare else 3])
     leaves = jax.tree_util.tree_leaves(registered(group.element), is_leaf=is_leaf)
     if not leaves:
         return 0
@@ -118,7 +116,7 @@ def examples_in(group: ElementGroup | Single) -> int:
         return int(first.shape[0]) if first.ndim else 1
     match first.form:
         case Stacked(array) if first.mask is None:
-            return int(array.shape[0] * array.shape[1]) if array.ndim > 1 else int(array.shape[0])
+            return math.prod(array.shape[:2])
         case Stacked() if first.mask is not None:
             return int(first.mask.host.sum())
         case Ragged(_, shapes):

@@ -151,10 +151,10 @@ class TrainingLoop:
         if folder is None and self._saves.directory is not None:
             folder = pathlib.Path(self._saves.directory)
         with wall.on("logging"):
-            self._attempts = Attempts(folder if run.is_chief else None, run.step, goes_on=self._saves.is_on)
-            self._attempts.note(run.step, wall.seconds)
-            run.attempts = len(self._attempts.before) + 1
-            run._all = lambda: self._attempts.total(wall.seconds)
+            attempts = Attempts(folder if run.is_chief else None, run.step, goes_on=self._saves.is_on)
+            attempts.note(run.step, wall.seconds)
+            self._attempts, run.attempts = attempts, len(attempts.before) + 1
+            run._all = lambda: attempts.total(wall.seconds)  # who keeps the run does not keep the model
             if run.step >= run.steps:
                 done = f"the checkpoint is of step {run.step:,}, and " if run.resumed_at is not None else ""
                 self._say(f"nothing to do: {done}there are to be {run.steps:,} steps")
