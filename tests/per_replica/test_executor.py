@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 
@@ -263,8 +264,9 @@ def test_without_jit_steps_are_plain_python(pair) -> None:
     assert done.last_step_outputs["last"].tolist() == [5]
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "failing"])
 @pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
-def test_arrays_are_freed_without_the_garbage_collector(pair, options) -> None:
+def test_arrays_are_freed_without_the_garbage_collector(pair, options, fails: bool) -> None:
     with pair.scope():
         w = replicax.Variable([1.0, 2.0, 3.0])
         optimizer = replicax.Optimizer(optax.sgd(0.1))
@@ -272,16 +274,20 @@ def test_arrays_are_freed_without_the_garbage_collector(pair, options) -> None:
     def step(x):
         value, grads = replicax.value_and_grad(lambda: replicax.compute_average_loss((x * w) ** 2), [w])()
         optimizer.apply_gradients(zip(grads, [w], strict=True))
+        if fails:
+            raise ArithmeticError
         return value
 
-    x = data(pair)
-    pair.run(step, args=(x,), options=options)
+    def run():
+        with contextlib.suppress(ArithmeticError):
+            pair.run(step, args=(data(pair),), options=options)
+
+    run()
     gc.collect()
     gc.disable()
     try:
         before = len(jax.live_arrays())
-        for _ in range(2):
-            pair.run(step, args=(x,), options=options)
+        run()
         assert len(jax.live_arrays()) == before
     finally:
         gc.enable()

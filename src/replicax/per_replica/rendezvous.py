@@ -115,6 +115,8 @@ class Rendezvous:
             raise
         finally:
             self._abandon()
+            for player in self._players:
+                player.error = None  # its traceback has the player: a cycle, which would keep the arrays of the step
         return [p.result for p in self._players]
 
     def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
