@@ -228,6 +228,28 @@ def test_stop_at_nan_names_the_step(steps_per_call: int, replicas: int) -> None:
     assert replicax.train(step, strategy.distribute_dataset(batches), 40, progress=False).step == 40
 
 
+def test_runs_of_one_step_with_and_without_a_watch_for_nan() -> None:
+    """Each is told of its own steps; the step is traced once for those with a watch, and once for those without."""
+    strategy = strategy_of(2)
+    good = [np.ones(4, np.float32)] * 3
+    bad = [*good, np.full(4, np.nan, np.float32)]
+
+    def step(x: Any) -> Any:
+        return replicax.compute_average_loss(x)
+
+    def train(batches: Any, **options: Any) -> replicax.TrainingRun:
+        dataset = strategy.distribute_dataset(batches)
+        return replicax.train(step, dataset, len(batches), steps_per_call=1, progress=False, **options)
+
+    runs = [train(good), train(good, stop_at_nan=True)]
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match="step 4 returned"):
+            train(bad, stop_at_nan=True)
+    runs += [train(good, stop_at_nan=True), train(bad)]
+    assert [run.step for run in runs] == [3, 3, 3, 4]
+    assert strategy.extended.trace_count(step) == 2
+
+
 # --- files ----------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import context
+from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, stack_level
@@ -43,7 +43,7 @@ class NumberedStep(Step):
     """
 
     def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
-        super().__init__(fn)
+        super().__init__(fn, None, None if finite is None else _jax.ById(finite))
         self.finite = finite
         self._traces = [0]  # which copies of it share
 
@@ -218,17 +218,34 @@ class Pending:
 class FiniteWatch:
     """Notes, on the devices, the first step one of whose numbers was NaN or infinite.
 
-    One scalar all-reduce in each step. Made in the scope of the strategy.
+    One scalar all-reduce in each step. A run has a watch of its own, with variables that its step reads: a strategy
+    keeps those of runs that are over, so that the next run need not trace the step again.
     """
 
-    def __init__(self) -> None:
+    @classmethod
+    def of(cls, strategy: Strategy) -> FiniteWatch:
+        """A watch of ``strategy`` that no run is using."""
+        free: list[FiniteWatch] = vars(strategy).setdefault("_free_finite_watches", [])
+        if free:
+            return free.pop()
+        with strategy.scope():
+            return cls(free)
+
+    def __init__(self, free: list[FiniteWatch]) -> None:
         self._steps = Variable(0, name="replicax.train/steps", trainable=False)
         self._first = Variable(0, name="replicax.train/first_not_finite", trainable=False)
         self._start = 0
+        self._free = free
 
     def start(self, step: int) -> None:
         """The next step is the one after ``step``."""
         self._start = step
+        for variable in (self._steps, self._first):
+            variable.assign(0)
+
+    def end(self) -> None:
+        """The run is over: another may use it."""
+        self._free.append(self)
 
     def note(self, numbers: Mapping[str, Any], outcome: Sequence[Any]) -> jax.Array:
         """In a step that returns ``numbers``: the number of the first one that was not finite, from 1; or 0.

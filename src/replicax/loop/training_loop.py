@@ -105,8 +105,7 @@ class TrainingLoop:
         self._calls = StepsPerCall(
             steps_per_call, [period for period in periods if period], replicas.lockstep, time.perf_counter
         )
-        with strategy.scope():
-            self._finite = FiniteWatch() if stop_at_nan else None
+        self._finite = FiniteWatch.of(strategy) if stop_at_nan else None
         fn = accumulated(fn, accumulate, mean=combination.means)
         self._step = NumberedStep(fn if self._precision is None else self._precision(fn), self._finite)
         self._lengths: set[int] = set()
@@ -211,6 +210,8 @@ class TrainingLoop:
         try:
             self._stop_profile()
         finally:
+            if self._finite is not None:
+                self._finite.end()
             with wall.on("callbacks"):
                 for callback in reversed(self._started):
                     callback.on_end(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -49,11 +49,12 @@ class Step(Wrapper):
       fn: the user's function.
       initial_loop_values: what its outputs must be like, or ``None``. It is looked at where the Python of the step
         runs: a step that raises has changed nothing, on either executor.
+      kind: what else tells it from others around ``fn``.
     """
 
     argument = "element"
 
-    def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None) -> None:
+    def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None, *kind: Hashable) -> None:
         self._expected: dict[str, str] | None = None
         if initial_loop_values is not None:
             if not isinstance(initial_loop_values, dict):
@@ -61,7 +62,7 @@ class Step(Wrapper):
                     f"initial_loop_values must be a dict with a value for each output, got {initial_loop_values!r}"
                 )
             self._expected = _kinds(initial_loop_values)
-        super().__init__(fn, *(self._expected or {}).items())
+        super().__init__(fn, *(self._expected or {}).items(), *kind)
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
