@@ -1,9 +1,10 @@
-"""Checks of arguments that many functions take: enums by name, integers, and paths."""
+"""Checks of arguments that many functions take: enums by name, numbers, and paths."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import numbers
 import operator
 import os
 from typing import Any, TypeVar
@@ -25,6 +26,11 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
     names = ", ".join(repr(member.value) for member in kind)
     article = "an" if kind.__name__[0] in "AEIO" else "a"
     raise ValueError(f"{what} must be one of {names} or {article} {kind.__name__}, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, of Python or NumPy; ``True`` is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def as_integer(value: Any) -> int | None:

@@ -310,6 +310,18 @@ def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
         raise ValueError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
 
 
+def checked_axis(axis: Any, what: str) -> int:
+    """``axis`` as an int.
+
+    Raises:
+      ValueError: it is none; the message says where: ``what``.
+    """
+    integer = as_integer(axis)
+    if integer is None:
+        raise ValueError(f"{what}: axis must be an int, got {axis!r}")
+    return integer
+
+
 def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -> tuple[int, ...]:
     """``axis`` as non-negative dims of ``shape``.
 

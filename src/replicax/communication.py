@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import numbers
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax.argument_checks import checked_integer, parse_enum
+from replicax.argument_checks import checked_integer, is_number, parse_enum
 from replicax.devices.mesh import REPLICA_AXIS
 
 
@@ -70,8 +69,7 @@ class CommunicationOptions:
         size = checked_integer(self.bytes_per_pack, "CommunicationOptions: bytes_per_pack", least=0)
         object.__setattr__(self, "bytes_per_pack", size)
         timeout = self.timeout_seconds
-        is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and 0 < timeout < math.inf):
+        if timeout is not None and not (is_number(timeout) and 0 < timeout < math.inf):
             raise ValueError(f"CommunicationOptions: timeout_seconds must be a positive number or None: {timeout!r}")
         implementation = parse_enum(
             CommunicationImplementation, self.implementation, "CommunicationOptions: implementation"

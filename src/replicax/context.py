@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.collectives import Communicator, ReduceOp, checked_axes, countable, divide
+from replicax.collectives import Communicator, ReduceOp, checked_axes, checked_axis, countable, divide
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers
 from replicax.errors import AbsentDeviceError, ContextError
@@ -219,6 +219,7 @@ class ReplicaContext(NameHints):
         """
         self._check_current("all_gather")
         options = checked_options(options, self.devices[0].platform, "ReplicaContext.all_gather")
+        axis = checked_axis(axis, "ReplicaContext.all_gather")
         _check_leaves(registered(value), "all_gather")
         return jax.tree_util.tree_map(lambda leaf: self._communicator.all_gather(leaf, axis, options), value)
 

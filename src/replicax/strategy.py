@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from replicax import _jax, context, data
 from replicax.argument_checks import checked_integer
-from replicax.collectives import ReduceOp, parse_axis
+from replicax.collectives import ReduceOp, checked_axis, parse_axis
 from replicax.data.strategy_mixin import InputMixin
 from replicax.errors import cant_be_pickled
 from replicax.execution import cross_replica
@@ -338,10 +338,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         [0, 0, 1, 1]
         """
         context.check_cross_replica(self._replicas, "strategy.gather")
-        parsed = parse_axis(axis)
-        if not isinstance(parsed, int):
-            raise ValueError(f"strategy.gather: axis must be an int, got {axis!r}")
-        return cross_replica.gather(self.extended.programs, value, parsed)
+        return cross_replica.gather(self.extended.programs, value, checked_axis(axis, "strategy.gather"))
 
     @_jax.outside_meshes
     def local_results(self, value: Any) -> tuple[Any, ...]:

@@ -51,6 +51,12 @@ COMBINING = [
         ValueError,
         "out of range",
     ),
+    (
+        "all_gather without an axis",
+        lambda w: inside(w, lambda x: here().all_gather(x, None), w.x),
+        ValueError,
+        "ReplicaContext.all_gather: axis must be an int, got None",
+    ),
     ("all_gather of scalars", lambda w: inside(w, lambda x: here().all_gather(x, 0), w.number), ValueError, "no axis"),
     ("a context that was kept", lambda w: w.kept[0].all_reduce("sum", 1.0), ContextError, "no longer current"),
     ("a context in merge_fn", lambda w: merged(w, lambda s: w.kept[0].all_reduce("sum", 1.0)), ContextError, "cross"),

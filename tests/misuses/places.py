@@ -142,6 +142,18 @@ PLACES = [
         "positive number",
     ),
     ("a text for time", lambda w: replicax.MultiWorkerMirroredStrategy(["cpu:0"], "9"), ValueError, "positive.*'9'"),
+    (
+        "an address for parameter servers",
+        lambda w: replicax.ParameterServerStrategy("grpc://host"),
+        TypeError,
+        "must be a replicax.cluster.ClusterResolver, got 'grpc://host'; num_workers",
+    ),
+    (
+        "a number of accelerators of no type",
+        lambda w: replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({}), num_accelerators=8),
+        TypeError,
+        r"num_accelerators must be a dict.*\{'GPU': 8\}, got 8",
+    ),
     ("no resolver", lambda w: replicax.TPUStrategy("local"), TypeError, "expected a TPUClusterResolver, got 'local'"),
     ("devices for a strategy's insides", lambda w: replicax.Strategy(["cpu:0"]), TypeError, "StrategyExtended"),
     ("names for devices", lambda w: replicax.StrategyExtended(["cpu:0"]), TypeError, "'cpu:0'"),

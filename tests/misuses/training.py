@@ -33,6 +33,12 @@ TRAINING = [
         "name of a number, got 0.1",
     ),
     (
+        "a text for a difference",
+        lambda w: replicax.EarlyStopping("loss", "min", min_delta="1e-3"),
+        ValueError,
+        "min_delta must be a number of 0 or more, got '1e-3'",
+    ),
+    (
         "two metrics of one name",
         lambda w: replicax.train(right_step, [], 1, strategy=w.s, metrics=[w.mean, w.mean]),
         ValueError,

@@ -52,6 +52,7 @@ VARIABLES = [
         "'u': the initial value.*numbers",
     ),
     ("objects for a value", lambda w: variable(w, np.array([{}])), TypeError, "'u': the initial value.*numbers"),
+    ("a number for names", lambda w: replicax.as_variables({"u": np.ones(2)}, name=5), TypeError, "as_variables: name"),
     ("a number for a name", lambda w: variable(w, 1.0, name=5), TypeError, "name must be a string or None, got 5"),
     ("an unknown dtype", lambda w: variable(w, 1.0, dtype="float33"), TypeError, "'u'.*dtype.*float33"),
     ("a text for trainable", lambda w: variable(w, 1.0, trainable="yes"), TypeError, "'u'.*trainable must be .*'yes'"),

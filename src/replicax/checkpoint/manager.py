@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import numbers
 import os
 import time
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from replicax import _jax
-from replicax.argument_checks import checked_integer, checked_path
+from replicax.argument_checks import checked_integer, checked_path, is_number
 from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
@@ -81,7 +80,7 @@ class CheckpointManager(NameHints):
         self.checkpoint = checkpoint
         self._max_to_keep = _count(max_to_keep, "max_to_keep")
         self._every_steps = _count(every_steps, "every_steps")
-        if every_seconds is not None and not (_is_number(every_seconds) and every_seconds > 0):
+        if every_seconds is not None and not (is_number(every_seconds) and every_seconds > 0):
             raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
         self._best = _checked_best(best)
         self._folder = Folder(os.path.abspath(checked_path(directory, "CheckpointManager: directory")))
@@ -336,10 +335,6 @@ def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
 
 def _count(value: int | None, name: str) -> int | None:
     return None if value is None else checked_integer(value, f"CheckpointManager: {name}", note=", or None")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _checked_best(best: Any) -> Best | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 import os
 import time
 
 import jax
 
 from replicax import _jax
+from replicax.argument_checks import is_number
 from replicax.cluster.preflight import bind_address, run_preflight
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.simple import SimpleClusterResolver
@@ -52,8 +52,7 @@ def initialize_workers(
     >>> import replicax
     >>> replicax.initialize_workers()  # nothing tells of other processes
     """
-    is_number = isinstance(timeout_seconds, numbers.Real) and not isinstance(timeout_seconds, bool)
-    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
+    if timeout_seconds is not None and not (is_number(timeout_seconds) and timeout_seconds > 0):
         raise ValueError(f"timeout_seconds must be a positive number or None, got {timeout_seconds!r}")
     if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
         raise TypeError(

@@ -50,6 +50,11 @@ class SimpleClusterResolver(ClusterResolver):
             )
         if not isinstance(master, str):
             raise TypeError(f"SimpleClusterResolver: master must be an address as a string, got {master!r}")
+        if num_accelerators is not None and not isinstance(num_accelerators, Mapping):
+            raise TypeError(
+                "SimpleClusterResolver: num_accelerators must be a dict of the numbers of each type, such as "
+                f"{{'GPU': 8}}, got {num_accelerators!r}"
+            )
         self._cluster_spec = cluster_spec
         self._master = master
         self._environment = environment

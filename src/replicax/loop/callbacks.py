@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import checked_integer, is_number
 from replicax.loop.training_run import TrainingRun
 
 
@@ -115,8 +115,8 @@ class EarlyStopping(Callback):
         if mode not in ("min", "max"):
             raise ValueError(f"EarlyStopping: mode must be 'min' (less is better) or 'max', got {mode!r}")
         patience = checked_integer(patience, "EarlyStopping: patience")
-        if not min_delta >= 0:
-            raise ValueError(f"EarlyStopping: min_delta must be 0 or more, got {min_delta!r}")
+        if not (is_number(min_delta) and min_delta >= 0):
+            raise ValueError(f"EarlyStopping: min_delta must be a number of 0 or more, got {min_delta!r}")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
         self.restore_best = restore_best
         self.best: float | None = None

@@ -49,7 +49,7 @@ class ParameterServerStrategy(Strategy):
     Raises:
       ValueError: an unknown mode; a number below 1; numbers that differ from the resolver's; ``max_staleness`` in the
         synchronous mode, or below 0; a :class:`GroupPartitioner`.
-      TypeError: a ``variable_partitioner`` of another type.
+      TypeError: a ``variable_partitioner`` or a ``cluster_resolver`` of another type.
 
     >>> import replicax
     >>> strategy = replicax.ParameterServerStrategy(num_workers=4, num_servers=2, mode="sync")
@@ -79,6 +79,11 @@ class ParameterServerStrategy(Strategy):
             )
         if max_staleness is not None:
             max_staleness = checked_integer(max_staleness, "ParameterServerStrategy: max_staleness", 0)
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise TypeError(
+                "ParameterServerStrategy: cluster_resolver must be a replicax.cluster.ClusterResolver, got "
+                f"{cluster_resolver!r}; num_workers and num_servers can be given by themselves"
+            )
         self.cluster_resolver = cluster_resolver
         self.num_workers = _count(cluster_resolver, "worker", "num_workers", num_workers, 2)
         self.num_servers = _count(cluster_resolver, "ps", "num_servers", num_servers, 1)

@@ -61,6 +61,8 @@ def as_variables(
     >>> params["steps"].trainable
     False
     """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"as_variables: name must be a string or None, got {name!r}")
     leaves, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
     wanted = parse_aggregation(aggregation)
 
