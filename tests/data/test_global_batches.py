@@ -24,6 +24,13 @@ def test_the_spec_of_what_a_replica_gets(pair) -> None:
     }
 
 
+def test_the_spec_of_batches_that_a_map_has_made_smaller(pair) -> None:
+    batches = grain.MapDataset.source(np.arange(16.0)).batch(8).map(lambda batch: batch[:4])
+    dataset = pair.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    assert dataset.element_spec.shape == (2,)
+    assert [[len(part) for part in pair.local_results(batch)] for batch in dataset] == [[2, 2], [2, 2]]
+
+
 def test_the_spec_of_per_replica_batches(pair) -> None:
     dataset = pair.distribute_datasets_from_function(lambda context: [np.zeros((3, 2))] * 4)
     assert dataset.element_spec.shape == (3, 2)

@@ -73,6 +73,8 @@ def test_the_program_reads_and_assigns_what_the_servers_have(strategy: replicax.
         assert v.numpy().tolist() == [10, 12, 14]
         coordinator.schedule(lambda: v.assign_sub(jnp.ones(3))).fetch(WAIT)  # outside of any step
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [9, 11, 13]
+        coordinator.schedule(lambda: v.assign(jnp.ones(3)).name).fetch(WAIT)
+        assert v.numpy().tolist() == [1, 1, 1]
         coordinator.join(WAIT)
         coordinator.schedule(lambda: jax.jit(lambda: v.assign_add(jnp.ones(3)).shape[0])())
         with pytest.raises(replicax.errors.WorkerError, match=r"was read inside jax\.jit, outside a step"):

@@ -146,6 +146,19 @@ ENTRY %main (x: f32[1024], y: f32[16], n: s32[]) -> f32[1024] {
     assert cost_of(parse(text)).bytes == 4 * (16 + 1 + 16)  # nothing else of x
 
 
+def test_a_fusion_that_writes_into_memory_near_by_only_reads() -> None:
+    text = """
+%twice (a: f32[1024]) -> f32[1024] {
+  %a = f32[1024]{0} parameter(0)
+  ROOT %b = f32[1024]{0:S(1)} add(%a, %a)
+}
+ENTRY %main (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024]{0} parameter(0)
+  ROOT %y = f32[1024]{0:S(1)} fusion(%x), kind=kLoop, calls=%twice
+}"""
+    assert cost_of(parse(text)).bytes == 4096
+
+
 def test_memory_that_is_no_main_memory_costs_nothing() -> None:
     text = """
 ENTRY %main (x: f32[1024]) -> f32[1024] {

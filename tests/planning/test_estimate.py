@@ -67,6 +67,15 @@ def use_of(kind: str, members: int, axes: tuple[str, ...] = ("replica",), size: 
     return CollectiveUse(kind, size, axes, members, tuple(range(members)), 1)
 
 
+@pytest.mark.parametrize(("links", "inside"), [(18, "NVLink"), (1, "PCIe")])
+def test_what_collectives_of_gpus_go_over(links: int, inside: str) -> None:
+    card = Chip("card", 1, 1, 1, link=1e9, links=links, network=1e9)
+    made = [SimpleNamespace(platform="gpu", device_kind="card", slice_index=i // 2) for i in range(4)]
+    network = Network(np.array(made, dtype=object)[:, None], card, 2)
+    uses = [CollectiveUse("all-reduce", 8, ("replica",), len(m), m, 1) for m in ((0, 1), (0, 2), (0, 1, 2, 3))]
+    assert [network.way(use) for use in uses] == [inside, "network", f"{inside}, network"]
+
+
 def test_lines_of_a_whole_slice() -> None:
     network = Network(devices_of((4, 8, 4), "TPU v5p"), CHIPS["v5p"])
     assert (network.shape, network.grid, network.name) == ((4, 8, 4), (4, 8, 4), "4x8x4")

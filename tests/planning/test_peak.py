@@ -121,6 +121,7 @@ def test_tokens() -> None:
     assert found.to_dict()["tokens_per_second"] == found.tokens_per_second == found.examples_per_second * 128
     [step] = [s for s in sections(found) if s.title == "Predicted time of one step"]
     assert any(row[0] == "tokens a second" and row[2].endswith("at 128 in an example") for row in step.rows)
+    assert any(row[0] == "examples a second" and row[2] == "of all replicas together" for row in step.rows)
     images = jax.ShapeDtypeStruct((4, 28, 28), jnp.uint8)
     other = replicax.plan(strategy, lambda x: jnp.sin(x.astype(jnp.float32)), images, chip=chip)
     assert (other.examples, other.tokens, other.tokens_per_second) == (8, None, None)
