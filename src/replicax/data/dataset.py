@@ -131,7 +131,6 @@ class DistributedIterator(Iterator[Any], NameHints):
         """One replica's part of a full batch; see :attr:`DistributedDataset.element_spec`."""
         return self._pipeline.element_spec
 
-    @_jax.hiding_frames
     def __next__(self) -> Any:
         """The next element.
 
@@ -141,12 +140,16 @@ class DistributedIterator(Iterator[Any], NameHints):
           ValueError, TypeError: an array has no dim 0, is not an array of numbers, or is of another kind than before.
           Exception: whatever the dataset raised, with its traceback.
         """
-        if context.in_step():
-            raise ContextError(
-                "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
-                "outside and pass it to strategy.run(step, args=(element,))"
-            )
-        return self._reader.next()
+        try:
+            if context.in_step():
+                raise ContextError(
+                    "next(iterator) was called inside a step, where it would run once, while tracing: take the element "
+                    "outside and pass it to strategy.run(step, args=(element,))"
+                )
+            return self._reader.next()
+        except Exception as error:
+            _jax.hide_frames(error)  # as hiding_frames does, without a wrapper
+            raise
 
     get_next = __next__
 
