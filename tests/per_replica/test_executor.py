@@ -15,7 +15,7 @@ import pytest
 import replicax
 from replicax.per_replica import executor
 from replicax.per_replica.rendezvous import Rendezvous
-from tests.conftest import strategy_of
+from tests.conftest import logical_strategy, strategy_of
 from tests.soaking import soak_except
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -256,10 +256,16 @@ def test_without_jit_steps_are_plain_python(pair) -> None:
     def steps(ctx, x):
         ctx.set_last_step_output("last", step(x), reduce_op="only_first_replica")
 
+    split = logical_strategy(2, 2)
     with jax.disable_jit():
         np.testing.assert_array_equal(pair.run(step, args=(data(pair),)), [3, 5, 7])
         elements = iter(pair.distribute_dataset([np.arange(2.0), np.arange(2.0, 4.0)]))
         done = pair.run_steps(steps, elements, 2)
+        # What is compiled whatever the settings are, is.
+        assert split.reduce("sum", data(split), axis=0) == 6 + 9
+        plan = replicax.plan(split, lambda x: x.sum(), jax.ShapeDtypeStruct((4,), np.float32))
+        assert split.run(lambda x: x[0], args=(data(split),), options=replicax.RunOptions("compiled")) is not None
+    assert plan.replicas == 2
     assert seen == [1, 2, 0, 1, 2, 3]
     assert done.last_step_outputs["last"].tolist() == [5]
 

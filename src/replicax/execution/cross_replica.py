@@ -25,7 +25,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, stack_level
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS, cant_be_told
-from replicax.execution.run import prepared
+from replicax.execution.run import run_compiled
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica, Ragged, Stacked
@@ -271,7 +271,7 @@ def _by_form(
             assert replica is not None
             return replica.merge_call(again, args=(values,))
 
-        merged: list[Any] = prepared(programs, step, (values,), None).launch()
+        merged: list[Any] = run_compiled(programs, step, (values,))
         return merged
     if Local in forms or context.in_step():
         raise ValueError(

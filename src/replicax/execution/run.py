@@ -38,8 +38,8 @@ _no_arguments = Arguments((), {})
 class Dispatch:
     """One call of a step: its program, and what that takes besides variables.
 
-    Every call is one. ``Strategy.run`` launches a :func:`known` step, or else a :func:`prepared` one; ``run_steps`` the
-    same program several times at once; Keras' loop keeps that of its step.
+    Every call is one. ``Strategy.run`` launches a :func:`known` step, or else leaves it to :func:`run_compiled`;
+    ``run_steps`` launches the same program several times at once; Keras' loop keeps that of its step.
 
     Args:
       programs: of the strategy whose replicas run it.
@@ -106,7 +106,7 @@ class Dispatch:
 def known(
     programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Dispatch | None:
-    """The call of a step that has a program, if nothing is the matter; ``None`` leaves it to :func:`prepared`.
+    """The call of a step that has a program, if nothing is the matter; ``None`` leaves it to :func:`run_compiled`.
 
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
     that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
@@ -148,21 +148,26 @@ def _is_plain(replicas: Replicas) -> bool:
     )
 
 
-def prepared(
-    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> Dispatch:
-    """The call of any step, which is traced if it is new.
+def run_compiled(
+    programs: ProgramCache,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    launched: list[Any] | None = None,
+) -> Any:
+    """Run any step as one compiled program, also inside ``jax.disable_jit()``; it is traced if it is new.
 
     Raises:
       Exception: whatever is wrong with the call; see :meth:`replicax.Strategy.run`.
     """
     replicas = programs.replicas
     arguments = arguments_of(replicas, fn, args, kwargs)
-    executable = prepare(programs, fn, arguments, together=True)
-    # Count first: the number of a call must be the same on all workers, whatever else is true of it.
-    if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
-        check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
-    return Dispatch(programs, executable, executable.placed(arguments), arguments.mask)
+    with jax.disable_jit(False):
+        executable = prepare(programs, fn, arguments, together=True)
+        # Count first: the number of a call must be the same on all workers, whatever else is true of it.
+        if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
+            check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
+        return Dispatch(programs, executable, executable.placed(arguments), arguments.mask).launch(launched)
 
 
 def run(
@@ -178,7 +183,7 @@ def run(
         check_call(programs.replicas, fn, args, kwargs)
         return registry.per_replica_executor()[0](programs, fn, args, kwargs)
     try:
-        return prepared(programs, fn, args, kwargs).launch(launched)
+        return run_compiled(programs, fn, args, kwargs, launched)
     except NotOneProgramError as why:
         if options is not None:
             raise
@@ -255,6 +260,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 
 
 @heartbeat.phase(Phase.COMPILE)
+@jax.disable_jit(False)
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_ragged:
         ragged: Program = registry.ragged_steps()[0](replicas, fn, arguments, creations)

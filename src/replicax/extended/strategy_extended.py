@@ -17,7 +17,7 @@ from replicax.devices.cpu_arithmetic import warn_unless_fixed
 from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.run import arguments_of, check_call, prepare, prepared
+from replicax.execution.run import arguments_of, check_call, prepare, run_compiled
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.array_specs import abstract_arrays
 from replicax.extended.reducing import Reducing
@@ -163,7 +163,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
             self.replicas,
             self.partitioner,
             self.default_layout,
-            lambda step, args: prepared(self.programs, step, args, None).launch(),
+            lambda step, args: run_compiled(self.programs, step, args),
         )
         self.programs = ProgramCache(self.variables)
 

@@ -165,7 +165,8 @@ _FOR_EACH = ("in_shardings", "in_layouts", "donated_invars", "out_shardings", "o
 
 def _call_params() -> Mapping[str, Any]:
     """Those of a call with one operand and one result."""
-    [equation] = jax.make_jaxpr(jax.jit(jax.numpy.negative))(0.0).jaxpr.eqns
+    with jax.disable_jit(False):
+        [equation] = jax.make_jaxpr(jax.jit(jax.numpy.negative))(0.0).jaxpr.eqns
     return dict(equation.params)
 
 

@@ -155,7 +155,8 @@ class Executable:
 
     def lowered(self) -> jax.stages.Lowered:
         """The program as JAX's lowered object, before it is compiled."""
-        lowered: jax.stages.Lowered = self.call.lower(*self.inputs())
+        with jax.disable_jit(False):
+            lowered: jax.stages.Lowered = self.call.lower(*self.inputs())
         return lowered
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
