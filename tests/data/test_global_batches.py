@@ -64,6 +64,7 @@ def test_cardinality(pair) -> None:
     assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
     assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
     assert pair.distribute_dataset(Slow()).cardinality is None
+    assert pair.distribute_dataset([np.zeros(4)] * 5, InputOptions(partial_batch="drop")).cardinality is None
 
 
 # --- partial batches ------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_values_come_back_as_numpy_arrays() -> None:
     with coordinator_of(strategy) as (coordinator, actors):
         found = coordinator.schedule(fn).fetch(WAIT)
         [worker] = actors.of("StepWorker")
-    assert worker.env["JAX_NUM_CPU_DEVICES"] == "2"
+    assert (worker.env["JAX_PLATFORMS"], worker.env["JAX_NUM_CPU_DEVICES"]) == ("cpu", "2")
     assert worker.args[1].jax["jax_numpy_dtype_promotion"] == "strict"  # as in this process
     assert [int(part) for part in found["mine"]] == [0, 1]
     assert type(found["total"]) is np.ndarray
@@ -326,6 +326,16 @@ def test_an_optimizer_that_needs_the_whole_of_a_variable_is_refused_for_parts_of
             replicax.errors.WorkerError,
             match="can't be applied to parts of variable .* as in optax.lamb or optax.adafactor",
         ):
+            coordinator.join(WAIT)
+
+
+def test_an_optimizer_that_decides_by_all_variables_is_refused_on_several_servers() -> None:
+    strategy = replicax.ParameterServerStrategy(num_servers=2)
+    model = regression(strategy, optax.apply_if_finite(optax.sgd(0.1), 3))
+    [batch] = batches(1)
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch)
+        with pytest.raises(replicax.errors.WorkerError, match="can't be applied on several servers"):
             coordinator.join(WAIT)
 
 
