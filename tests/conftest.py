@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -58,6 +60,19 @@ def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> re
 
 
 # What breaks with two replicas breaks with four; `pair` is for what is about two, and tests of one replica say so.
+@contextlib.contextmanager
+def leaving_no_arrays() -> Iterator[None]:
+    """The block must leave no array behind, although the garbage collector does not run."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        yield
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(params=soak_except([1, 2, 4], 4), ids="{}-replicas".format)
 def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
     return strategy_of(request.param)

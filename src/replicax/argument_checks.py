@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions take: enums by name, numbers, and paths."""
+"""Checks of arguments that many functions take: enums, names, numbers, and paths."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
     raise ValueError(f"{what} must be one of {names} or {article} {kind.__name__}, got {value!r}")
 
 
+def checked_name(name: Any, what: str) -> str | None:
+    """``name``, which must be a string or ``None``.
+
+    Raises:
+      TypeError: it is something else; the message begins with ``what``.
+    """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"{what}: name must be a string or None, got {name!r}")
+    return name
+
+
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, of Python or NumPy; ``True`` is none."""
+    """Whether it is a real number of Python or NumPy; a bool is not."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -314,7 +314,7 @@ def checked_axis(axis: Any, what: str) -> int:
     """``axis`` as an int.
 
     Raises:
-      ValueError: it is none; the message says where: ``what``.
+      ValueError: it is not an integer; the message begins with ``what``.
     """
     integer = as_integer(axis)
     if integer is None:

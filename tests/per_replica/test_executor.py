@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 
 import jax
@@ -15,7 +14,7 @@ import pytest
 import replicax
 from replicax.per_replica import executor
 from replicax.per_replica.rendezvous import Rendezvous
-from tests.conftest import logical_strategy, strategy_of
+from tests.conftest import leaving_no_arrays, logical_strategy, strategy_of
 from tests.soaking import soak_except
 
 EXACT = replicax.RunOptions(executor="per_replica")
@@ -261,7 +260,7 @@ def test_without_jit_steps_are_plain_python(pair) -> None:
         np.testing.assert_array_equal(pair.run(step, args=(data(pair),)), [3, 5, 7])
         elements = iter(pair.distribute_dataset([np.arange(2.0), np.arange(2.0, 4.0)]))
         done = pair.run_steps(steps, elements, 2)
-        # What is compiled whatever the settings are, is.
+        # These are compiled under all settings.
         assert split.reduce("sum", data(split), axis=0) == 6 + 9
         plan = replicax.plan(split, lambda x: x.sum(), jax.ShapeDtypeStruct((4,), np.float32))
         assert split.run(lambda x: x[0], args=(data(split),), options=replicax.RunOptions("compiled")) is not None
@@ -289,14 +288,8 @@ def test_arrays_are_freed_without_the_garbage_collector(pair, options, fails: bo
             pair.run(step, args=(data(pair),), options=options)
 
     run()
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(jax.live_arrays())
+    with leaving_no_arrays():
         run()
-        assert len(jax.live_arrays()) == before
-    finally:
-        gc.enable()
 
 
 def test_what_is_reduced_is_not_reduced_again(pair) -> None:

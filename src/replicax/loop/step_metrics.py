@@ -218,8 +218,8 @@ class Pending:
 class FiniteWatch:
     """Notes, on the devices, the first step one of whose numbers was NaN or infinite.
 
-    One scalar all-reduce in each step. A run has a watch of its own, with variables that its step reads: a strategy
-    keeps those of runs that are over, so that the next run need not trace the step again.
+    One scalar all-reduce in each step. Each run uses one watch, whose variables its step reads and writes. The strategy
+    keeps the watches of finished runs, so that the next run does not trace the step again.
     """
 
     @classmethod

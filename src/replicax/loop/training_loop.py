@@ -153,7 +153,7 @@ class TrainingLoop:
             attempts = Attempts(folder if run.is_chief else None, run.step, goes_on=self._saves.is_on)
             attempts.note(run.step, wall.seconds)
             self._attempts, run.attempts = attempts, len(attempts.before) + 1
-            run._all = lambda: attempts.total(wall.seconds)  # who keeps the run does not keep the model
+            run._all = lambda: attempts.total(wall.seconds)  # a TrainingRun that is kept must not keep the model
             if run.step >= run.steps:
                 done = f"the checkpoint is of step {run.step:,}, and " if run.resumed_at is not None else ""
                 self._say(f"nothing to do: {done}there are to be {run.steps:,} steps")

@@ -49,7 +49,7 @@ class _Notes(Generic[Fact]):
 
 
 def _forget(notes: weakref.ref[_Notes[Any]], key: int, _: Any) -> None:
-    """Forget an array that is gone. The notes are not kept for that: arrays would wait for the garbage collector."""
+    """Forget an array that is gone. The notes are held weakly: a reference cycle would delay the release of arrays."""
     if (left := notes()) is not None:
         left._noted.pop(key, None)
 

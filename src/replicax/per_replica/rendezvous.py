@@ -83,7 +83,7 @@ class Rendezvous:
         # Simple queues: an interrupt in the midst of a threading.Semaphore, which is written in Python, breaks it.
         self._back: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads = [
-            # A thread drops its arguments at its end; who kept them would keep the arrays of the step.
+            # A thread drops its arguments when it ends, so they don't keep the arrays of the step alive.
             threading.Thread(target=self._thread, args=(p, plays[p.replica]), name=f"replica {p.replica}", daemon=True)
             for p in self._players
         ]
@@ -116,7 +116,7 @@ class Rendezvous:
         finally:
             self._abandon()
             for player in self._players:
-                player.error = None  # its traceback has the player: a cycle, which would keep the arrays of the step
+                player.error = None  # its traceback refers to the player: a cycle would keep the arrays alive
         return [p.result for p in self._players]
 
     def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:

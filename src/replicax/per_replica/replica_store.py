@@ -110,7 +110,7 @@ class PerReplicaStore:
             self.places.watch(primitive, args, params, results)
 
     def end(self) -> None:
-        """The step is over: let go of the trace, which has this store; so arrays are freed at once, as elsewhere."""
+        """Drop the trace, which refers to this store: without the cycle the arrays of the step are freed at once."""
         del self.trace
 
 

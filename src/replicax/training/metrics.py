@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
+from replicax.argument_checks import checked_name
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
 from replicax.name_hints import NameHints
@@ -40,9 +41,7 @@ class Mean(NameHints):
     """
 
     def __init__(self, name: str | None = None) -> None:
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"{type(self).__name__}: name must be a string or None, got {name!r}")
-        self.name = name or type(self).__name__.lower()
+        self.name = checked_name(name, type(self).__name__) or type(self).__name__.lower()
         synchronization = "on_read" if current_collection().has_copies else "on_write"
         self._total, self._weight = (
             Variable(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
+from replicax.argument_checks import checked_name
 from replicax.devices.arrays import put_copies
 from replicax.devices.host_values import check_there, is_key
 from replicax.pytrees import is_leaf, registered
@@ -61,8 +62,7 @@ def as_variables(
     >>> params["steps"].trainable
     False
     """
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"as_variables: name must be a string or None, got {name!r}")
+    checked_name(name, "as_variables")
     leaves, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
     wanted = parse_aggregation(aggregation)
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
+from replicax.argument_checks import checked_name
 from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, here, put
 from replicax.devices.host_values import (
@@ -132,8 +133,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         partition_dimensions: Sequence[int] | None = None,
         logical_device: int | None = None,
     ) -> None:
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"Variable: name must be a string or None, got {name!r}")
+        checked_name(name, "Variable")
         self.collection = current_collection()
         self.replicas = self.collection.replicas
         self.strategy = self.replicas.strategy

@@ -127,7 +127,7 @@ class ElementGroup:
         return dataclasses.replace(self, arrays=arrays, count=size, masks=masks)
 
     def _place(self, index: int) -> jax.Array:
-        """The number of an element on the devices, put there as ``jax.transfer_guard("disallow")`` allows."""
+        """``index`` on the devices, by an explicit transfer, which ``jax.transfer_guard("disallow")`` permits."""
         return put(np.int32(index), NamedSharding(self.mesh, PartitionSpec()))
 
     def _masks(self, array: jax.Array, counts: jax.Array, sizes: tuple[tuple[int, ...], ...]) -> Masks:
