@@ -4,7 +4,7 @@
 # The Python that makes the environment: 3.11 or newer.
 PYTHON ?= python3
 # Processes that share the tests. Emulated devices run many threads each, so: few.
-WORKERS ?= 2
+WORKERS ?= 3
 # The tests of a file stay in one process, mostly: what they prepare is prepared once.
 SHARED = -n $(WORKERS) --dist worksteal
 # More arguments for the program behind demo, test, bench, peers or oracle: make demo ARGS="--replicas 4"

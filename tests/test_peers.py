@@ -56,6 +56,7 @@ def test_models_in_other_words_are_the_same(name: str) -> None:
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
+@pytest.mark.soak
 def test_replicax_and_jax_by_hand_are_measured_and_agree() -> None:
     small = [peer for peer in roster.PEERS if peer.name in ("replicax", "jax")]
     effort = measuring.Effort(rounds=1, turns=2, seconds=0.01)

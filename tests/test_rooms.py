@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pathlib
@@ -78,15 +77,8 @@ def trained(path: pathlib.Path, strategies: str) -> tuple[list[str], list[list[f
     return platforms, numbers
 
 
-@functools.cache
-def trained_whole() -> tuple[list[str], list[float]]:
-    """The platforms and the numbers of the whole library."""
-    platforms, [numbers] = trained(SOURCE.parent, "[replicax.MirroredStrategy()]")
-    return platforms, numbers
-
-
 def without(rooms: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path:
-    """A copy of the library under ``path``."""
+    """A copy of the library, in ``path``."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         return {"__pycache__", *(room.name for room in rooms if room.parent == pathlib.Path(folder))}
@@ -96,20 +88,15 @@ def without(rooms: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_backends_of_single_platforms_may_be_taken_out(tmp_path: pathlib.Path) -> None:
-    strategies = "replicax.MirroredStrategy(reproducible=True), replicax.MirroredStrategy(num_replicas=4)"
-    platforms, expected = trained_whole()
-    (fewer, found) = trained(without([SOURCE / "backends" / "cpu"], tmp_path), strategies)
+def test_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) -> None:
+    """The backend of one platform, or all of them: what registers itself is looked for when there is such a step."""
+    platforms, [expected] = trained(SOURCE.parent, "[replicax.MirroredStrategy()]")
     assert platforms == ["cpu", "gpu"]
-    assert fewer == ["gpu"]
+    strategies = "replicax.MirroredStrategy(reproducible=True), replicax.MirroredStrategy(num_replicas=4)"
+    platforms, found = trained(without([SOURCE / "backends" / "cpu"], tmp_path / "no cpu"), strategies)
+    assert platforms == ["gpu"]
     np.testing.assert_allclose(found, [expected] * 2, rtol=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_all_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) -> None:
-    """What registers itself for a kind of steps is looked for when there is such a step."""
     strategies = "replicax.MirroredStrategy(), replicax.ShardedStrategy()"
-    _, expected = trained_whole()
-    (platforms, found) = trained(without([SOURCE / room for room in EDGES], tmp_path), strategies)
+    platforms, found = trained(without([SOURCE / room for room in EDGES], tmp_path / "no edges"), strategies)
     assert platforms == []
     np.testing.assert_allclose(found, [expected] * 2, rtol=1e-4)

@@ -161,8 +161,11 @@ def disks(on_disks, tmp_path):
 
 @pytest.mark.parametrize(
     "case",
-    ["one damaged", "a third worker", "stale"]
-    + [pytest.param(case, marks=pytest.mark.soak) for case in ("other order", "one lost", "one behind")],
+    ["one damaged", "stale"]
+    + [
+        pytest.param(case, marks=pytest.mark.soak)
+        for case in ("a third worker", "other order", "one lost", "one behind")
+    ],
 )
 def test_one_surviving_copy_suffices(disks, tmp_path, older, case) -> None:
     folders, values = disks

@@ -30,7 +30,12 @@ ANY_PLACE, SAME_BATCHES = "and other batch sizes) 7", "but not with another batc
             SAME_BATCHES,
             marks=pytest.mark.soak,
         ),
-        (["ShuffleMapDataset._seed"], "(ShuffleMapDataset._seed). Workers can't compare their seeds", ANY_PLACE),
+        pytest.param(
+            ["ShuffleMapDataset._seed"],
+            "(ShuffleMapDataset._seed). Workers can't compare their seeds",
+            ANY_PLACE,
+            marks=pytest.mark.soak,
+        ),
         pytest.param(["MapDataset._getitems"], "", ANY_PLACE, marks=pytest.mark.soak),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -79,6 +79,7 @@ def used(strategy: replicax.Strategy, **size: int) -> tuple[int, replicax.planni
     return plan.memory.temporaries, plan
 
 
+@pytest.mark.soak
 @third_party
 def test_a_device_has_less_the_more_of_them_there_are() -> None:
     one, four = (used(spread_over(devices))[0] for devices in (1, 4))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.loop import accumulated
 from tests.conftest import strategy_of
 
 
@@ -401,6 +402,11 @@ def test_nothing_traced_is_left_over(pair) -> None:
         v = replicax.Variable(1.0)
     with jax.checking_leaks():
         pair.run(lambda x: v.assign_add(x).value * 2, args=(1.0,))
+        mean = replicax.compute_average_loss
+        for partial, step in (("exact", mean), ("pad", mean), ("pad", accumulated(mean, 2))):
+            options = replicax.InputOptions(partial_batch=partial)
+            [batch] = pair.distribute_dataset([np.ones(3, np.float32)], options)
+            assert float(pair.reduce("sum", pair.run(step, args=(batch,)))) == 1.0
     assert float(v) == 2.0
 
 

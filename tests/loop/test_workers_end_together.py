@@ -25,9 +25,8 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        "run_steps",
         "evaluation",
-        *(pytest.param(when, marks=pytest.mark.soak) for when in ("before", "compile", "step")),
+        *(pytest.param(when, marks=pytest.mark.soak) for when in ("before", "compile", "step", "run_steps")),
     ],
 )
 def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:

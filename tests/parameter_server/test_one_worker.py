@@ -27,18 +27,20 @@ def worker_of(actors: ThreadActors) -> Any:
     return actor
 
 
-def test_a_function_sees_what_it_has_changed() -> None:
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_function_sees_what_it_has_changed(executor: Any) -> None:
     strategy, v = one_worker(num_servers=2, variable_partitioner=replicax.variables.FixedShardsPartitioner(2))
     with strategy.scope():
         table = replicax.Variable(np.zeros((4, 2), np.float32), name="table")
 
     def fn() -> Any:
+        options = replicax.RunOptions(executor)
         before = v.numpy()
         for _ in range(3):
-            strategy.run(lambda: v.assign_add(jnp.ones(2)))
+            strategy.run(lambda: v.assign_add(jnp.ones(2)), options=options)
         v.assign_add(jnp.ones(2))
-        strategy.run(lambda: v.assign(v * 2.0))
-        strategy.run(lambda: table.assign_add(jnp.ones((4, 2)) * v[0]))
+        strategy.run(lambda: v.assign(v * 2.0), options=options)
+        strategy.run(lambda: table.assign_add(jnp.ones((4, 2)) * v[0]), options=options)
         return before, v.numpy(), table[np.array([1, 3])], table.numpy()
 
     with coordinator_of(strategy) as (coordinator, _):
@@ -53,6 +55,29 @@ def test_a_function_sees_what_it_has_changed() -> None:
             expected = (expected + 4) * 2
         coordinator.join(WAIT)
         assert v.numpy().tolist() == expected.tolist()
+
+
+def test_replicas_that_take_turns_send_all_that_they_have_added() -> None:
+    """In debug mode a replica waits in a collective, and goes on when the other has come there."""
+    strategy, v = one_worker(devices_per_worker=2)
+
+    def step() -> Any:
+        v.assign_add(jnp.ones(2))
+        before = v.value
+        total = replicax.get_replica_context().all_reduce("sum", v[0])
+        v.assign_add(jnp.full(2, total))
+        return before
+
+    def debugged() -> Any:
+        with replicax.debug():
+            return strategy.run(step)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        v.assign(np.full(2, 4, np.float32))
+        assert coordinator.schedule(debugged).fetch(WAIT).tolist() == [5, 5]
+        assert v.numpy().tolist() == [15, 15]
+        assert coordinator.schedule(debugged).fetch(WAIT).tolist() == [16, 16]
+        assert v.numpy().tolist() == [48, 48]
 
 
 def test_functions_that_wait_are_not_run_after_an_error() -> None:

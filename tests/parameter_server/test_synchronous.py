@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import replicax
+from tests.conftest import strategy_of
 from tests.parameter_server.regression import Regression, batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import coordinator_of, wait_until_ready
 
@@ -87,6 +88,35 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         assert {count for _, count in fetched} == {6}
         assert {how: float(v) for how, v in kinds.items()} == {"sum": 21.0, "mean": 3.5, "only_first_replica": 1.0}
         assert float(added) == 16.0
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any) -> None:
+    """Of six examples each of two workers gets three: two and one. They count as six, and replicas as four."""
+    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync", devices_per_worker=2)
+    model, reference = regression(strategy), regression(strategy_of(4))
+    with strategy.scope():
+        places = replicax.Variable(0.0, aggregation="sum")
+
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        places.assign_add(10.0 ** replicax.get_replica_context().replica_id_in_sync_group.astype(np.float32))
+        return model.step(x, y)
+
+    def train(*part: Any) -> Any:
+        [local] = strategy.distribute_dataset([part])
+        return strategy.run(step, args=local, options=replicax.RunOptions(executor))
+
+    with coordinator_of(strategy) as (coordinator, _):
+        for batch in batches(3, size=6):
+            for part in in_parts(batch, 2):
+                coordinator.schedule(train, args=part)
+        coordinator.join(timeout_seconds=100)
+    mirrored_strategy = reference.w.strategy
+    for batch in mirrored_strategy.distribute_dataset(list(batches(3, size=6))):
+        mirrored_strategy.run(reference.step, args=batch)
+    assert float(places) == 3 * 1111.0
+    for found, expected in zip(model.values, reference.values, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
 
 
 def totalling() -> tuple[replicax.ParameterServerStrategy, replicax.Variable, Any]:

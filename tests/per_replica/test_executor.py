@@ -264,9 +264,23 @@ def test_without_jit_steps_are_plain_python(pair) -> None:
         assert split.reduce("sum", data(split), axis=0) == 6 + 9
         plan = replicax.plan(split, lambda x: x.sum(), jax.ShapeDtypeStruct((4,), np.float32))
         assert split.run(lambda x: x[0], args=(data(split),), options=replicax.RunOptions("compiled")) is not None
+        with split.scope():
+            v = replicax.Variable(lambda: jnp.arange(4.0), partition_dimensions=[2])
+        shared = replicax.MirroredStrategy(["cpu:0"], num_replicas=2, reproducible=True)
+        assert shared.reduce("sum", data(shared), axis=0) == 6 + 9
+    assert [piece.data.shape for piece in v.stored().addressable_shards] == [(2,)] * 4
     assert plan.replicas == 2
     assert seen == [1, 2, 0, 1, 2, 3]
     assert done.last_step_outputs["last"].tolist() == [5]
+
+
+def test_what_is_computed_from_python_numbers_stays_of_a_weak_type(pair) -> None:
+    for options in (None, EXACT):
+        twice = pair.run(lambda x: x * 2, args=(1.5,), options=options)
+        assert twice.weak_type
+        assert (
+            pair.run(lambda x, y: x * y, args=(np.ones(2, jnp.bfloat16), twice), options=options).dtype == jnp.bfloat16
+        )
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "failing"])

@@ -130,6 +130,7 @@ def assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
+@jax.disable_jit(False)
 def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
     """A block on a device; the host never has more than a piece of it."""
     array = jax.jit(

@@ -60,6 +60,7 @@ def _threads(replicas: int) -> int:
 
 
 @functools.cache
+@jax.disable_jit(False)
 def _rounds(device: jax.Device) -> bool:
     """Whether the compiler rounds ``x * x`` in ``x * x - y``, which is then zero."""
     x = np.full(16, 1 + 2**-12, np.float32)

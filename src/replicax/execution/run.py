@@ -68,11 +68,12 @@ class Dispatch:
     def launch(self, launched: list[Any] | None = None) -> Any:
         """Run the program, and return what the step returns; see :func:`launch` for ``launched``."""
         executable, replicas = self._executable, self._programs.replicas
-        if replicas.remote_variables is None:
-            computed = launch(replicas, executable, self._inputs, launched)
-        else:
-            with replicas.remote_variables.synchronized((*executable.donated, *executable.kept), executable.written):
-                computed = launch(replicas, executable, self._inputs, launched)
+        remote = replicas.remote_variables
+        if remote is not None:
+            remote.bring((*executable.donated, *executable.kept))
+        computed = launch(replicas, executable, self._inputs, launched)
+        if remote is not None:
+            remote.send(executable.written)
         program = executable.program
         padded, scales = executable.padded, program.scales
         leaves = []

@@ -88,7 +88,8 @@ def export(
         leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
         return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
-    exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
+    with jax.disable_jit(False):
+        exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
     if jax.process_index() == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")

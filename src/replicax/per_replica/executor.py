@@ -75,6 +75,8 @@ def run_per_replica(
         store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
     finally:
         release()
+    if replicas.remote_variables is not None:
+        replicas.remote_variables.send([variable.slot for variable, _ in new])
     if len(variables) > known_before:  # the next call must find them, even if the function has changed what it captures
         programs.keep_created(variables, key_after_tracing(fn, key))
     return results
@@ -86,10 +88,10 @@ def _run(
     """The result of the step, and the new arrays of the variables that it writes."""
     replicas = programs.replicas
     adopt = _jax.settings_of_this_thread()
-    mine = []
+    mine, bring = [], _bringing(replicas)
     for i in replicas.local:
         inputs = _inputs(arguments, i, replicas.devices[i])
-        mine.append(_Replica(replicas, i, fn, adopt, created.again(), *inputs, mask))
+        mine.append(_Replica(replicas, i, fn, adopt, created.again(), bring, *inputs, mask))
     rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
     for replica in mine:
         replica.communicator.rendezvous = rendezvous
@@ -116,6 +118,7 @@ class _Replica:
         fn: Callable[..., Any],
         adopt: Callable[[], None],
         creations: Creations,
+        bring: Callable[[Variable], None],
         arguments: Callable[[], Any],
         given: Sequence[tuple[Any, Locality, Place]],
         mask: ExampleMask | None,
@@ -140,9 +143,11 @@ class _Replica:
             None if places is None else places.of,
             replicas.options,
         )
-        self.store = PerReplicaStore(replicas, self.communicator, localities, places, creations)
+        remote = replicas.remote_variables
+        way = self.communicator if remote is None else remote.communicator(self.communicator, replicas.count)
+        self.store = PerReplicaStore(replicas, way, localities, places, creations, bring)
         self._trace = self.store.trace
-        self._context = context.ReplicaContext(replicas, self.communicator)
+        self._context = context.ReplicaContext(replicas, way)
         self._device = device
         self._fn = fn
         self._arguments = arguments
@@ -161,6 +166,18 @@ class _Replica:
             args, kwargs = self._arguments()
             with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
                 return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
+
+
+def _bringing(replicas: Replicas) -> Callable[[Variable], None]:
+    """Brings the value of a variable that lives elsewhere: once in a step, so that all replicas read the same."""
+    remote, brought = replicas.remote_variables, set[Variable]()
+
+    def bring(variable: Variable) -> None:
+        if remote is not None and variable not in brought:
+            brought.add(variable)
+            remote.bring([variable.slot])
+
+    return bring
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,9 +34,11 @@ class PerReplicaStore:
         localities: Localities,
         places: Places | None,
         creations: Creations,
+        bring: Callable[[Variable], None],
     ) -> None:
         self.create = creations.create
         self.if_it_fails = creations.if_it_fails
+        self._bring = bring
         self.replicas = replicas
         self.communicator = communicator
         self.localities = localities
@@ -53,6 +55,7 @@ class PerReplicaStore:
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
             with _jax.outside_tracing():
+                self._bring(variable)
                 self.values[variable] = (
                     self._put_together(variable)
                     if variable.is_spread

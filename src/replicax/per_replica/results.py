@@ -163,7 +163,10 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
             return first
         if same and all(leaf.locality is not T for leaf in everyones):
             devices = [replicas.devices[i] for i in replicas.local]
-            return mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas)
+            whole = mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas)
+            # JAX puts one array together of several without their weak type, and has no other way among workers.
+            is_weak = getattr(first, "weak_type", False) and whole.is_fully_addressable
+            return jax.device_put(first, whole.sharding) if is_weak else whole
         return _differing(mine, everyones, replicas)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]

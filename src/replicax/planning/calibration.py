@@ -129,6 +129,7 @@ def _arithmetic(x: jax.Array) -> jax.Array:
     return jnp.exp(-y) * 0.5
 
 
+@jax.disable_jit(False)
 def _seconds(mesh: Mesh, turn: Callable[[Any], Any], shape: int | tuple[int, ...], turns: int) -> float:
     """How long one turn takes on each device, of ``turns`` in a loop: the best of a few tries."""
     spec = PartitionSpec(_AXIS)

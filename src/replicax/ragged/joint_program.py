@@ -162,10 +162,9 @@ class _Joining:
             results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
-        assembly = Assembly(self.parts, outputs)
         jaxpr, closed_over = traced_inside(
             self.replicas,
-            lambda *arrays: assembly.run(dict(zip(inputs, arrays, strict=True))),
+            lambda *arrays: Assembly(self.parts, outputs).run(dict(zip(inputs, arrays, strict=True))),
             [_described(self.numbers.avals[v]) for v in inputs],
         )
         everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())

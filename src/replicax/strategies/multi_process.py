@@ -174,6 +174,7 @@ def _agreed_devices(mine: np.ndarray, lockstep: Lockstep, choices: Mapping[str, 
     return everyones.reshape(-1, mine.shape[1])
 
 
+@jax.disable_jit(False)
 def _check_collectives(devices: np.ndarray, lockstep: Lockstep) -> None:
     """Raise unless sums and gathers over all devices are correct.
 

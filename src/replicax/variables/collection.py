@@ -179,6 +179,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
         )
 
 
+@jax.disable_jit(False)
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
     """What all replicas are to store, from what replica 0 has of ``array`` (one all-reduce).
 

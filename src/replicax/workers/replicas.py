@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RemoteVariables(Protocol):
     """Where the variables of a strategy live, if not in this process, and who else uses them.
 
-    A program runs on copies: they are brought before it, and what it has changed is sent after it. The rooms below the
+    A step runs on copies: they are brought before it, and what it has changed is sent after it. The rooms below the
     strategy call these methods, and know nothing of servers.
     """
 
@@ -29,11 +29,17 @@ class RemoteVariables(Protocol):
     def groups(self) -> int:
         """How many groups of replicas, each in a process, train in step; 1 if each goes its own way."""
 
-    def synchronized(self, read: Any, written: Any) -> contextlib.AbstractContextManager[None]:
-        """Bring the values of the slots ``read``; after the block, send what the slots ``written`` have to say."""
+    def bring(self, slots: Iterable[Any]) -> None:
+        """Bring the present values of these slots."""
 
-    def communicator(self, examples: Any, options: Any) -> Any:
-        """How a replica reaches the others in a compiled step; see ``replicax.collectives.Communicator``."""
+    def send(self, slots: Iterable[Any]) -> None:
+        """Send what a step has written into these slots."""
+
+    def communicator(self, here: Any, count: int) -> Any:
+        """How a replica reaches all others, given how it reaches the ``count`` of its group: ``here``.
+
+        Both are a :class:`replicax.collectives.Communicator`.
+        """
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)

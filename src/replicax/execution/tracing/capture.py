@@ -134,9 +134,10 @@ def capture(
 
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked_for_count
-        usual = SpmdCommunicator if replicas.remote_variables is None else replicas.remote_variables.communicator
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
-        way = communicator or usual(examples, replicas.options)
+        here = way = communicator or SpmdCommunicator(examples, replicas.options)
+        if replicas.remote_variables is not None:
+            way = replicas.remote_variables.communicator(here, replicas.count)
         results.clear()
         store = TracedStore(replicas, way, creations.again())
         replica = context.ReplicaContext(replicas, way)
@@ -161,6 +162,7 @@ def capture(
                 results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here
+        here.examples = None
         return written, computed
 
     body.__name__ = name  # as which profilers show it

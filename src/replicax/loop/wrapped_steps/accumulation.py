@@ -88,16 +88,12 @@ class AccumulatedStep(Wrapper):
         batch = _Batch((args, kwargs), self._parts, communicator, self.__name__)
         outer, hook = current_store(), update_hook.get()
         run = _Run(self, outer, batch, communicator, parts, call_with)
-        examples = communicator.examples
-        try:
-            with _jax.kept_programs():
-                computed = run.found(*batch.first)
-                carried = [outer.read(v) for v in run.written]
-                held = [] if parts is None else parts.values
-                sums = [jnp.zeros(shape.shape, shape.dtype) for shape in run.shapes]
-                (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
-        finally:
-            communicator.examples = examples
+        with _jax.kept_programs():
+            computed = run.found(*batch.first)
+            carried = [outer.read(v) for v in run.written]
+            held = [] if parts is None else parts.values
+            sums = [jnp.zeros(shape.shape, shape.dtype) for shape in run.shapes]
+            (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
         _jax.renew_kept_programs()
         for variable, value in zip(run.written, values, strict=True):
             outer.write(variable, value, run.must_be_mirrored[variable])
@@ -254,11 +250,12 @@ class _Run:
         self.updates = []
         if not self._batch.is_padded:
             mask = jnp.ones(mask.shape, jnp.bool_)  # a constant, by which the compiler selects nothing
-        self._communicator.examples = ReplicaExamples(mask, self._batch.total)
         collector = _Collector(self, store, gradients)
         copies = () if self._parts is None else self._parts.copies(held)
         fn, args, kwargs = self._call_with(copies, *self._batch.arguments(pieces))
         with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
+            self._communicator.examples = ReplicaExamples(mask, self._batch.total)
             stack.enter_context(use_store(store))
             stack.enter_context(using(update_hook, collector))
             if self._parts is not None:

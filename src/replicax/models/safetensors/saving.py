@@ -137,6 +137,7 @@ def _values(file: Sequence[_Item], is_chief: bool) -> Iterator[tuple[str, Any]]:
             yield item.name, np.asarray(part, item.dtype, order="C")
 
 
+@jax.disable_jit(False)
 def _gathered(value: Any) -> Any:
     """The whole value, as this worker can read it."""
     if isinstance(value, Variable):

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from jax import lax
 
 from replicax import context
 from replicax.collectives import ReduceOp
-from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import ContextError
-from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.parameter_server.actors import Reply, all_results
 from replicax.parameter_server.server.messages import Changes, Ended, Push
 from replicax.parameter_server.server.servers import Servers, split_changes
@@ -86,17 +83,9 @@ class ServerVariables:
         self.servers.forget(number)
         self.roles = {slot: role for slot, role in self.roles.items() if role[0] is not variable}
 
-    # --- around a program -------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def synchronized(self, read: Any, written: Any) -> Iterator[None]:
-        """See :class:`replicax.workers.replicas.RemoteVariables`."""
-        self.bring(read)
-        yield
-        self._send(written)
+    # --- around a step ----------------------------------------------------------------------------------
 
     def bring(self, slots: Iterable[Slot]) -> None:
-        """Fetch the servers' present values into these slots."""
         roles = [self.roles[slot] for slot in slots if slot in self.roles]
         wanted = {variable.number_on_servers: variable for variable, kind, _ in roles if kind == "assigned"}
         if not wanted:
@@ -125,8 +114,7 @@ class ServerVariables:
         rows = self.servers.rows(number, self.shards[number], unique)
         return rows[places.reshape(indices.shape)]
 
-    def _send(self, slots: Iterable[Slot]) -> None:
-        """Send what a program has written into these slots."""
+    def send(self, slots: Iterable[Slot]) -> None:
         changes: dict[tuple[int | str, int], Any] = {}
         for slot in slots:
             if slot not in self.roles:
@@ -153,27 +141,36 @@ class ServerVariables:
         finally:
             self.local.is_part = before
 
-    def communicator(self, examples: Any, options: context.Options) -> SpmdCommunicator:
-        """See :class:`replicax.workers.replicas.RemoteVariables`."""
-        if self.groups == 1:
-            return SpmdCommunicator(examples, options)
-        return GroupCommunicator(examples, options, self)
+    def communicator(self, here: Any, count: int) -> Any:
+        return here if self.groups == 1 else GroupCommunicator(here, count, self)
 
 
 # --- collectives of workers that train synchronously --------------------------------------------------
 
 
-class GroupCommunicator(SpmdCommunicator):
+class GroupCommunicator:
     """Collectives among the replicas of one worker, for a step in which other workers take part.
 
     The workers combine values only on the servers, after the step. So a collective inside a step is impossible, and
-    would be wrong among the replicas of one worker alone: it raises. The two collectives that the servers complete, the
-    sum of gradients and assigned values, are inside of :meth:`ServerVariables.part`.
+    would be wrong among the ``count`` replicas of one worker alone: it raises. The two collectives that the servers
+    complete, the sum of gradients and assigned values, are inside of :meth:`ServerVariables.part`; what they and all
+    else do among these replicas, ``here`` does.
     """
 
-    def __init__(self, examples: Any, options: context.Options, server_variables: ServerVariables) -> None:
-        super().__init__(examples, options)
+    def __init__(self, here: Any, count: int, server_variables: ServerVariables) -> None:
+        self._here, self._count = here, count
         self._server_variables = server_variables
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._here, name)
+
+    @property
+    def examples(self) -> Any:
+        return self._here.examples
+
+    @examples.setter
+    def examples(self, examples: Any) -> None:
+        self._here.examples = examples
 
     def _check_part(self, what: str) -> None:
         if not getattr(self._server_variables.local, "is_part", False):
@@ -181,25 +178,25 @@ class GroupCommunicator(SpmdCommunicator):
 
     def replica_id(self) -> Any:
         group = current_store().read(self._server_variables.group)
-        return lax.axis_index(REPLICA_AXIS) + group * lax.axis_size(REPLICA_AXIS)
+        return self._here.replica_id() + group * self._count
 
-    def add_up(self, count: int) -> int:
-        return super().add_up(count) * self._server_variables.groups
+    def add_up(self, count: int) -> Any:
+        return self._here.add_up(count) * self._server_variables.groups
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> Any:
         self._check_part("all_reduce")
-        return super().all_reduce(op, arrays, options)
+        return self._here.all_reduce(op, arrays, options)
 
-    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> Any:
         return self.all_reduce(ReduceOp.SUM, arrays, options)
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
         self._check_part("all_gather")
-        return super().all_gather(array, axis, options)
+        return self._here.all_gather(array, axis, options)
 
     def from_first(self, array: Any) -> Any:
         self._check_part("a value of the first replica")
-        return super().from_first(array)
+        return self._here.from_first(array)
 
     def components(self, value: Any) -> Sequence[Any]:
         _refuse("the replicas' components")

@@ -7,6 +7,7 @@ the worker, into which the step writes gradients and changes to add. After the s
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ class WorkerVariable(Variable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._notes: dict[Any, tuple[Variable, ...]] = {}
-        self._noted_in: Any = None
-        self._assigned_in: Any = None
+        # The steps of replicas that have added to it, or assigned it. (On the per-replica executor they take turns.)
+        self._noted_in: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._assigned_in: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def belong_to(self, server_variables: ServerVariables, number: int) -> None:
         """Become the copy of the variable with this number."""
@@ -92,7 +94,7 @@ class WorkerVariable(Variable):
         )
 
     def assign(self, value: Any) -> Variable:
-        if not self._is_outside() and self._noted_in is _step():
+        if not self._is_outside() and _step() in self._noted_in:
             raise ContextError(
                 f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
                 "the servers could not tell which is meant: assign the final value only"
@@ -103,7 +105,7 @@ class WorkerVariable(Variable):
             self.server_variables.servers.forget(self.number_on_servers)
             self.server_variables.change({("assigned", self.number_on_servers): self.slot.array})
         else:
-            self._assigned_in = _step()
+            self._assigned_in.add(_step())
         return self
 
     def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
@@ -115,7 +117,7 @@ class WorkerVariable(Variable):
         with self.server_variables.part():
             mine = self._combined(signed) if self._in_replica() else signed
         self._write(current_store().read(self) + mine)
-        if self._assigned_in is not _step():
+        if _step() not in self._assigned_in:
             self._note_added(jnp.asarray(mine, self.dtype))
         return self
 
@@ -139,8 +141,8 @@ class WorkerVariable(Variable):
     def _note_added(self, delta: Any) -> None:
         [note] = self._notes_for("added", [(self.shape, self.dtype)])
         step, store = _step(), current_store()
-        total = store.read(note) + delta if self._noted_in is step else delta
-        self._noted_in = step
+        total = store.read(note) + delta if step in self._noted_in else delta
+        self._noted_in.add(step)
         store.write(note, jnp.asarray(total, self.dtype), self._otherwise())
 
     def note_gradient(self, optimizer: int, gradient: Any) -> None:
@@ -197,7 +199,7 @@ class WorkerOptimizer(Optimizer):
         self._server_variables = server_variables
         self._number = number
         self._built_for = built_for
-        self._applied_in: Any = None
+        self._applied_in: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def build(self, variables: Any) -> None:
         found, tree = _optimised(variables)
@@ -223,14 +225,15 @@ class WorkerOptimizer(Optimizer):
                 "so none can be reduced already; leave aggregate out"
             )
         step = context.get_replica_context()
-        if step is not None and self._applied_in is step:
+        if step in self._applied_in:
             raise ContextError(
                 f"{self.name}.apply_gradients was called twice in one step: a step sends the servers one gradient for "
                 "each variable. Add the gradients, or use an optimizer for each."
             )
         with self._server_variables.part():
             super().apply_gradients(gradients, variables, aggregate)
-        self._applied_in = step
+        if step is not None:
+            self._applied_in.add(step)
 
     def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
         for variable, gradient in by_variable.items():
