@@ -135,6 +135,16 @@ def test_asking_inside_a_gradient_a_loop_and_a_partial(pair, w) -> None:
         pair.run(functools.partial(branches, scale=3.0), args=({"x": X},))
 
 
+def test_the_counter_of_a_loop_in_debug_mode(pair) -> None:
+    def step(x):
+        return jax.lax.fori_loop(0, 3, lambda i, total: total + i.astype(x.dtype), x)
+
+    assert pair.run(step, args=(X,)).tolist() == [4, 4, 4]
+    words = r"step 'step', in <lambda> at .*py:\d+: `.*` asks a Python number for 'astype', .*counter of a fori_loop"
+    with replicax.debug(), pytest.raises(AttributeError, match=words):
+        pair.run(step, args=(X,))
+
+
 def test_asking_in_a_step_of_many(pair) -> None:
     def step(ctx, x, y):
         if y > 1:

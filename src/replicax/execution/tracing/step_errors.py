@@ -63,7 +63,10 @@ _LEAVES = (
     "pytree with replicax.assign(variables, values), or take the variables themselves: "
     "jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, replicax.Variable))."
 )
-
+_NUMBERS = (
+    "Make it an array: jnp.asarray(number). Inside replicax.debug() and jax.disable_jit() loops of jax.lax are plain "
+    "Python, and the counter of a fori_loop is such a number."
+)
 _NNX = (
     "Pass it as an argument: strategy.run(step, args=(model, optimizer, batch)). To replicax.train and run_steps, "
     "which pass the batch alone, give functools.partial(step, model, optimizer)."
@@ -106,6 +109,8 @@ def _explanation(
         return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
     if isinstance(error, AttributeError) and isinstance(error.obj, jax.Array) and hasattr(Variable, str(error.name)):
         return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
+    if isinstance(error, AttributeError) and type(error.obj) in (int, float) and hasattr(jax.Array, str(error.name)):
+        return f"{_where(error, fn)} asks a Python number for {error.name!r}, which arrays have. {_NUMBERS}\n{said}"
     if isinstance(error, TypeError) and _users_frame(error.__traceback__) is None:  # the step has not been entered
         if _gets_one_of_several(said, fn):
             return (
