@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.loop import Precision, accumulated
 from tests.parameter_server.regression import batches, regression
 from tests.parameter_server.thread_actors import coordinator_of
 
@@ -241,6 +242,8 @@ def test_what_can_not_be_sent_is_named(strategy: replicax.ParameterServerStrateg
             coordinator.schedule(lambda: other.numpy())
         with pytest.raises(TypeError, match="ClusterCoordinator is not for workers"):
             coordinator.schedule(lambda: coordinator.join())
+        with pytest.raises(TypeError, match="uses_lock: a step with a loss scale .* compute in 'bf16'"):
+            coordinator.schedule(Precision("fp16")(uses_lock))
         with pytest.raises(TypeError, match="fn must be callable"):
             coordinator.schedule(3)
         assert coordinator.join(WAIT).functions == 0
@@ -263,6 +266,7 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
             (lambda: strategy.run(creates), "creates a variable"),
             (lambda: strategy.run(both), "assign the final value only"),
             (lambda: strategy.run_steps(both, None, 2), r"run_steps was called in a scheduled function"),
+            (lambda: strategy.run(accumulated(both, 2)), "both adds up .*schedule a function for each micro-batch"),
         ]:
             coordinator.schedule(fn)
             with pytest.raises(replicax.errors.WorkerError, match=message):

@@ -90,8 +90,9 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         assert float(added) == 16.0
 
 
+@pytest.mark.parametrize("partial", ["exact", "pad"])
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
-def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any) -> None:
+def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any, partial: Any) -> None:
     """Of six examples each of two workers gets three: two and one. They count as six, and replicas as four."""
     strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync", devices_per_worker=2)
     model, reference = regression(strategy), regression(strategy_of(4))
@@ -103,7 +104,7 @@ def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any) -> 
         return model.step(x, y)
 
     def train(*part: Any) -> Any:
-        [local] = strategy.distribute_dataset([part])
+        [local] = strategy.distribute_dataset([part], replicax.InputOptions(partial_batch=partial))
         return strategy.run(step, args=local, options=replicax.RunOptions(executor))
 
     with coordinator_of(strategy) as (coordinator, _):

@@ -13,7 +13,7 @@ from jax import lax
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
-from replicax.errors import TraceError
+from replicax.errors import ContextError, TraceError
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
 from replicax.indexed_slices import is_slices
@@ -82,6 +82,11 @@ class AccumulatedStep(Wrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         replica = context.get_replica_context()
         assert replica is not None
+        if replica._replicas.remote_variables is not None:
+            raise ContextError(
+                f"{self.__name__} adds up the gradients of micro-batches, which steps on parameter servers can't: "
+                "schedule a function for each micro-batch, with the step itself"
+            )
         communicator: Any = replica._communicator
         objects, adapter, call_with = objects_in(self.fn, args, kwargs)
         parts = None if adapter is None else adapter.parts(objects)

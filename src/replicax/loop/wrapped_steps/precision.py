@@ -159,6 +159,17 @@ class PreciseStep(Wrapper):
         super().__init__(fn, precision.dtype.name, precision._keep, state)
         self.precision = precision
 
+    def __copy__(self) -> PreciseStep:
+        return PreciseStep(self.fn, self.precision)
+
+    def __reduce__(self) -> Any:
+        if self.precision.variables:
+            raise TypeError(
+                f"{self.__name__}: a step with a loss scale stays in the process that has the scale. On parameter "
+                "servers compute in 'bf16', which needs none"
+            )
+        return PreciseStep, (self.fn, self.precision)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         precision = self.precision
         if context.get_replica_context() is None:

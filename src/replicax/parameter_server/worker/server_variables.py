@@ -160,6 +160,8 @@ class GroupCommunicator:
     def __init__(self, here: Any, count: int, server_variables: ServerVariables) -> None:
         self._here, self._count = here, count
         self._server_variables = server_variables
+        mine = here.examples
+        self.examples = None if mine is None else mine._replace(count=mine.count * server_variables.groups)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._here, name)
