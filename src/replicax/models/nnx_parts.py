@@ -52,9 +52,10 @@ class NNXParts:
         def update_of(optimizer: Any) -> Callable[..., None]:
             def update(model: Any, grads: Any, /, **extra: Any) -> None:
                 gradients, tree = jax.tree_util.tree_flatten(grads)
+                theirs, mine = original(optimizer), original(model)  # the copies end with this turn
 
                 def apply(gradients: list[Any]) -> None:
-                    original(optimizer).update(original(model), jax.tree_util.tree_unflatten(tree, gradients))
+                    theirs.update(mine, jax.tree_util.tree_unflatten(tree, gradients))
 
                 collect(gradients, extra, apply)
 
