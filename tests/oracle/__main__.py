@@ -34,16 +34,13 @@ def main() -> int:
         running = []
         for side in SIDES:
             task = progress.add_task(side, total=len(programs))
-            # What functions of servers run is compiled on workers, whatever the program that schedules has chosen.
-            mine = [program for program in programs if not (program.servers and side == "exact")]
-            running.append(pool.submit(run_side, side, mine, partial(progress.advance, task)))
+            running.append(pool.submit(run_side, side, programs, partial(progress.advance, task)))
         try:
             tensorflow, replicax, exact = (future.result() for future in running)
         except DidNotStartError as error:
             console.print(str(error), markup=False, highlight=False)
             return 2
 
-    exact = replicax | exact
     findings = [Finding(p, tensorflow[p.name], replicax[p.name], exact[p.name]) for p in programs]
     if arguments.all:
         for f in findings:

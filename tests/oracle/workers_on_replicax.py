@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax
+from replicax import _jax
 
 
 def function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, as it is scheduled."""
-    return fn
+    """``fn``, as it is scheduled: its steps run on the executor that the program that schedules has chosen."""
+    return replicax.debug()(fn) if _jax.debugging.get() else fn
 
 
 strategy = replicax.get_strategy
