@@ -290,3 +290,13 @@ def test_models_of_nnx(replicas: int, kind: Any) -> None:
         found.append([np.asarray(x) for x in state])
     for mine, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 if kind is None else 2e-3)
+
+
+def test_a_pipeline_divides_its_batch_itself() -> None:
+    strategy = logical_strategy(1, 2)
+
+    def step(x: Any) -> Any:
+        return replicax.compute_average_loss(strategy.assign_to_logical_device(x, 1))
+
+    with pytest.raises(replicax.errors.PlacementError, match="step assigns values to logical devices, .*microbatches"):
+        strategy.run(accumulated(step, 2), args=(np.ones(4, np.float32),))
