@@ -108,6 +108,20 @@ def test_a_default_value_is_sent_to_where_it_is_needed(strategy, x):
     assert (transfer.origin, transfer.target, transfer.bytes) == (0, 1, 256)
 
 
+def test_so_is_what_is_made_of_arguments_and_a_number_that_all_stages_need(strategy, x):
+    """A loss scale, say: it is on device 0, and what it scales by the mask of a padded batch goes to the loss."""
+    with strategy.scope():
+        scale = replicax.Variable(2.0, name="scale")
+
+    def step(x, y):
+        here, there = (strategy.assign_to_logical_device(x, k) for k in (1, 2))
+        return here * scale, there * (y * scale)
+
+    results = strategy.run(step, args=(x, x))
+    assert [where(strategy, value) for value in results] == [1, 2]
+    assert homes([scale]) == [0]
+
+
 def test_pytrees_and_variables_are_assigned(strategy, x):
     [w] = variables(strategy, 1)
 
