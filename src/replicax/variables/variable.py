@@ -516,7 +516,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         laid_out = self.layout.from_stored(self.stored(), mesh)
         if not self.is_spread:
             return jax.device_put(self.layout.whole(laid_out), everywhere)
-        with self.replicas.lockstep.explaining(f"reading {self.describe()}"):
+        with self.replicas.lockstep.explaining(f"reading {self.describe()}"), jax.disable_jit(False):
             return jax.block_until_ready(jax.device_put(self.layout.whole(laid_out), everywhere))
 
     def block_until_ready(self) -> Self:
