@@ -189,7 +189,7 @@ def alone() -> dict[str, Any]:
         found["alike"] = [make(lambda init=init: init(key, (6, 5))).numpy() for init in makers]
     found["sends"] = len(sends)
     # Without a seed each worker has other numbers, in an array as in the program that makes them.
-    own = np.random.default_rng(worker).normal(size=(7, 5)).astype(np.float32)
+    own = np.random.default_rng(worker).normal(size=(8, 5)).astype(np.float32)
     found["own"] = own
     with jax.disable_jit():  # which no setting can keep from being compiled
         found["from an array"] = make(own).numpy()
