@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import math
 import os
 import re
 import signal
@@ -39,7 +40,7 @@ class Worker:
         file, path = new_page()
         self.page = HeartbeatPage.at(path)
         os.close(file)
-        self.now = time.monotonic()
+        self.now = float(math.ceil(time.monotonic()))  # halves of seconds are added up without a rounding
         self.page.phase = Phase.STEPS
         self.page.launched = self.page.runs = 31
         self.page.name = b"train_step"
