@@ -59,10 +59,9 @@ def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> re
     return replicax.Strategy(replicax.StrategyExtended(devices, partitioner))
 
 
-# What breaks with two replicas breaks with four; `pair` is for what is about two, and tests of one replica say so.
 @contextlib.contextmanager
 def leaving_no_arrays() -> Iterator[None]:
-    """The block must leave no array behind, although the garbage collector does not run."""
+    """Check that the block leaves no array behind, with the garbage collector off."""
     gc.collect()
     gc.disable()
     try:
@@ -73,6 +72,7 @@ def leaving_no_arrays() -> Iterator[None]:
         gc.enable()
 
 
+# What breaks with two replicas breaks with four; `pair` is for what is about two, and tests of one replica say so.
 @pytest.fixture(params=soak_except([1, 2, 4], 4), ids="{}-replicas".format)
 def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
     return strategy_of(request.param)

@@ -89,7 +89,7 @@ def without(rooms: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path
 
 @pytest.mark.filterwarnings("ignore")
 def test_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) -> None:
-    """The backend of one platform, or all of them: what registers itself is looked for when there is such a step."""
+    """The backend of one platform, or all rooms at the edge: the core looks for one only when a step needs it."""
     platforms, [expected] = trained(SOURCE.parent, "[replicax.MirroredStrategy()]")
     assert platforms == ["cpu", "gpu"]
     strategies = "replicax.MirroredStrategy(reproducible=True), replicax.MirroredStrategy(num_replicas=4)"

@@ -39,7 +39,7 @@ class Worker:
         file, path = new_page()
         self.page = HeartbeatPage.at(path)
         os.close(file)
-        self.now = float(math.ceil(time.monotonic()))  # halves of seconds are added up without a rounding
+        self.now = float(math.ceil(time.monotonic()))  # so that adding half seconds is exact
         self.page.phase = Phase.STEPS
         self.page.launched = self.page.runs = 31
         self.page.name = b"train_step"

@@ -13,7 +13,7 @@ from replicax import _jax
 
 
 def function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, as it is scheduled: its steps run on the executor that the program that schedules has chosen."""
+    """``fn``, as it is scheduled: in debug mode if the scheduling program is."""
     return replicax.debug()(fn) if _jax.debugging.get() else fn
 
 

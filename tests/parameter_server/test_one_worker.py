@@ -58,7 +58,7 @@ def test_a_function_sees_what_it_has_changed(executor: Any) -> None:
 
 
 def test_replicas_that_take_turns_send_all_that_they_have_added() -> None:
-    """In debug mode a replica waits in a collective, and goes on when the other has come there."""
+    """In debug mode a collective switches from one replica to the other in the middle of the step."""
     strategy, v = one_worker(devices_per_worker=2)
 
     def step() -> Any:

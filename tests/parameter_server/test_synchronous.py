@@ -93,9 +93,10 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
 @pytest.mark.parametrize("partial", ["exact", "pad"])
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any, partial: Any) -> None:
-    """Of six examples each of two workers gets three: two and one. They count as six, and replicas as four."""
+    """Each of two workers divides three examples over two replicas; the mean is over all six examples."""
     strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync", devices_per_worker=2)
-    model, reference = regression(strategy), regression(strategy_of(4))
+    one_process = strategy_of(4)
+    model, reference = regression(strategy), regression(one_process)
     with strategy.scope():
         places = replicax.Variable(0.0, aggregation="sum")
 
@@ -112,9 +113,8 @@ def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any, par
             for part in in_parts(batch, 2):
                 coordinator.schedule(train, args=part)
         coordinator.join(timeout_seconds=100)
-    mirrored_strategy = reference.w.strategy
-    for batch in mirrored_strategy.distribute_dataset(list(batches(3, size=6))):
-        mirrored_strategy.run(reference.step, args=batch)
+    for batch in one_process.distribute_dataset(list(batches(3, size=6))):
+        one_process.run(reference.step, args=batch)
     assert float(places) == 3 * 1111.0
     for found, expected in zip(model.values, reference.values, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)

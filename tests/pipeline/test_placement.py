@@ -109,7 +109,7 @@ def test_a_default_value_is_sent_to_where_it_is_needed(strategy, x):
 
 
 def test_so_is_what_is_made_of_arguments_and_a_number_that_all_stages_need(strategy, x):
-    """A loss scale, say: it is on device 0, and what it scales by the mask of a padded batch goes to the loss."""
+    """Such as a loss scale, which is on device 0, times the mask of a padded batch, which the last stage needs."""
     with strategy.scope():
         scale = replicax.Variable(2.0, name="scale")
 

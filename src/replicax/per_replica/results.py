@@ -164,7 +164,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
         if same and all(leaf.locality is not T for leaf in everyones):
             devices = [replicas.devices[i] for i in replicas.local]
             whole = mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas)
-            # JAX puts one array together of several without their weak type, and has no other way among workers.
+            # mirror loses a weak type. jax.device_put keeps it, but can't put values on other workers' devices.
             is_weak = getattr(first, "weak_type", False) and whole.is_fully_addressable
             return jax.device_put(first, whole.sharding) if is_weak else whole
         return _differing(mine, everyones, replicas)

@@ -21,7 +21,7 @@ from replicax.collectives import gathered_p
 from replicax.errors import PlacementError
 from replicax.execution.program.collective_operations import AGREEING, ONE_BY_ONE
 from replicax.execution.program.inlining import Inlining, needed
-from replicax.execution.program.marks import assign_p
+from replicax.execution.program.marks import assigns
 from replicax.execution.program.program import Program
 
 
@@ -132,11 +132,6 @@ class _Flattening(Inlining[Any]):
             f"the mutable array at {line} can't be placed: a step that assigns values to logical devices may have none "
             "(jax.new_ref)"
         )
-
-
-def assigns(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a program assigns values to logical devices."""
-    return _jax.contains(jaxpr, lambda e: e.primitive is assign_p)
 
 
 def _values(atoms: Iterable[Any]) -> list[Any]:

@@ -196,7 +196,7 @@ class _Walk:
             return next(iter(firm.values()))
         light = self._light(operands)
         if any(p.hold in (Hold.ARGUMENT, Hold.DEFAULT) for p in large):
-            [device] = light if len(light) == 1 else [0]
+            device = next(iter(light)) if len(light) == 1 else 0
             return dataclasses.replace(light[device], hold=Hold.FIRM) if device else _DEFAULT
         holds = {p.hold for p in large} - {Hold.CONSTANT}
         if not holds:  # small values decide where there is nothing else

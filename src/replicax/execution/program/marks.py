@@ -55,6 +55,12 @@ Transposed it is ``assign[… back=True]``: the cotangent goes back to where ``x
 places it is nothing at all. Each has a number of its own; see :mod:`replicax.pipeline.placement`.
 """
 
+
+def assigns(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a program assigns values to logical devices."""
+    return _jax.contains(jaxpr, lambda equation: equation.primitive is assign_p)
+
+
 turn_p = _jax.identity_primitive("replicax_turn")
 """``n = turn i``: ``n`` is ``i``, the number of the replica whose turn it is in a loop over the replicas of a device.
 

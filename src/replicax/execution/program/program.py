@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.execution.program.marks import Obligation, assign_p
+from replicax.execution.program.marks import Obligation, assigns
 from replicax.locality import Locality, M, T
 from replicax.values import Scale
 from replicax.variables.layout import Layout
@@ -118,9 +118,7 @@ class Program:
     @property
     def is_placed(self) -> bool:
         """Whether it assigns values to logical devices, or has variables that live on one."""
-        if any(use.layout.logical_device is not None for use in self.uses.values()):
-            return True
-        return _jax.contains(self.jaxpr, lambda e: e.primitive is assign_p)
+        return any(use.layout.logical_device is not None for use in self.uses.values()) or assigns(self.jaxpr)
 
     @property
     def returns_numbers(self) -> bool:

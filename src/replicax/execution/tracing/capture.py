@@ -135,9 +135,9 @@ def capture(
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked_for_count
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
-        way = communicator or SpmdCommunicator(examples, replicas.options)
-        if replicas.remote_variables is not None:
-            way = replicas.remote_variables.communicator(way, replicas.count)
+        here = communicator or SpmdCommunicator(examples, replicas.options)
+        remote = replicas.remote_variables
+        way = here if remote is None else remote.communicator(here, replicas.count)
         results.clear()
         store = TracedStore(replicas, way, creations.again())
         replica = context.ReplicaContext(replicas, way)
@@ -162,7 +162,7 @@ def capture(
                 results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here
-        way.examples = None
+        here.examples = None
         return written, computed
 
     body.__name__ = name  # as which profilers show it

@@ -14,7 +14,7 @@ from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
 from replicax.errors import ContextError, PlacementError, TraceError
-from replicax.execution.program.marks import assign_p
+from replicax.execution.program.marks import assigns
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
 from replicax.indexed_slices import is_slices
@@ -227,7 +227,7 @@ class _Run:
 
         program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask)
         self.shapes = shapes
-        if _jax.contains(program.jaxpr, lambda equation: equation.primitive is assign_p):
+        if assigns(program.jaxpr):
             raise PlacementError(
                 f"{self._step.__name__} assigns values to logical devices, and so divides its batch into microbatches "
                 "itself: have more of them there, in place of accumulating gradients"

@@ -160,19 +160,11 @@ class GroupCommunicator:
     def __init__(self, here: Any, count: int, server_variables: ServerVariables) -> None:
         self._here, self._count = here, count
         self._server_variables = server_variables
-        mine = here.examples
-        self.examples = None if mine is None else mine._replace(count=mine.count * server_variables.groups)
+        if here.examples is not None:
+            here.examples = here.examples._replace(count=here.examples.count * server_variables.groups)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._here, name)
-
-    @property
-    def examples(self) -> Any:
-        return self._here.examples
-
-    @examples.setter
-    def examples(self, examples: Any) -> None:
-        self._here.examples = examples
 
     def _check_part(self, what: str) -> None:
         if not getattr(self._server_variables.local, "is_part", False):
