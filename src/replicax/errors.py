@@ -177,6 +177,12 @@ def line_of(error: BaseException) -> str:
     return _UNKNOWN
 
 
+def described(error: BaseException) -> str:
+    """``error`` in words, for another process; of a long text the beginning and the end."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    return text if len(text) <= 2000 else f"{text[:1000]} … {text[-1000:]}"
+
+
 def cant_be_pickled(what: str, instead: str) -> TypeError:
     """The error for a copy or a pickle of ``what``, which belongs to one process; do ``instead``."""
     return TypeError(f"{what} can't be copied or pickled, as it belongs to the devices of this process: {instead}")

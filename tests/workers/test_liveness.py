@@ -50,6 +50,11 @@ FULL = (
 # Where the connection breaks, too, a worker may be told by its step before it is ended.
 TOLD = f"WorkerError: (the step 'train' was broken off, as )?{FULL.format(0)}"
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
+PART = r"worker 1 of 2 .* has failed: its part of 'train' has failed at .*_liveness.py:(.|\n)*no such row"
+GOES_ON = (
+    r"the workers do not do the same: worker 0 runs 'train', as its program number 6, which needs this worker, and "
+    r"worker 1, after 5 programs, runs a step after one that has failed \(its part of 'train' has failed at "
+)
 OTHERS = r"the workers do not run the same programs: number 9 is 'train' on worker 0, and 'evaluate' on worker 1"
 UNLIKE = (
     "the workers have not run the same programs: worker 0 has run 9 programs, the last of them 'double'; "
@@ -91,6 +96,12 @@ ELSEWHERE = (
         ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
         ("exits", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{ENDED}"),
         ("exits", 1, 3, ""),
+        ("catches", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{PART}"),
+        ("catches", 1, 3, ""),
+        ("catches and goes on", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{GOES_ON}"),
+        ("catches and goes on", 1, 1, f"CAUGHT DeadlockError: {GOES_ON}"),
+        ("all catch", 0, 0, "\nEND\n"),
+        ("all catch", 1, 0, "\nEND\n"),
         ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),

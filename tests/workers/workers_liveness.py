@@ -108,6 +108,43 @@ def exits(worker: Worker) -> None:
     worker.caught(lambda: worker.step(10_000))
 
 
+def fails_on(worker: Worker, *failing: int) -> Any:
+    """A step that fails on these workers, on the host."""
+
+    def on_the_host(x: Any) -> Any:
+        if worker.index in failing:
+            raise ValueError("no such row")
+        return x
+
+    def train() -> Any:
+        x = jax.pure_callback(on_the_host, jax.ShapeDtypeStruct((), np.float32), np.float32(1))
+        return replicax.get_replica_context().all_reduce("sum", x)
+
+    if worker.index not in failing:
+        worker.caught(worker.run, train)
+    try:
+        worker.run(train)
+    except Exception as error:
+        return error
+
+
+def catches(worker: Worker) -> None:
+    """One worker's part of a step fails, and its program ends."""
+    fails_on(worker, 1)
+    sys.exit(3)
+
+
+def catches_and_goes_on(worker: Worker) -> None:
+    """It wants to run another step, while the other worker is still in the one that has failed."""
+    fails_on(worker, 1)
+    worker.caught(worker.step)
+
+
+def all_catch(worker: Worker) -> None:
+    assert "no such row" in str(fails_on(worker, 0, 1))
+    worker.step()
+
+
 def all_raise(worker: Worker) -> None:
     raise KeyError("the same everywhere")
 
@@ -246,6 +283,9 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "interrupted": (2, NEVER, interrupted),
     "interrupted in steps": (2, NEVER, interrupted_in_steps),
     "exits": (2, 0.5, exits),
+    "catches": (2, 0.5, catches),
+    "catches and goes on": (2, 0.5, catches_and_goes_on),
+    "all catch": (2, NEVER, all_catch),
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
     "killed in a run": (2, NEVER, killed_in_a_run),

@@ -80,6 +80,8 @@ def launch(
                     _tell_what_is_left(executable, error)
                 if several:
                     lockstep.explain(error, f"the step {executable.label.name!r}")
+                if begun is not None:
+                    begun.failed(error)
                 raise
             finally:
                 if returned:
@@ -97,7 +99,7 @@ def launch(
                 finally:
                     release()
         if not at_once and policy.waits and policy.donates:
-            _wait(executable, returned)
+            _wait(executable, returned, begun)
     computed: Sequence[jax.Array] = returned[0][1]
     return computed
 
@@ -201,7 +203,7 @@ def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
         error.add_note(f"The variables that {executable.program.name} writes have the values from before it.")
 
 
-def _wait(executable: Executable, returned: list[Any]) -> None:
+def _wait(executable: Executable, returned: list[Any], begun: LaunchedProgram | None) -> None:
     """Until a program is done that was given the memory of its variables.
 
     Raises:
@@ -214,6 +216,8 @@ def _wait(executable: Executable, returned: list[Any]) -> None:
         for slot in executable.written:
             slot.array = LostArray(f"the step {executable.program.name}, which was to write it, has failed", error)
         _add_note(executable, executable.written, error)
+        if begun is not None:
+            begun.failed(error)
         raise
 
 

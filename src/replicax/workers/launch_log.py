@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from replicax.errors import described, users_line
 from replicax.workers.codec import declared
 
 _PRIME = (1 << 61) - 1
@@ -46,12 +47,14 @@ class LaunchedProgram:
       label: of the program.
       since: when it was launched, by ``time.monotonic``.
       has_returned: whether JAX's call has.
+      failure: the error of this worker's part, in words.
     """
 
-    __slots__ = ("_output", "has_returned", "label", "since")
+    __slots__ = ("_output", "failure", "has_returned", "label", "since")
 
     def __init__(self, label: Label) -> None:
         self.label, self.since, self.has_returned = label, time.monotonic(), False
+        self.failure: str | None = None
         self._output: Any = None
 
     def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:
@@ -60,6 +63,13 @@ class LaunchedProgram:
         shown = results or written
         self._output = weakref.ref(shown[0]) if small is None and shown else small
         self.has_returned = True
+
+    def failed(self, error: BaseException) -> None:
+        """This worker's part has failed: the other workers may wait in theirs for ever."""
+        if isinstance(error, Exception) and not isinstance(
+            error, FloatingPointError
+        ):  # that, by JAX, of what has ended
+            self.failure = f"its part of {self.label.name!r} has failed at {users_line()}: {described(error)}"
 
     def has_ended(self) -> bool | None:
         """Whether the program has ended; ``None`` if nothing shows that any more."""
@@ -114,6 +124,11 @@ class LaunchLog:
     def last(self) -> str:
         """The name of the last program."""
         return self._recent[-1][2] if self._recent else "none"
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last program has failed here, if others may wait in it for this worker."""
+        return self._launch.failure if self._launch is not None and self._launch.label.meets else None
 
     def running_since(self) -> float | None:
         """When the last program was launched, by ``time.monotonic``; ``None`` if it has ended. From any thread."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.cluster.preflight import host_to_listen_on
-from replicax.errors import DeadlockError, WorkerError, line_of
+from replicax.errors import DeadlockError, WorkerError, described, line_of
 from replicax.workers.connections import connections_to, is_of_connections
 from replicax.workers.launch_log import LaunchLog, RunningProgram
 from replicax.workers.peer_death import PeerDeathWatch
@@ -110,11 +110,12 @@ class Liveness:
         return self._ended(worker, "waits for it") if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
-        """The message if a worker waits in a program of ``strategy`` that this one has not launched, if any.
+        """The message if a worker waits in a program of ``strategy`` that this one has not launched or has failed in.
 
         This worker is ``doing`` what the other would have to do first, too.
         """
-        return self._board.ahead(strategy, self.index, self.launches[strategy].count, doing)
+        launches = self.launches[strategy]
+        return self._board.ahead(strategy, self.index, launches.count - (launches.failure is not None), doing)
 
     def takes_part(self) -> None:
         """This thread communicates with other workers: if it ends by an error, they are told."""
@@ -165,7 +166,7 @@ class Liveness:
 
     def tell(self, error: BaseException) -> None:
         """Tell the others that ``error`` ends this worker."""
-        why = f"{type(error).__name__}: {error}"[:2000].rstrip(": ") + f" (raised at {line_of(error)})"
+        why = f"{described(error)} (raised at {line_of(error)})"
         if isinstance(error, KeyboardInterrupt):
             why = f"it was interrupted, at {line_of(error)}"
         because_of = self._problem.worker if self._problem is not None else None
@@ -308,7 +309,8 @@ class Liveness:
         uncaught = getattr(sys, "last_value", None)
         if sys.excepthook is not self._hook and uncaught is not None and not _is_interactive():
             self.tell(uncaught)  # another library's hook has handled it
-        self._say(False, "")
+        failure = next((why for log in list(self.launches.values()) if (why := log.failure) is not None), None)
+        self._say(failure is not None, f"{failure}; it has ended after that" if failure else "")
         try:
             if not self._failed and self._all_end():
                 return

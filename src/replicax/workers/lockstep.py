@@ -134,12 +134,16 @@ class Lockstep:
     def check_launch(self) -> None:
         """Raise, before a program is launched, if other workers are known not to launch it.
 
+        After a program has failed here, wait until it has failed on all workers: others may still be in it.
+
         Raises:
           WorkerError: one has failed, or has ended.
           DeadlockError: one runs other programs.
         """
         if self.workers.liveness is not None:
             self.workers.liveness.check_launch(self._name)
+        if self.launches.failure is not None:
+            self.exchange("runs a step after one that has failed", None, f"({self.launches.failure.splitlines()[0]})")
 
     def explain(self, error: BaseException, doing: str) -> None:
         """Raise the cause of ``error``, raised while ``doing`` something, if that is the end of another worker.
