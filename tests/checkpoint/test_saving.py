@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -80,6 +82,30 @@ def test_one_save_at_a_time(tmp_path, gate) -> None:
     opened.set()
     second.join(60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_another_manager_of_the_folder_waits_for_it(tmp_path, gate) -> None:
+    """As in a notebook, where a run is interrupted and begun again."""
+    came, opened = gate
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+    replicax.CheckpointManager(checkpoint, tmp_path).save(1)
+    assert came.wait(60)
+    threading.Timer(0.2, opened.set).start()
+    manager = replicax.CheckpointManager(replicax.Checkpoint(v=replicax.Variable(2.0)), tmp_path)
+    assert manager.restore_latest() == 1
+    assert manager.save(2)
+    manager.wait()
+
+
+def test_it_is_written_though_nobody_keeps_its_checkpoint(tmp_path) -> None:
+    program = """
+import gc, sys, numpy as np, replicax
+w = replicax.Variable(np.zeros(10_000_000, np.float32))
+replicax.Checkpoint(w=w).save(sys.argv[1], wait=False)
+gc.collect()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], check=True, timeout=120)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_full_disk(tmp_path) -> None:

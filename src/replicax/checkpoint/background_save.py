@@ -54,7 +54,7 @@ class BackgroundSave:
         job.write = copy()
         self._last = job
         try:
-            _unfinished.add(self)
+            _unfinished.add(job)
             _wait_at_exit()
         finally:
             self._jobs.put(job)
@@ -77,15 +77,8 @@ class BackgroundSave:
         self._last.is_over.wait()
         error, self._last.error = self._last.error, None
         if error is not None:
+            _unfinished.discard(self._last)
             raise error
-
-    def at_exit(self) -> None:
-        """Wait for the save at the end of the program."""
-        if not self._last.is_over.wait(SHUTDOWN_PATIENCE if self._last.needs_others else None):
-            self._gives_up.set()
-            self._last.is_over.wait(1.0)
-        if self._last.error is not None:
-            log.error("%s", self._last.error)  # no caller is left to raise it to
 
 
 class _Job:
@@ -109,6 +102,16 @@ class _Job:
         finally:
             del write  # with the memory of its copies, which the next save reuses
             self.is_over.set()
+            if self.error is None:
+                _unfinished.discard(self)
+
+    def at_exit(self) -> None:
+        """Wait for the save at the end of the program."""
+        if not self.is_over.wait(SHUTDOWN_PATIENCE if self.needs_others else None):
+            self._gives_up.set()
+            self.is_over.wait(1.0)
+        if self.error is not None:
+            log.error("%s", self.error)  # no caller is left to raise it to
 
 
 def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
@@ -118,7 +121,14 @@ def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
         del job
 
 
-_unfinished: weakref.WeakSet[BackgroundSave] = weakref.WeakSet()
+_unfinished: set[_Job] = set()
+"""Saves of this process that are not over, or whose error nobody has got yet."""
+
+
+def wait_for_all() -> None:
+    """Wait for all saves of this process; their own callers get the errors."""
+    for job in list(_unfinished):
+        job.is_over.wait()
 
 
 @functools.cache
@@ -128,5 +138,5 @@ def _wait_at_exit() -> None:
 
 
 def _at_exit() -> None:
-    for save in list(_unfinished):
-        save.at_exit()
+    for job in list(_unfinished):
+        job.at_exit()

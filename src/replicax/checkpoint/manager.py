@@ -12,6 +12,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.argument_checks import checked_integer, checked_path, is_number
+from replicax.checkpoint.background_save import wait_for_all
 from replicax.checkpoint.checkpoint import Checkpoint, make_folder
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
@@ -92,6 +93,7 @@ class CheckpointManager(NameHints):
 
     def _prepare(self) -> None:
         """Create the folder, and find its checkpoints."""
+        wait_for_all()  # another manager of this folder may be saving there still, as that of a run that has failed
         path, lockstep = self._folder.path, self._lockstep
         _all_do(lockstep, "makes a folder of checkpoints", path, lambda: make_folder(path))
         self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
