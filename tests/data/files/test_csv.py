@@ -56,6 +56,16 @@ def test_dtypes_are_worked_out(rows) -> None:
     assert [type(v) for v in two.values()] == [type(v) for v in one.values()]
 
 
+def test_an_integer_in_a_column_with_gaps_never_becomes_another_one(rows) -> None:
+    big = str(2**53 + 1)
+    assert [row["i"] for row in rows(f"i,j\n{big},0\n,0\n")] == [big, ""]
+    iterator = iter(rows("i,x\n" + "1,1.5\n,\n" * 50 + f"2.5,{big}\n{big},1\n"))
+    *_, last = [next(iterator) for _ in range(101)]
+    assert last == {"i": 2.5, "x": 2.0**53}  # among other real numbers it is rounded, as they are
+    with pytest.raises(ValueError, match=f"line 103: column 'i': '{big}' is not float64.*dtypes={{'i': str}}"):
+        next(iterator)
+
+
 def test_what_a_column_holds_does_not_depend_on_who_reads_it(tmp_path) -> None:
     """A worker that gets the second file alone makes the same of it."""
     (tmp_path / "1.csv").write_text("x\n1.5\n")

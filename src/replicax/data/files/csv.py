@@ -32,7 +32,8 @@ def csv_rows(
 
     Values are NumPy scalars, or ``str`` in text columns. The first 100 rows decide the dtype of a column (int64,
     float64 or text) once, when the dataset is created, and a later value that doesn't fit is an error; ``dtypes`` sets
-    it explicitly. An empty field is NaN in a floating column, an empty string in a text column, and an error elsewhere.
+    it explicitly. An empty field is NaN in a floating column, an empty string in a text column, and an error elsewhere;
+    so integers among empty fields become float64, or text if that would round one.
     Quoting is that of Python's ``csv`` module, strictly; blank lines are ignored.
 
     Files are read one after the other, in pieces, in the order of their names. Iterators save byte offsets, so

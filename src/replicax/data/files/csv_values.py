@@ -22,10 +22,12 @@ class Converter:
     Attributes:
       dtype: of the values; ``np.dtype(str)`` for text.
       worked_out: whether the dtype comes from the first rows, not from the caller.
+      exact: whether an integer that the dtype would round is refused, as the first rows hold no other numbers.
     """
 
     dtype: np.dtype[Any]
     worked_out: bool
+    exact: bool = False
 
     def __call__(self, text: str) -> Any:
         """The value of ``text``.
@@ -43,7 +45,10 @@ class Converter:
         if jnp.issubdtype(dtype, np.integer):
             # Python would accept digits of any script, and 1_000.
             return dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
-        return dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
+        value = dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
+        if self.exact and _INTEGER.fullmatch(text) and int(value) != int(text):
+            _refuse(text)
+        return value
 
     def problem(self, text: str, column: str) -> str:
         """The reason why ``text`` is not a value of this column, and the remedy."""
@@ -84,7 +89,9 @@ def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
 def converters(samples: Mapping[str, Sequence[str]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, Converter]:
     """A converter for each column: for the requested dtype, or the one that its sample fits."""
     return {
-        column: Converter(wanted[column], False) if column in wanted else Converter(_fitting(sample), True)
+        column: Converter(wanted[column], False)
+        if column in wanted
+        else Converter(_fitting(sample), True, all(_INTEGER.fullmatch(text) for text in sample if text))
         for column, sample in samples.items()
     }
 
@@ -103,4 +110,6 @@ def _fitting(sample: Sequence[str]) -> np.dtype[Any]:
     limits = np.iinfo(np.int64)
     if not all(limits.min <= int(text) <= limits.max for text in texts):
         return np.dtype(str)  # as a float it would be another number
-    return np.dtype(np.int64 if len(texts) == len(sample) else np.float64)
+    if len(texts) == len(sample):
+        return np.dtype(np.int64)
+    return np.dtype(np.float64 if all(int(float(text)) == int(text) for text in texts) else str)
