@@ -152,12 +152,16 @@ def test_a_quote_that_takes_the_rest_of_the_file(rows) -> None:
         ("f", "much", r"'much' is not float64.*dtypes={'f': str}"),
         ("b", "yes", r"'yes' is not bool\. Mend the file"),
         ("u", "300", r"'300' is not uint8\."),
+        ("f", "1e400", r"'1e400' is not float64"),
+        ("h", "70000", r"'70000' is not float16\."),
+        ("e", "1000", r"'1000' is not float8_e4m3fn\."),
     ],
 )
 def test_values_that_are_none(rows, column, value, message) -> None:
-    good = {"i": "1", "f": "1.5", "b": "true", "u": "255"}
-    lines = ["i,f,b,u", *[",".join(good.values())] * 101, ",".join((good | {column: value}).values())]
-    iterator = iter(rows("\n".join(lines), dtypes={"b": bool, "u": np.uint8}))
+    good = {"i": "1", "f": "1.5", "b": "true", "u": "255", "h": "-inf", "e": "nan"}
+    lines = [",".join(good), *[",".join(good.values())] * 101, ",".join((good | {column: value}).values())]
+    dtypes = {"b": bool, "u": np.uint8, "h": np.float16, "e": ml_dtypes.float8_e4m3fn}
+    iterator = iter(rows("\n".join(lines), dtypes=dtypes))
     for _ in range(101):
         next(iterator)
     state = iterator.get_state()

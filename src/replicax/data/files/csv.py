@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from replicax import _jax
 from replicax.data.files.csv_values import Converter, converters, requested
 from replicax.data.files.file_bytes import Lines, check_encoding
@@ -179,13 +181,14 @@ class CsvReader(Reader):
         if row is None:
             raise StopIteration
         result = {}
-        for name, field, value in self._values:
-            try:
-                result[name] = value(row[field])
-            except (ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"{self.file}: line {self._first_line}: column {name!r}: {value.problem(row[field], name)}"
-                ) from error
+        with np.errstate(over="ignore"):  # a converter refuses a number that is too large
+            for name, field, value in self._values:
+                try:
+                    result[name] = value(row[field])
+                except (ValueError, OverflowError) as error:
+                    raise ValueError(
+                        f"{self.file}: line {self._first_line}: column {name!r}: {value.problem(row[field], name)}"
+                    ) from error
         self._reached()
         return result
 

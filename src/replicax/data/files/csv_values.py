@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +47,8 @@ class Converter:
             # Python would accept digits of any script, and 1_000.
             return dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
         value = dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
-        if self.exact and _INTEGER.fullmatch(text) and int(value) != int(text):
+        is_beyond = not math.isfinite(value) and any(map(str.isdigit, text))
+        if is_beyond or (self.exact and _INTEGER.fullmatch(text) and int(value) != int(text)):
             _refuse(text)
         return value
 
