@@ -39,6 +39,8 @@ def rows(tmp_path, columns, name="a.parquet", **options):
         (pa.array([["a", "b"], []]), np.array(["a", "b"], object)),
         (pa.array([[b"\0"], []]), np.array([b"\0"], object)),
         (pa.array([[], [[1]]], pa.list_(pa.list_(pa.int16()))), np.array([], np.int16)),
+        (pa.array([[], [[0]]], pa.list_(pa.list_(pa.timestamp("us", "UTC")))), np.array([], "datetime64[us]")),
+        (pa.array([[], [[0]]], pa.list_(pa.list_(pa.date32()))), np.array([], "datetime64[D]")),
         (pa.array([[{"x": 1}], []]), np.array([{"x": 1}], object)),
         (pa.array([{"x": 1, "y": [0.5]}, {"x": 2, "y": []}]), {"x": np.int64(1), "y": np.array([0.5])}),
     ],

@@ -105,6 +105,8 @@ def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:
 
 def _innermost(kind: Any) -> Any:
     """The dtype of the arrays for lists of lists."""
+    import pyarrow
+
     if _is(kind, *_LISTS):
         return _innermost(kind.value_type)
-    return kind.to_pandas_dtype() if _is(kind, *_PLAIN) else object
+    return pyarrow.array([], kind).to_numpy(zero_copy_only=False).dtype if _is(kind, *_PLAIN) else object
