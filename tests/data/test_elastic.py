@@ -164,6 +164,9 @@ def test_states_of_other_datasets(tmp_path) -> None:
     datasets = {
         "numbers": grain.MapDataset.range(26).batch(4),
         "fewer numbers": grain.MapDataset.range(20).batch(4),
+        "numbers without end": grain.MapDataset.range(26).repeat().batch(4),
+        "fewer numbers without end": grain.MapDataset.range(30)[:20].shuffle(seed=1).repeat().batch(4),
+        "others without end": grain.MapDataset.range(30).shuffle(seed=1).repeat().batch(4),
         "files": lines("[ab].txt"),
         "other files": lines("[bc].txt"),
         "more files": lines("*.txt"),
@@ -183,6 +186,15 @@ def test_states_of_other_datasets(tmp_path) -> None:
             else:
                 with pytest.raises(ValueError, match="this is the state of another dataset"):
                     run.restore(state)
+
+
+def test_an_earlier_state_of_an_endless_dataset_has_no_number_of_its_examples() -> None:
+    first, second = (Run(lambda context: grain.MapDataset.range(6).repeat().batch(4)) for _ in range(2))
+    first.steps(1)
+    state = first.state()
+    del state["streams"][0]["of"]["examples of an epoch"]
+    second.restore(state)
+    assert second.seen(2) == first.seen(2)
 
 
 def test_dropping_goes_by_the_size_of_this_datasets_batches() -> None:

@@ -108,6 +108,17 @@ _ENDLESS = 1 << 48
 """For infinite repetition Grain reports ``sys.maxsize`` elements; batches of these are fewer."""
 
 
+def epoch_of_endless(nodes: Sequence[Any]) -> int | None:
+    """The number of elements that random-access ``nodes`` repeat without end; ``None`` if they don't, or it is unknown.
+
+    Args:
+      nodes: the last one first.
+    """
+    if len(nodes[0]) < _ENDLESS:
+        return None
+    return next((len(node) for node in nodes if len(node) < _ENDLESS), None)
+
+
 def has_parents_state(node: Any) -> bool:
     """Whether the state of an iterator over ``node`` is that of its parent's iterator."""
     return _name(node) in {"MapIterDataset", "FilterIterDataset", "WithOptionsIterDataset", "_WithSeedIterDataset"}

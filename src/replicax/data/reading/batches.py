@@ -165,6 +165,8 @@ class Numbered(Reading):
         can_divide = files is not None and all(map(graph.is_divisible, [*above, batch, *below[:-1]]))
         self.files = tuple(files.files) if can_divide else None
         self.known_by = {"examples": len(self.examples_of(None))}
+        if (epoch := graph.epoch_of_endless(below)) is not None:
+            self.known_by["examples of an epoch"] = epoch
         # A user's function may make batches that depend on all of their examples, such as padded ones.
         self.reads_own_rows = self.gives_new_arrays
 
