@@ -198,13 +198,27 @@ def test_what_is_said_when_the_dataset_is_made(rows, text, options, error, messa
         rows(text, **options)
 
 
-def test_files_with_other_columns(tmp_path) -> None:
+def test_the_first_rows_may_be_in_several_files(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    (tmp_path / "b.csv").write_text("x,z\n1,2\n")
+    (tmp_path / "b.csv").write_text("")
+    (tmp_path / "c.csv").write_text("y,x\n2.5,1\n" + "2,1\n" * 98 + "2,1.5\n")  # its last row is number 101
     iterator = iter(replicax.data.csv_rows(tmp_path / "*.csv"))
-    next(iterator)
-    with pytest.raises(ValueError, match=r"b\.csv: every file .* \['x', 'y'\], .* \(missing: \['y'\], more: \['z'\]\)"):
+    rows = [next(iterator) for _ in range(100)]
+    assert {type(row["y"]) for row in rows} == {np.float64}
+    assert {type(row["x"]) for row in rows} == {np.int64}
+    with pytest.raises(ValueError, match=r"c\.csv: line 101: column 'x': '1\.5' is not int64"):
         next(iterator)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_files_with_other_columns(tmp_path, count) -> None:
+    """They are found at once if they have some of the first 100 rows."""
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * count)
+    (tmp_path / "b.csv").write_text("x,z\n1,2\n")
+    read: list[object] = []
+    with pytest.raises(ValueError, match=r"b\.csv: every file .* \['x', 'y'\], .* \(missing: \['y'\], more: \['z'\]\)"):
+        read.extend(replicax.data.csv_rows(tmp_path / "*.csv"))
+    assert len(read) == (count if count == 100 else 0)
 
 
 def test_lines_are_still_counted_after_a_restart(rows) -> None:

@@ -32,11 +32,11 @@ def csv_rows(
 ) -> Any:
     r"""The rows of CSV files, plain or gzipped, as a Grain dataset of dicts from column to value.
 
-    Values are NumPy scalars, or ``str`` in text columns. The first 100 rows decide the dtype of a column (int64,
-    float64 or text) once, when the dataset is created, and a later value that doesn't fit is an error; ``dtypes`` sets
-    it explicitly. An empty field is NaN in a floating column, an empty string in a text column, and an error elsewhere;
-    so integers among empty fields become float64, or text if that would round one.
-    Quoting is that of Python's ``csv`` module, strictly; blank lines are ignored.
+    Values are NumPy scalars, or ``str`` in text columns. The first 100 rows of all files together decide the dtype of
+    a column (int64, float64 or text) once, when the dataset is created, and a later value that doesn't fit is an error;
+    ``dtypes`` sets it explicitly. An empty field is NaN in a floating column, an empty string in a text column, and an
+    error elsewhere; so integers among empty fields become float64, or text if that would round one. Quoting is that of
+    Python's ``csv`` module, strictly; blank lines are ignored.
 
     Files are read one after the other, in pieces, in the order of their names. Iterators save byte offsets, so
     a restored one continues at once (in a gzip file after reading up to there).
@@ -55,8 +55,9 @@ def csv_rows(
 
     Raises:
       FileNotFoundError: a file does not exist, or a glob matches none.
-      ValueError: a column is unknown or named twice; and, while reading, a row has another number of fields, bad
-        quoting, or a value that does not fit its column's dtype, with the file and the line.
+      ValueError: a column is unknown or named twice; and, while reading (the first 100 rows at once), a file has other
+        columns, or a row has another number of fields, bad quoting, or a value that does not fit its column's dtype,
+        with the file and the line.
 
     >>> import replicax, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
@@ -98,7 +99,7 @@ class CsvFormat(Format):
 
     Attributes:
       names: the columns, if files have no header row.
-      header: the columns of the first file; empty if no file has a row.
+      header: the columns of the first file that is not empty; empty if all are.
       converters: for each column to keep, the converter of its text.
     """
 
@@ -111,37 +112,42 @@ class CsvFormat(Format):
     places: tuple[str, ...] = ("byte", "line")
 
     def open(self, file: str) -> CsvReader:
+        rows, columns = self._opened(file, self.header)
+        rows.read_as(columns, self.converters)
+        return rows
+
+    def _opened(self, file: str, header: tuple[str, ...] | None) -> tuple[CsvReader, tuple[str, ...]]:
+        """A reader before the first row of ``file``, and the columns there; no columns if the file is empty."""
         rows = CsvReader(file, self.delimiter, self.encoding)
         try:
             columns = self.names or self._header(rows)
-            if columns and set(columns) != set(self.header):
-                missing, more = sorted(set(self.header) - set(columns)), sorted(set(columns) - set(self.header))
+            if columns and header is not None and set(columns) != set(header):
+                missing, more = sorted(set(header) - set(columns)), sorted(set(columns) - set(header))
                 raise ValueError(
-                    f"{file}: every file must have the same columns as the first one, {list(self.header)}, but here "
-                    f"are {list(columns)} (missing: {missing}, more: {more})"
+                    f"{file}: every file must have the same columns as the first one, {list(header)}, but here are "
+                    f"{list(columns)} (missing: {missing}, more: {more})"
                 )
         except BaseException:
             rows.close()
             raise
-        rows.read_as(columns, self.converters)
-        return rows
+        return rows, columns
 
     def sample(self, files: Iterable[str]) -> tuple[tuple[str, ...], list[list[str]]]:
-        """The columns, and the first rows of the first file that has any."""
+        """The columns, and the first rows of all files together, each in the order of these columns."""
         header: tuple[str, ...] = ()
+        first: list[list[str]] = []
         for file in files:
-            rows = CsvReader(file, self.delimiter, self.encoding)
-            first: list[list[str]] = []
+            rows, columns = self._opened(file, header or None)
             try:
-                columns = self.names or self._header(rows)
                 header = header or columns
+                order = [columns.index(name) for name in header] if columns else []
                 while len(first) < _SAMPLE and (row := rows.read(len(columns))) is not None:
-                    first.append(row)
+                    first.append([row[i] for i in order])
             finally:
                 rows.close()
-            if first:
-                return columns, first
-        return header, []
+            if len(first) == _SAMPLE:
+                break
+        return header, first
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Refuse duplicate columns."""
