@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 
 import grain
 import hypothesis
@@ -137,6 +138,60 @@ def test_the_files_that_are_left_are_divided_among_all_workers(folders) -> None:
     first.steps(1)
     second.restore(first.state())
     assert [[len(examples(element)) for element in step] for step in second.steps(2)] == [[2, 2], [2, 2]]
+
+
+NAMES = {"different names": ["0", "1", "2", "3"], "names of which two are the same": ["a/0", "a/1", "b/0", "b/1"]}
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("policy", ["file", "data"])
+@pytest.mark.parametrize("pipeline", ["text", "filtered records", "shuffled"])
+def test_files_may_lie_in_other_directories_on_each_worker_and_later(tmp_path, pipeline, policy, names) -> None:
+    kind, make = PIPELINES[pipeline]
+    disks = []
+    for disk in range(3):
+        (tmp_path / f"{disk}").mkdir()
+        paths = written(tmp_path / f"{disk}", kind, [4, 4, 4, 4])
+        targets = [tmp_path / f"{disk}" / f"{name}.{kind}" for name in NAMES[names]]
+        for path, target in zip(paths, targets, strict=True):
+            target.parent.mkdir(exist_ok=True)
+            path.rename(target)
+        disks.append(targets)
+
+    def run(workers, first_disk):
+        options = InputOptions(auto_shard_policy=policy)
+        return Run(lambda context: make(disks[first_disk + context.input_pipeline_id], 4), workers, 1, options)
+
+    first, second, third = run(2, 0), run(2, 1), run(1, 2)
+    seen = first.seen(2)
+    state = first.state()
+    for later in (second, third):
+        later.restore(state)
+        assert seen + later.seen() == collections.Counter(range(16))
+
+
+def test_states_of_earlier_versions_have_the_paths_of_files(folders) -> None:
+    files = folders("txt", [4, 4, 4])
+
+    def with_paths(state):
+        """A state with the paths of files in all lists of them, and where records are to be skipped."""
+        text = re.sub(r'(?<!: )"(\d+\.txt)"', rf'"{files[0].parent}/\1"', json.dumps(state))
+        assert str(files[2]) in text
+        return json.loads(text)
+
+    def run(workers):
+        return Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), workers)
+
+    first, second = run(1), run(2)
+    seen = first.seen(1)
+    second.restore(with_paths(first.state()))
+    seen += second.seen(1)
+    state = with_paths(second.state())
+    assert any(part["skip"] for stream in state["streams"] for part in stream["parts"])
+    for workers in (1, 2, 3):
+        last = run(workers)
+        last.restore(state)
+        assert seen + last.seen() == collections.Counter(range(12))
 
 
 FIRST_TEN = {

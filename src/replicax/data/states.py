@@ -106,7 +106,7 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
                 f"{reading.known_by}"
             )
         files = {file for part in stream["parts"] or () for file in part["files"] or ()}
-        if unknown := sorted(files.difference(reading.files or ())):
+        if unknown := sorted(files.difference(reading.path_of)):
             raise ValueError(f"this is the state of another dataset: this one has no file {unknown[0]!r}")
         if stream["rows"] is not None:
             check_count(stream["rows"], "the rows of a batch in the state", least=1)

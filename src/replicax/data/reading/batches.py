@@ -10,6 +10,7 @@ There are three kinds of dataset:
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from replicax.data.reading.remaining_parts import (
     dealt_by_file,
     dealt_evenly,
     find,
+    names_of,
     size_of,
 )
 from replicax.data.reading.sources import Source
@@ -75,6 +77,17 @@ class Reading(abc.ABC):
         self.batch_size = self.examples if stacks and all(map(graph.keeps_elements, above)) else None
         # Grain itself then makes the elements from the examples of a batch.
         self.gives_new_arrays = stacks and all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
+
+    @functools.cached_property
+    def name_of(self) -> dict[str, str]:
+        """The name of each file in states."""
+        files = self.files or ()
+        return dict(zip(files, names_of(files), strict=True))
+
+    @functools.cached_property
+    def path_of(self) -> dict[str, str]:
+        """The path of each file by its name in states, and by itself: earlier versions saved paths."""
+        return {name: path for path, own in self.name_of.items() for name in (own, path)}
 
     @abc.abstractmethod
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
@@ -171,15 +184,17 @@ class Numbered(Reading):
         self.reads_own_rows = self.gives_new_arrays
 
     def examples_of(self, files: Sequence[str] | None) -> Any:
-        """The examples from some of the files; ``None`` for all."""
-        root = self._below[-1] if files is None else graph.with_files(self._below[-1], tuple(files))
+        """The examples from some of the files, by names in states or paths; ``None`` for all."""
+        root = self._below[-1]
+        if files is not None:
+            root = graph.with_files(root, tuple(self.path_of[file] for file in files))
         return graph.on_top_of(self._below[:-1], nodes.with_batched_reads(root))
 
     def _count(self, files: Sequence[str] | None) -> int:
         return len(self.examples_of(files)) if files or files is None else 0
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
-        files = None if files is None else list(files)
+        files = None if files is None else [self.name_of[file] for file in files]
         part = {"files": files, "start": 0, "stop": self._count(files)}
         return {"parts": [part], "native": None, "rows": rows or self.examples, "of": self.known_by}
 
@@ -230,7 +245,7 @@ class Filed(Reading):
         self._can_split = has_positions and all(map(graph.has_parents_state, self._below[:-1]))
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
-        files = list((self.files or ()) if files is None else files)
+        files = [self.name_of[file] for file in (self.files or () if files is None else files)]
         parts: list[Part] = [{"files": files, "skip": {}, "state": None}] if files else []
         return {"parts": parts, "native": None, "rows": rows or self.examples, "of": self.known_by}
 
@@ -243,8 +258,12 @@ class Filed(Reading):
         return graph.on_top_of(self._above, graph.batched(records, self._batch, rows)), None
 
     def _records_in(self, part: Part) -> Any:
-        root = graph.with_files(self._root, tuple(part["files"]))
-        return graph.on_top_of(self._below[:-1], root.with_positions(part["skip"]) if part["skip"] else root)
+        return graph.on_top_of(self._below[:-1], self._root_of(part))
+
+    def _root_of(self, part: Part) -> Any:
+        root = graph.with_files(self._root, tuple(self.path_of[file] for file in part["files"]))
+        skip = {self.path_of[file]: records for file, records in part["skip"].items()}
+        return root.with_positions(skip) if skip else root
 
     def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
@@ -262,11 +281,10 @@ class Filed(Reading):
     def _by_position(self, part: Part) -> Part:
         if part["state"] is None:
             return part
-        root = graph.with_files(self._root, tuple(part["files"]))
-        root = root.with_positions(part["skip"]) if part["skip"] else root
-        finished = set(root.finished(part["state"]))
-        files = [file for file in part["files"] if file not in finished]
-        return {"files": files, "skip": {**part["skip"], **root.positions(part["state"])}, "state": None}
+        root = self._root_of(part)
+        finished, positions = set(root.finished(part["state"])), root.positions(part["state"])
+        left = {self.name_of[file]: positions[file] for file in root.files if file not in finished}
+        return {"files": list(left), "skip": left, "state": None}
 
 
 class Whole(Reading):

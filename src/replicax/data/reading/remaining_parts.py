@@ -8,17 +8,33 @@ streams is divided again.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from replicax.argument_checks import as_integer
 
 Part = dict[str, Any]
-"""A part of numbered examples: ``files`` (or ``None`` for the whole dataset), ``start`` and ``stop``. Of other records:
-``files``, ``skip`` (how many records at the start of a file are done) and ``state`` (of the iterator; ``None`` at the
-start)."""
+"""A part of numbered examples: ``files`` (their :func:`names_of`; ``None`` for the whole dataset), ``start`` and
+``stop``. Of other records: ``files``, ``skip`` (how many records at the start of a file are done) and ``state`` (of the
+iterator; ``None`` at the start)."""
 
 PARTS = "replicax_parts"
+
+
+def names_of(files: Sequence[str]) -> list[str]:
+    """Names of files for states: the shortest ends of their paths that differ, as directories may differ between hosts.
+
+    >>> from replicax.data.reading.remaining_parts import names_of
+    >>> names_of(["/data/a/0.txt", "/data/b/1.txt"]), names_of(["/data/a/0.txt", "/data/b/0.txt"])
+    (['0.txt', '1.txt'], ['a/0.txt', 'b/0.txt'])
+    """
+    paths = [file.replace(os.sep, "/").split("/") for file in files]
+    for count in range(1, max(map(len, paths), default=0)):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return list(files)
 
 
 def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
