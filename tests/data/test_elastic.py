@@ -208,3 +208,51 @@ def test_dropping_goes_by_the_size_of_this_datasets_batches() -> None:
 
 def batches_of(size):
     return [np.arange(i, i + size) for i in range(0, 12, size)]
+
+
+def written_lines(folder, *files):
+    for name, numbers in enumerate(files):
+        (folder / f"{name}.txt").write_text("".join(f"{i}\n" for i in numbers))
+    return lambda size: (
+        replicax.data.text_lines(folder / "*.txt").map(np.int32).batch(size).map(lambda batch: batch + 0)
+    )
+
+
+def generator_of(size):
+    return lambda: iter(np.arange(48).reshape(-1, size))
+
+
+@pytest.mark.parametrize("partial", ["drop", "pad"])
+@pytest.mark.parametrize("source", ["files", "generator", "from function"])
+def test_a_full_batch_has_the_size_of_the_first_batch_that_this_dataset_has(tmp_path, source, partial) -> None:
+    sized = written_lines(tmp_path, range(24), range(24, 48)) if source == "files" else generator_of
+    workers, from_function = (1, True) if source == "from function" else (2, False)
+    seen: collections.Counter[int] = collections.Counter()
+    state = None
+    for size, steps in ((4, 2), (8, 2), (2, None)):
+        run = Run(
+            lambda context, size=size: sized(size), workers, 1, InputOptions(partial_batch=partial), from_function
+        )
+        if state is not None:
+            run.restore(state)
+        seen += run.seen(steps)
+        state = run.state()
+        run.close()
+    assert seen == collections.Counter(range(48))
+
+
+def test_the_rest_of_a_pass_is_padded_to_a_full_batch_although_the_first_one_was_not_full(tmp_path) -> None:
+    sized = written_lines(tmp_path, range(24), [24])
+    options = InputOptions(partial_batch="pad")
+    first, second = (Run(lambda context: sized(8), 2, 1, options) for _ in range(2))
+    seen = first.seen(1)
+    second.restore(first.state())
+    assert seen + second.seen() == collections.Counter(range(25))
+
+
+def test_a_worker_that_looks_at_the_form_of_its_batches_drops_the_same_elements_as_the_others(tmp_path) -> None:
+    sized = written_lines(tmp_path, range(24), [24])
+    run = Run(lambda context: sized(8), 2, 1, InputOptions(partial_batch="drop"))
+    assert run.datasets[0].element_spec.shape == (4,)
+    run.iterators = run.each(lambda mine, i: iter(run.datasets[i]))
+    assert [step[0].sizes for step in run.steps()] == [(4, 1)]

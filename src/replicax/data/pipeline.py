@@ -66,8 +66,10 @@ class InputPipeline:
         if self.reading.length == 0:
             raise ValueError(f"{method}: the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         self._numbers = itertools.count()
+        self._exchanges_of_sizes = itertools.count()
         self._spec: Any = None
-        self._batch: int | None = 1 if examples else self.reading.batch_size  # rows of a full batch
+        self._batch: int | None = 1 if examples else self.reading.batch_size  # rows of a full batch, for all workers
+        self._rows_seen: int | None = None  # of this worker's first batch
         self._examples: int | None = None  # of a full batch, once workers have agreed on it
 
     # --- the form of a batch ----------------------------------------------------------------------------
@@ -82,9 +84,9 @@ class InputPipeline:
     @property
     def batch(self) -> int | None:
         """The number of rows of a full batch; reads one if necessary."""
-        if self._batch is None:
+        if self._batch is None and self._rows_seen is None:
             self._look()
-        return self._batch
+        return self._rows_seen if self._batch is None else self._batch
 
     @property
     def cardinality(self) -> int | None:
@@ -104,9 +106,9 @@ class InputPipeline:
         if first is None:
             raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         tree, rows = first
-        if self._batch is None:
-            self._batch = rows.size
-        share = self._batch if self.whole else max(self.workers.rows_of_replicas(self._batch, self.sharding.one_stream))
+        self._rows_seen = rows.size
+        batch = rows.size if self._batch is None else self._batch
+        share = batch if self.whole else max(self.workers.rows_of_replicas(batch, self.sharding.one_stream))
         pads = self.options.partial_batch is PartialBatch.PAD
         kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
         dims = () if self.examples else (share,)
@@ -155,30 +157,35 @@ class InputPipeline:
 
     def _agreed_examples(self) -> int:
         """The size of a full batch, agreed on by all workers, which read different datasets."""
-        examples, rows, error = self.reading.examples, 0, None
-        if examples is None:
-            try:
-                first = self._first_batch()
-                rows = 0 if first is None else first[1].size
-            except Exception as e:  # tell the others, which would wait
-                error = e
-        why = None if error is None else Announcement.of_error(error).error
-        everyone = self.workers.series("batch size").exchange(json.dumps([examples, rows, why]).encode())
-        told = [json.loads(theirs) for theirs in everyone]
-        if error is not None:
-            raise error
-        check_read([Announcement(error=why) for _, _, why in told], "element 0")
-        found = [examples for examples, _, _ in told]
+        told = self._everyones_batches(self.reading.examples)
+        found = [examples for examples, _ in told]
         sizes = {examples for examples in found if examples is not None}
         if len(sizes) > 1:
             raise ValueError(f"the workers' datasets have global batches of different sizes: {found}")
-        largest = max(rows for _, rows, _ in told)
+        largest = max(rows for _, rows in told)
         if not sizes and not largest:
             raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         if sizes:
             return int(sizes.pop())
         self._batch = largest if all(self.workers.rows_of_workers(largest)) else self.workers.replicas
         return self._batch
+
+    def _everyones_batches(self, size: int | None) -> list[tuple[int | None, int]]:
+        """Each worker's ``size`` of a batch; and where it has ``None``, the number of rows of its first batch."""
+        rows, error = 0, None
+        if size is None:
+            try:
+                first = self._first_batch()
+                rows = 0 if first is None else first[1].size
+            except Exception as e:  # tell the others, which would wait
+                error = e
+        why = None if error is None else Announcement.of_error(error).error
+        series = self.workers.series(f"batch size {next(self._exchanges_of_sizes)}")
+        told = [json.loads(theirs) for theirs in series.exchange(json.dumps([size, rows, why]).encode())]
+        if error is not None:
+            raise error
+        check_read([Announcement(error=why) for _, _, why in told], "element 0")
+        return [(size, rows) for size, rows, _ in told]
 
     def everyones_streams(self, streams: list[State], native: Any) -> list[State]:
         """The states of all streams, where this worker's Grain iterator has reached ``native``."""
@@ -193,13 +200,13 @@ class InputPipeline:
     def opened(self, streams: list[State], position: int, batch: int | None) -> GlobalBatches:
         """The elements from the given places of the streams; ``batch`` is a full batch's size if it is not known."""
         workers, one_stream = self.workers, self.sharding.one_stream
-        own = None
+        own, division = None, self._division(batch)
         if one_stream and workers.count > 1:
             own = functools.partial(own_rows, replicas=workers.replicas, mine=workers.mine)
         batches = self.reading.opened(streams[0 if one_stream else workers.index], own)
         # If all workers read one stream, and its length was compared before, they need not agree on each element.
         agrees = (self.whole or workers.count > 1) and not (one_stream and self.reading.length is not None)
-        division, place = self._division(batch, agrees), workers.placer()
+        place = workers.placer()
         if not agrees:
             return GlobalBatches(LocalBatchesOfOneStream(batches, division), division, place, position)
         exchange = workers.series(f"pass {next(self._numbers)}, element")
@@ -208,12 +215,14 @@ class InputPipeline:
         kind = GlobalBatchesOfOneStream if one_stream else GlobalBatchesOfOwnStreams
         return kind(exchange, ahead, local_batches, division, place, position)
 
-    def _division(self, batch: int | None, agrees: bool) -> Division:
+    def _division(self, batch: int | None) -> Division:
         partial = PartialBatch.DROP if self._drops else self.options.partial_batch
         assert isinstance(partial, PartialBatch)
-        if self._batch is None and batch is not None and not agrees and partial is not PartialBatch.EXACT:
-            self._look()  # the rest of a batch may come first, and the state may be of batches of another size
-        batch = batch if self._batch is None or self.whole else self._batch
+        if batch is not None and partial is not PartialBatch.EXACT:
+            # The state may be of batches of another size, and what is left of one may come first.
+            batch = max(size or rows for size, rows in self._everyones_batches(self._batch)) or batch
+        elif self._batch is not None and not self.whole:
+            batch = self._batch
         workers, rows = self.workers, None
         if batch is not None:
             rows = (
