@@ -154,6 +154,15 @@ def test_states_that_were_edited(wrong) -> None:
     assert run.seen() == collections.Counter(range(8, 26))  # it is as it was
 
 
+def test_a_state_with_an_endless_part_twice() -> None:
+    run = Run(lambda context: grain.MapDataset.range(26).repeat().batch(4))
+    state = run.state()
+    [part] = state["streams"][0]["parts"]
+    state["streams"][0]["parts"] = 2 * [{**part, "start": 1}]
+    with pytest.raises(ValueError, match="set_state takes what get_state of a DistributedIterator gave"):
+        run.restore(state)
+
+
 def test_states_of_other_datasets(tmp_path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text("1\n2\n")

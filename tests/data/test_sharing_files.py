@@ -207,6 +207,27 @@ def test_a_part_of_all_files_is_not_a_part_of_each_workers_files(folders, kind) 
     assert run.seen() == collections.Counter(range(10))
 
 
+ENDLESS = {
+    "array_record": lambda files: replicax.data.array_records(files).seed(1).shuffle().repeat().map(number),
+    "txt": lambda files: grain.experimental.RepeatIterDataset(replicax.data.text_lines(files).map(number)),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_workers_read_no_files_of_their_own_if_the_records_repeat_without_end(folders, kind) -> None:
+    """They would never end, so a worker that goes on with those of two others would stay in the first."""
+    files = folders(kind, [8, 8, 8, 0])
+    first, second = (Run(lambda context: ENDLESS[kind](files).batch(6), workers) for workers in (2, 1))
+    assert re.search(
+        r"DATA \(AUTO: Repeat\w+\(num_epochs=None\) needs all of the files\)", str(first.datasets[0].plan())
+    )
+    seen = first.seen(3)
+    second.restore(first.state())
+    assert seen + second.seen(5) == collections.Counter(2 * list(range(24)))
+    with pytest.raises(ValueError, match=r"but Repeat\w+\(num_epochs=None\) needs all of the files"):
+        Run(lambda context: ENDLESS[kind](files).batch(6), 2, 1, InputOptions("file"))
+
+
 def test_too_few_files(folders) -> None:
     files = folders("txt", [3, 3])
     with pytest.raises(ValueError, match=r"each of 4 workers at least one file, but there are 2 file\(s\)"):

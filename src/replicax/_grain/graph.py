@@ -136,10 +136,12 @@ def is_movable(node: Any) -> bool:
 def is_divisible(node: Any) -> bool:
     """Whether ``node`` over the parts of a dataset yields, part by part, what it yields over the whole.
 
-    Nodes that take the first 100 elements, or that get the numbers of elements, do not.
+    Nodes that take the first 100 elements, or that get the numbers of elements, do not; nor does an endless repetition,
+    as the parts after the first would never come.
     """
     known = _READERS | _SEEDS | _MAPS | _FILTERS | _SHUFFLES | _REPEATS | _BATCHES | _FLAT_MAPS | _PACKS
-    return _name(node) in known and is_movable(node)
+    is_endless = is_repeat(node) and getattr(node, "_num_epochs", None) is None
+    return _name(node) in known and is_movable(node) and not is_endless
 
 
 def stacks_examples(node: Any) -> bool:

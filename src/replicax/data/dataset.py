@@ -203,7 +203,7 @@ class DistributedIterator(Iterator[Any], NameHints):
         states.check_same_state(self._pipeline, state)
         try:
             self._begin(*states.resumed(self._pipeline, state))
-        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             shown = reprlib.repr(state)
             raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {shown}") from error
         ended()

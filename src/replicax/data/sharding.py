@@ -44,7 +44,7 @@ def sharding_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers
     enough = files is not None and len(files) >= count
     if policy is AutoShardPolicy.AUTO:
         if files is None:
-            return DatasetSharding(AutoShardPolicy.DATA, "AUTO: the source does not consist of files")
+            return DatasetSharding(AutoShardPolicy.DATA, f"AUTO: {reading.why_no_files}")
         if not enough:
             return DatasetSharding(AutoShardPolicy.DATA, f"AUTO: {len(files)} file(s) are too few for {count} workers")
         if reading.examples is not None and not all(workers.rows_of_workers(reading.examples)):
@@ -53,7 +53,7 @@ def sharding_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers
             )
         return DatasetSharding(AutoShardPolicy.FILE, f"AUTO: there are {len(files)} files for {count} worker(s)")
     if policy is AutoShardPolicy.FILE and not enough:
-        have = "the source does not consist of files" if files is None else f"there are {len(files)} file(s)"
+        have = reading.why_no_files if files is None else f"there are {len(files)} file(s)"
         raise ValueError(
             f"auto_shard_policy='file' gives each of {count} workers at least one file, but {have}. Make more files, "
             "or share by 'data'."

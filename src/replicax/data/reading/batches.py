@@ -58,6 +58,7 @@ class Reading(abc.ABC):
       drops_remainder: whether a last batch that is not full is left out.
       length: the number of batches; ``None`` if unknown.
       files: of the dataset; ``None`` if workers can't read only some of them.
+      why_no_files: the reason, then.
       gives_new_arrays: whether each batch is in new arrays that no other code holds.
       reads_own_rows: whether a worker needs to read only its own rows of a batch.
       known_by: identifies the dataset, as its states don't fit others; JSON data.
@@ -70,6 +71,7 @@ class Reading(abc.ABC):
     def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         self._above, self._batch = above, batch
         self._is_in_memory = graph.is_in_memory(source.dataset)
+        self.why_no_files = why_no_files(source)
         self.length = source.length
         self.examples: int | None = None if batch is None else graph.batch_size(batch)
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
@@ -154,6 +156,15 @@ class Reading(abc.ABC):
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
 
 
+def why_no_files(source: Source) -> str | None:
+    """The reason why workers can't read only some files of ``source``; ``None`` if they can."""
+    *nodes, root = graph.chain(source.dataset)
+    if graph.file_source(root) is None:
+        return "the source does not consist of files"
+    odd = [node for node in nodes if not graph.is_divisible(node)]
+    return f"{odd[0]} needs all of the files" if odd else None
+
+
 def reading_of(source: Source) -> Reading:
     """The way to read ``source``."""
     chain = graph.chain(source.dataset)
@@ -161,8 +172,7 @@ def reading_of(source: Source) -> Reading:
     above, batch, below = (chain, None, []) if at is None else (chain[:at], chain[at], chain[at + 1 :])
     if batch is not None and graph.is_random_access(batch) and all(map(graph.is_movable, above)):
         return Numbered(source, above, batch, below)
-    is_filed = graph.file_source(chain[-1]) is not None and not graph.is_random_access(chain[0])
-    if is_filed and all(map(graph.is_divisible, chain[:-1])):
+    if why_no_files(source) is None and not graph.is_random_access(chain[0]):
         return Filed(source, above, batch, below)
     return Whole(source, above, batch)
 
@@ -174,9 +184,7 @@ class Numbered(Reading):
         super().__init__(source, above, batch)
         self._below = below
         self._batched = graph.only_selects(below)
-        files = graph.file_source(below[-1])
-        can_divide = files is not None and all(map(graph.is_divisible, [*above, batch, *below[:-1]]))
-        self.files = tuple(files.files) if can_divide else None
+        self.files = tuple(graph.file_source(below[-1]).files) if self.why_no_files is None else None
         self.known_by = {"examples": len(self.examples_of(None))}
         if (epoch := graph.epoch_of_endless(below)) is not None:
             self.known_by["examples of an epoch"] = epoch
@@ -294,6 +302,7 @@ class Whole(Reading):
         super().__init__(source, above, batch)
         self._source = source
         self.examples, self.gives_new_arrays = self.batch_size, False
+        self.why_no_files = self.why_no_files or f"{_ONLY_ORDER} {source.kind}"
         # Grain's iterator over batches saves a place in the elements before them.
         is_before = batch is not None and not graph.is_random_access(batch) and all(map(graph.keeps_order, above))
         is_replayed = isinstance(source.dataset, Replayed)
