@@ -121,6 +121,18 @@ def test_from_function(sizes, batch, topology, partial) -> None:
     run.close()
 
 
+def test_a_buffer_that_is_filled_again_may_give_rows_to_several_elements() -> None:
+    def one_buffer():
+        buffer = np.zeros(5, int)
+        for start in range(0, 20, 5):
+            buffer[:] = np.arange(start, start + 5)
+            yield buffer
+
+    run = Run(lambda context: one_buffer, 2, 1, InputOptions(auto_shard_policy="off", prefetch=0))
+    rows = run.each(lambda mine, i: [x for element in run.iterators[i] for x in element.parts[0].leaves[0].tolist()])
+    assert rows == 2 * [list(range(20))]
+
+
 # --- workers that differ --------------------------------------------------------------------------------
 
 

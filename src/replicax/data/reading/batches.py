@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
+import jax
+import numpy as np
 
 from replicax._grain import graph, nodes
 from replicax.data.reading.pass_iterators import Replayed, SequenceIterator
@@ -30,6 +32,7 @@ from replicax.data.reading.remaining_parts import (
     size_of,
 )
 from replicax.data.reading.sources import Source
+from replicax.pytrees import registered
 
 State = dict[str, Any]
 """The state of a stream: ``parts`` (see :mod:`replicax.data.reading.remaining_parts`), ``native`` (of Grain's iterator
@@ -114,7 +117,9 @@ class Reading(abc.ABC):
         if graph.is_random_access(dataset):
             usual = READ_NOTHING_AHEAD if self._is_in_memory else READ_AHEAD
             dataset = dataset.to_iter_dataset(read_options=ahead or usual)
-        iterator = iter(dataset if rows is None else nodes.rebatched(dataset, rows))
+        if rows is not None:  # Grain keeps views of a batch, which the source may fill again, when it reads the next
+            dataset = nodes.rebatched(dataset.map(_copied), rows)
+        iterator = iter(dataset)
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator
@@ -154,6 +159,12 @@ class Reading(abc.ABC):
         """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too."""
         odd = [node for node in self._above if not graph.keeps_order(node)]
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
+
+
+def _copied(batch: Any) -> Any:
+    leaves, tree = jax.tree_util.tree_flatten(registered(batch))
+    copies = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    return jax.tree_util.tree_unflatten(tree, copies)
 
 
 def why_no_files(source: Source) -> str | None:
