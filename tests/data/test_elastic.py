@@ -13,7 +13,7 @@ import pytest
 
 import replicax
 from replicax import InputOptions
-from tests.data.simulated import Run, steps_of
+from tests.data.simulated import Run, examples, steps_of
 from tests.data.test_autoshard import SOURCES, make
 
 ANYWHERE = ["numbered", "shuffled", "mapped", "iterated"]
@@ -124,6 +124,16 @@ def test_batches_of_no_rows_are_gone_past_like_others() -> None:
         second = Run(lambda context: batches)
         second.restore(first.state())
         assert seen + second.seen() == collections.Counter(range(12))
+
+
+def test_no_element_without_rows_comes_of_batches_without_rows_or_after_the_end() -> None:
+    batches = [np.arange(4), np.arange(0), np.arange(4, 6)]
+    first, second = (Run(lambda context: batches, 2, 1, InputOptions(auto_shard_policy="off")) for _ in range(2))
+    assert [[examples(element) for element in step] for step in first.steps()] == [
+        [ids] * 2 for ids in ([0, 1], [2, 3], [4, 5])
+    ]
+    second.restore(first.state())
+    assert second.steps() == []
 
 
 # --- states that are wrong ------------------------------------------------------------------------------

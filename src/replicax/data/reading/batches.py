@@ -117,9 +117,7 @@ class Reading(abc.ABC):
         if graph.is_random_access(dataset):
             usual = READ_NOTHING_AHEAD if self._is_in_memory else READ_AHEAD
             dataset = dataset.to_iter_dataset(read_options=ahead or usual)
-        if rows is not None:  # Grain keeps views of a batch, which the source may fill again, when it reads the next
-            dataset = nodes.rebatched(dataset.map(_copied), rows)
-        iterator = iter(dataset)
+        iterator = iter(dataset if rows is None else _rebatched(dataset, rows))
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator
@@ -159,6 +157,17 @@ class Reading(abc.ABC):
         """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too."""
         odd = [node for node in self._above if not graph.keeps_order(node)]
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
+
+
+def _rebatched(dataset: Any, rows: int) -> Any:
+    # Grain keeps views of a batch, which the source may fill again, when it reads the next one. It refuses batches
+    # without rows, and after a restore at the end it makes one.
+    return nodes.rebatched(dataset.filter(_has_rows).map(_copied), rows).filter(_has_rows)
+
+
+def _has_rows(batch: Any) -> bool:
+    leaves = jax.tree_util.tree_leaves(registered(batch))
+    return not leaves or any(np.shape(leaf)[:1] != (0,) for leaf in leaves)
 
 
 def _copied(batch: Any) -> Any:
