@@ -207,6 +207,20 @@ def test_a_part_of_all_files_is_not_a_part_of_each_workers_files(folders, kind) 
     assert run.seen() == collections.Counter(range(10))
 
 
+BATCHES_OF_FOUR = {
+    "array_record": lambda files: replicax.data.array_records(files).map(number).batch(4).to_iter_dataset(),
+    "txt": lambda files: replicax.data.text_lines(files).map(number).batch(4),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES_OF_FOUR)
+def test_workers_read_no_files_of_their_own_if_batches_are_batched_again(folders, kind) -> None:
+    files = folders(kind, [4, 4, 4, 4])
+    for workers in (1, 2):
+        run = Run(lambda context: grain.experimental.RebatchIterDataset(BATCHES_OF_FOUR[kind](files), 6), workers)
+        assert [sum(len(examples(element)) for element in step) for step in run.steps()] == [6, 6, 4]
+
+
 ENDLESS = {
     "array_record": lambda files: replicax.data.array_records(files).seed(1).shuffle().repeat().map(number),
     "txt": lambda files: grain.experimental.RepeatIterDataset(replicax.data.text_lines(files).map(number)),
@@ -219,12 +233,12 @@ def test_workers_read_no_files_of_their_own_if_the_records_repeat_without_end(fo
     files = folders(kind, [8, 8, 8, 0])
     first, second = (Run(lambda context: ENDLESS[kind](files).batch(6), workers) for workers in (2, 1))
     assert re.search(
-        r"DATA \(AUTO: Repeat\w+\(num_epochs=None\) needs all of the files\)", str(first.datasets[0].plan())
+        r"DATA \(AUTO: Repeat\w+\(num_epochs=None\) can't be divided by files\)", str(first.datasets[0].plan())
     )
     seen = first.seen(3)
     second.restore(first.state())
     assert seen + second.seen(5) == collections.Counter(2 * list(range(24)))
-    with pytest.raises(ValueError, match=r"but Repeat\w+\(num_epochs=None\) needs all of the files"):
+    with pytest.raises(ValueError, match=r"but Repeat\w+\(num_epochs=None\) can't be divided by files"):
         Run(lambda context: ENDLESS[kind](files).batch(6), 2, 1, InputOptions("file"))
 
 

@@ -144,6 +144,11 @@ def is_divisible(node: Any) -> bool:
     return _name(node) in known and is_movable(node) and not is_endless
 
 
+def sets_size(node: Any) -> bool:
+    """Whether the elements of ``node`` have a size of their own, whatever batches its parent yields."""
+    return _name(node) in _BATCHES | _PACKS
+
+
 def stacks_examples(node: Any) -> bool:
     """Whether a batch node makes one row of each example, for any examples."""
     function = node._batch_fn

@@ -181,8 +181,10 @@ def why_no_files(source: Source) -> str | None:
     *nodes, root = graph.chain(source.dataset)
     if graph.file_source(root) is None:
         return "the source does not consist of files"
-    odd = [node for node in nodes if not graph.is_divisible(node)]
-    return f"{odd[0]} needs all of the files" if odd else None
+    # Smaller batches for each worker must become smaller elements.
+    after = nodes[: next((i for i, node in enumerate(nodes) if graph.is_batch(node)), 0)]
+    odd = [*filter(graph.sets_size, after), *(node for node in nodes if not graph.is_divisible(node))]
+    return f"{odd[0]} can't be divided by files" if odd else None
 
 
 def reading_of(source: Source) -> Reading:
