@@ -9,6 +9,7 @@ import re
 import grain
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
 import replicax
@@ -192,6 +193,21 @@ def test_states_of_earlier_versions_have_the_paths_of_files(folders) -> None:
         last = run(workers)
         last.restore(state)
         assert seen + last.seen() == collections.Counter(range(12))
+
+
+def test_of_records_that_are_batches_several_workers_leave_a_rest_that_others_can_not_take_over(folders) -> None:
+    files = folders("txt", [4, 4, 4, 4])
+    one, two = (
+        Run(lambda context: replicax.data.text_lines(files).map(lambda line: np.full(5, int(line))), workers)
+        for workers in (1, 2)
+    )
+    assert "resume with any number of workers and replicas, and other batch sizes" in repr(one.datasets[0])
+    assert "resume with as many workers only: the rest of a batch is left over" in repr(two.datasets[0])
+    one.steps(1)
+    two.restore(one.state())
+    two.steps(1)
+    with pytest.raises(ValueError, match="the rest of a batch is left over, which no other worker can take over"):
+        one.restore(two.state())
 
 
 FIRST_TEN = {

@@ -127,7 +127,8 @@ def how_to_resume(pipeline: InputPipeline) -> str:
         return f"no: {pipeline.source.unrepeatable}"
     if pipeline.sharding.policy is AutoShardPolicy.OFF:
         return "with as many workers: each has a dataset of its own"
-    why = pipeline.reading.why_not_regrouped()
+    own_batches = pipeline.workers.count > 1 and not pipeline.sharding.one_stream
+    why = pipeline.reading.why_not_regrouped(own_batches)
     if why is None:
         return "with any number of workers and replicas, and other batch sizes"
     if pipeline.sharding.one_stream:

@@ -144,7 +144,8 @@ class Reading(abc.ABC):
         Raises:
           ValueError: that is impossible; the message says why.
         """
-        if why := self.why_not_regrouped():
+        begun = any(state["native"] is not None and state["rows"] is not None for state in states)
+        if why := self.why_not_regrouped(begun):
             raise ValueError(why)
         hands = self._dealt(states, len(rows))
         return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
@@ -153,8 +154,12 @@ class Reading(abc.ABC):
     def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         """The rest of all streams, divided among ``count`` new ones."""
 
-    def why_not_regrouped(self) -> str | None:
-        """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too."""
+    def why_not_regrouped(self, own_batches: bool = False) -> str | None:
+        """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too.
+
+        Args:
+          own_batches: whether streams have begun to give batches of their workers' own sizes.
+        """
         odd = [node for node in self._above if not graph.keeps_order(node)]
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
 
@@ -295,14 +300,17 @@ class Filed(Reading):
         skip = {self.path_of[file]: records for file, records in part["skip"].items()}
         return root.with_positions(skip) if skip else root
 
+    def why_not_regrouped(self, own_batches: bool = False) -> str | None:
+        return _REST if own_batches and self._batch is None else super().why_not_regrouped(own_batches)
+
     def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             parts = state["parts"]
             if state["native"] is not None:
                 parts = find(state["native"], PARTS)
-                if parts is None or (self._batch is None and state["rows"] is not None):
-                    raise ValueError("the rest of a batch is left over, which no other worker can take over")
+                if parts is None:
+                    raise ValueError(_REST)
             left += parts
         if self._can_split:
             return dealt_by_file([self._by_position(part) for part in left], count)
@@ -360,9 +368,10 @@ class Whole(Reading):
     def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
-    def why_not_regrouped(self) -> str | None:
+    def why_not_regrouped(self, own_batches: bool = False) -> str | None:
         return None if self._takes_any_batch else f"{_ONLY_ORDER} {self._source.kind}"
 
 
 _NEXT = "the number of the next batch in the state"
+_REST = "the rest of a batch is left over, which no other worker can take over"
 _ONLY_ORDER = "nothing but the order is known of"
