@@ -184,6 +184,16 @@ def test_a_variable_with_two_names_is_written_once(tmp_path) -> None:
     assert float(abs(v.value).sum()) > 0
 
 
+def test_names_of_one_array_that_get_arrays_of_their_own_are_saved_apart(tmp_path) -> None:
+    params = {"w": jnp.zeros(3)}
+    checkpoint = replicax.Checkpoint(params=params, best=params)
+    checkpoint.save(tmp_path / "1")
+    checkpoint.params = {"w": jnp.ones(3)}
+    checkpoint.save(tmp_path / "2")
+    checkpoint.restore(tmp_path / "2")
+    assert (checkpoint.params["w"].tolist(), checkpoint.best["w"].tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
 def test_what_cannot_be_saved_is_named() -> None:
     strategy = strategy_of(2)
     dataset = strategy.distribute_dataset([np.zeros(4)])

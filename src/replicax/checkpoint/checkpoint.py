@@ -218,9 +218,10 @@ class Checkpoint:
         id, began, plain, _ = told[0]
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
-        if self._plan is None or self._plan[0] is not leaves or self._plan[1] != groups:
-            self._plan = leaves, groups, SavePlan(leaves, groups, worker)
-        take = self._plan[2].taken
+        plan = self._plan
+        if plan is None or plan[0] is not leaves or plan[1] != groups or not plan[2].fits(leaves):
+            plan = self._plan = leaves, groups, SavePlan(leaves, groups, worker)
+        take = plan[2].taken
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
         save = Save(path, id, began, manager, step, metrics or {}, groups, worker, series)
 

@@ -79,7 +79,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers; valid as long as the leaves keep their layout."""
+    """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``."""
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
         self.kinds: dict[str, ArrayKind] = {}
@@ -119,6 +119,11 @@ class SavePlan:
             if writer == worker:
                 mine.append(PartPiece.of(part, piece))
         return mine
+
+    def fits(self, leaves: Leaves) -> bool:
+        """Whether leaves that have kept their layout can be saved by it: those saved as one array still are one."""
+        arrays: Any = leaves.by_name
+        return all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
 
     def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
         """The present values of the leaves, with their :func:`plain_entries`.
