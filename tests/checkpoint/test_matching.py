@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -39,6 +40,56 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_changes(tmp_path) ->
     ]
     assert all(not v.numpy().any() for v in model.values())
     assert checkpoint.key == 0
+
+
+@pytest.mark.parametrize(
+    ("here", "saved"),
+    [
+        (0, jnp.int32(7)),
+        (0, jnp.uint8(7)),
+        (0.0, jnp.bfloat16(0.5)),
+        (False, jnp.array(True)),
+        (0j, jnp.complex64(1 + 2j)),
+        (0.0, np.float64(0.1)),  # JAX has no 64 bits
+        (np.int64(0), jnp.int32(7)),
+        (np.zeros(2), jnp.ones(2)),
+    ],
+)
+def test_a_program_resumes_with_the_arrays_that_a_step_made_of_its_numbers(tmp_path, here, saved) -> None:
+    replicax.Checkpoint(x=saved).save(tmp_path / "a")
+    found = replicax.Checkpoint(x=here).restore(tmp_path / "a")["x"]
+    assert found.dtype == saved.dtype
+    np.testing.assert_array_equal(found, saved)
+    assert isinstance(found, jax.Array) == (isinstance(saved, jax.Array) and type(here) in (int, float, bool, complex))
+
+
+def test_a_number_that_was_saved_before_a_step_made_an_array_of_it(tmp_path) -> None:
+    replicax.Checkpoint(step=3, rate=0.5, done=True).save(tmp_path / "a")
+    checkpoint = replicax.Checkpoint(step=jnp.uint8(7), rate=np.float32(1), done=jnp.array(False))
+    checkpoint.restore(tmp_path / "a")
+    assert (checkpoint.step, checkpoint.rate, checkpoint.done) == (3, 0.5, True)
+    assert (checkpoint.step.dtype, type(checkpoint.rate), checkpoint.done.dtype) == (jnp.uint8, np.float32, bool)
+
+
+@pytest.mark.parametrize(
+    ("saved", "here"),
+    [
+        (jnp.int32(0), False),
+        (jnp.array(True), 0),
+        (jnp.float32(0), 0),
+        (jnp.int32(0), 0.0),
+        (jnp.zeros(1, jnp.int32), 0),
+        (jax.random.key(0), 0),
+        (np.int32(0), None),
+        (2**40, jnp.int32(0)),
+        (-1, jnp.uint8(0)),
+        (np.float32(0), np.float16(0)),
+    ],
+)
+def test_numbers_of_another_kind_differ(tmp_path, saved, here) -> None:
+    replicax.Checkpoint(x=saved).save(tmp_path / "a")
+    with pytest.raises(ValueError, match="they differ in x: saved was"):
+        replicax.Checkpoint(x=here).restore(tmp_path / "a")
 
 
 def test_long_lists_are_cut(tmp_path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.array_leaves import HostArrayLeaf
 from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf
 from replicax.checkpoint.storage.index import (
     ArrayEntry,
+    ArrayKind,
     Entry,
     IteratorEntry,
     OptimizerEntry,
@@ -16,10 +23,14 @@ from replicax.checkpoint.storage.index import (
 )
 
 _MOST_LINES = 20
+_NUMBERS = {bool: np.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
 
 
 def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial: bool) -> None:
     """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
+
+    A step makes JAX arrays of numbers and of NumPy's arrays. So a number fits an array of shape () of its kind that was
+    saved, and the other way round; and a NumPy array fits a saved one of the dtype that JAX has for its own.
 
     Raises:
       ValueError: lists all differences.
@@ -56,11 +67,30 @@ def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
 
 def _difference(leaf: Leaf, entry: Entry) -> str | None:
     same: Any = (PlainEntry, PlainEntry), (IteratorLeaf, IteratorEntry), (OptimizerLeaf, OptimizerEntry)
+    kind: Any = getattr(leaf, "kind", None)
     if isinstance(entry, ArrayEntry):
-        fits = entry.kind == getattr(leaf, "kind", None)
+        if isinstance(leaf, HostArrayLeaf) and entry.kind != kind:
+            dtype = jax.dtypes.canonicalize_dtype(kind.numpy_dtype)
+            kind = dataclasses.replace(kind, dtype=dtype.name)
+        fits = entry.kind == kind or (isinstance(leaf, PlainEntry) and _is_number_as(leaf.value, entry.kind))
+    elif isinstance(entry, PlainEntry) and kind is not None:
+        fits = _is_number_as(entry.value, kind) and _is_in_range(entry.value, kind.numpy_dtype)
     else:
         fits = any(isinstance(leaf, ours) and isinstance(entry, theirs) for ours, theirs in same)
     return None if fits else f"saved was {_shown(entry)}, here is {_shown(leaf)}"
+
+
+def _is_number_as(plain: Any, kind: ArrayKind) -> bool:
+    """Whether a plain value is a number as those in arrays of a kind, which have shape ()."""
+    number = _NUMBERS.get(type(plain))
+    return number is not None and kind == ArrayKind((), kind.dtype) and bool(jnp.issubdtype(kind.numpy_dtype, number))
+
+
+def _is_in_range(number: Any, dtype: np.dtype[Any]) -> bool:
+    if type(number) is not int:
+        return True
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return bool(limits.min <= number <= limits.max)
 
 
 def _shown(one: Leaf | Entry) -> str:

@@ -12,9 +12,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf
+from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArrayLeaf
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
@@ -55,10 +57,11 @@ def restored(
                 _set_state(name, leaf, entry.state, undo)
         undo.pop_all()
     values = _arrays(leaves, source, lockstep)
-    for name, leaf in leaves.by_name.items():
+    every: Mapping[str, Any] = leaves.by_name
+    for name, leaf in every.items():
         entry = entries.get(name)
-        if isinstance(leaf, PlainEntry) and isinstance(entry, PlainEntry):
-            values[name] = entry.value
+        if isinstance(entry, PlainEntry):
+            values[name] = entry.value if isinstance(leaf, PlainEntry) else _with_number(leaf, entry.value)
         elif isinstance(leaf, OptimizerLeaf) and isinstance(entry, OptimizerEntry) and not entry.built:
             leaf.optimizer.reset()
     return leaves.rebuilt(values)
@@ -104,9 +107,10 @@ def _set_state(name: str, leaf: IteratorLeaf, state: Any, undo: contextlib.ExitS
 
 def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> dict[str, Any]:
     """Restore the arrays; returns the replaced ones."""
-    arrays = {
-        name: (leaf, entry)
-        for name, leaf in leaves.arrays().items()
+    every: Mapping[str, Any] = leaves.by_name
+    arrays: dict[str, tuple[ArrayLeaf, ArrayEntry]] = {
+        name: (_as_array(entry, lockstep) if isinstance(leaf, PlainEntry) else leaf, entry)
+        for name, leaf in every.items()
         if isinstance(entry := source.index.entries.get(name), ArrayEntry)
     }
     reader = _Reader(source, lockstep, arrays)
@@ -128,6 +132,20 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
         lockstep.fail(failure, "a restore")
         raise failure from error
     return values
+
+
+def _as_array(entry: ArrayEntry, lockstep: Lockstep) -> ArrayLeaf:
+    """The leaf to restore a saved number in the place of a plain one: an array of JAX, if that has its dtype."""
+    zero, workers = np.zeros((), entry.kind.numpy_dtype)[()], lockstep.workers.count
+    is_known = jax.dtypes.canonicalize_dtype(zero.dtype) == zero.dtype
+    return DeviceArrayLeaf(jnp.asarray(zero), workers) if is_known else HostArrayLeaf(zero, workers)
+
+
+def _with_number(leaf: ArrayLeaf, number: complex) -> Any:
+    """Restore a plain number in the place of an array."""
+    with np.errstate(over="ignore"):  # it becomes infinite, as in a step
+        value = np.asarray(number, leaf.kind.numpy_dtype)
+    return leaf.restored(lambda _: value)
 
 
 def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[list[str]]:
