@@ -87,6 +87,12 @@ def test_repr_shows_small_values(pair: replicax.Strategy) -> None:
     assert x._repr_html_() == "<code>PerReplica(float32[], 2 replicas)</code>"
 
 
+def test_each_replica_has_one_component_without_elements(pair: replicax.Strategy) -> None:
+    x = pair.run(lambda x: x[:0], args=(each(pair, *np.zeros((2, 3))),))
+    assert [component.shape for component in pair.local_results(x)] == [(0,), (0,)]
+    assert repr(x) == "PerReplica(float32[0], 2 replicas: [], [])"
+
+
 def test_it_is_formatted_as_a_number_where_there_is_one(pair: replicax.Strategy) -> None:
     same, differ = each(pair, 0.25, 0.25), each(pair, 0.25, 0.5)
     assert (f"{same:.3f}", f"{same:>8.2%}") == ("0.250", "  25.00%")

@@ -161,7 +161,7 @@ class PerReplica:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
             case Stacked(array) | Ragged(array):
-                return tuple(i for s in slices_of(array) for i in _rows(s))
+                return tuple(i for s in slices_of(array) for i in _rows(s, array))
             case Components(_, replicas) if replicas is not None:
                 return replicas
         return tuple(range(len(self.values)))
@@ -334,18 +334,20 @@ def slices_of(array: jax.Array) -> list[Any]:
     return [slices[start] for start in sorted(slices)]
 
 
-def _rows(piece: Any) -> range:
-    """The replicas whose components a shard of a stacked array contains."""
-    start = piece.index[0].start or 0
-    return range(start, start + piece.data.shape[0])
+def _rows(piece: Any, array: jax.Array) -> range:
+    """The replicas whose components a shard of a stacked array contains.
+
+    The data of a shard may have more rows if they have no elements: JAX gives some constants the whole shape.
+    """
+    return range(array.shape[0])[piece.index[0]]
 
 
 def components_in(array: jax.Array) -> dict[int, jax.Array]:
     """The components ``[1, *shape]`` in a stacked array of this worker's replicas, by number, on their devices."""
     found: dict[int, jax.Array] = {}
     for piece in slices_of(array):
-        rows = _rows(piece)
-        found |= {i: piece.data if len(rows) == 1 else piece.data[i - rows[0]][None] for i in rows}
+        rows = _rows(piece, array)
+        found |= {i: piece.data if len(piece.data) == 1 else piece.data[i - rows[0]][None] for i in rows}
     return found
 
 

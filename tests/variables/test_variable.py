@@ -488,6 +488,10 @@ def test_repr(pair) -> None:
     assert repr(make(pair)) == "<Variable 'v' float32[] mirrored on 2 replicas: 10.>"
     assert "a copy on each of 2 replicas: [10. 10.]" in repr(make(pair, synchronization="on_read"))
     assert "on one device" in repr(replicax.Variable(1.0))
+    with pair.scope():
+        empty = replicax.Variable(np.zeros((0, 2)), synchronization="on_read")
+    pair.run(lambda: empty.assign(empty * 2))
+    assert "float32[0,2] a copy on each of 2 replicas: []" in repr(empty)
     seen = []
     v = make(pair)
     pair.run(lambda: seen.append(repr(v)))

@@ -31,7 +31,7 @@ from replicax.devices.host_values import (
 )
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
 from replicax.user_functions import checked_result
-from replicax.values import Local, PerReplica
+from replicax.values import Local, PerReplica, components_in
 from replicax.variables.aggregation import (
     Aggregation,
     Synchronization,
@@ -294,9 +294,9 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 value = here(self.from_storage())
         except VariableLostError:
             return "no value any more"
-        if not value.is_fully_addressable:
-            value = np.concatenate([s.data for s in value.addressable_shards])  # this worker's copies
-        return str(value) if is_key(self.dtype) else _in_words(value)
+        if is_key(self.dtype):
+            return str(value)
+        return _in_words(np.concatenate([*components_in(value).values()]) if self.is_stacked else value)
 
     def _shown_pieces(self, stored: jax.Array) -> str:
         """This worker's pieces, as any worker may print a variable alone."""
