@@ -135,6 +135,23 @@ def test_without_aggregation_each_replica_has_its_own_again(tmp_path, replicas) 
         replicax.Checkpoint(v=w).restore(tmp_path / "a")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_sum_of_bools_comes_back_as_the_same_count(tmp_path, count) -> None:
+    strategy = strategy_of(3)
+    with strategy.scope():
+        v = replicax.Variable(False, synchronization="on_read", aggregation="sum")
+    strategy.run(lambda: v.assign(own_number() <= count))
+    checkpoint = replicax.Checkpoint(v=v)
+    checkpoint.save(tmp_path / "a")
+    strategy.run(lambda: v.assign(own_number() <= 0))
+    checkpoint.restore(tmp_path / "a")
+    assert int(v.value) == count
+    with strategy_of(2).scope():
+        w = replicax.Variable(False, synchronization="on_read", aggregation="sum")
+    with pytest.raises(ValueError, match="onto other numbers give it an aggregation, or an integer dtype"):
+        replicax.Checkpoint(v=w).restore(tmp_path / "a")
+
+
 def bytes_of_arrays(folder) -> int:
     """Of the values in a store of pieces; how much its files hold besides depends on which writes came together."""
     store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result()

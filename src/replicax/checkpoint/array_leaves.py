@@ -136,9 +136,9 @@ class VariableLeaf:
 class CopiesLeaf:
     """An on-read variable: a copy on each replica.
 
-    With an aggregation, its value is that of a read outside a step, and restoring divides it among the copies.
-    Without one, each copy is saved. The copies of all workers are gathered before they are written: usually they
-    are small, so each worker's disk gets all of them.
+    With an aggregation, its value is that of a read outside a step, and restoring divides it among the copies. If no
+    value of its dtype stands for all copies (:func:`keeps_each_copy`), each is saved. The copies of all workers are
+    gathered before they are written: usually they are small, so each worker's disk gets all of them.
     """
 
     is_on_host = True
@@ -147,7 +147,7 @@ class CopiesLeaf:
         self.owner = self.variable = variable
         self._count = variable.replicas.count
         kind = kind_of_array(variable)
-        if variable.aggregation is Aggregation.NONE:
+        if keeps_each_copy(variable):
             kind = dataclasses.replace(kind, shape=(self._count, *kind.shape), copies=self._count)
         self.kind = kind
 
@@ -174,7 +174,7 @@ class CopiesLeaf:
         """The array to save, from the copies of all replicas."""
         rows = [copies[replica] for replica in range(self._count)]
         aggregation = self.variable.aggregation
-        if aggregation is Aggregation.NONE:
+        if self.kind.copies is not None:
             return np.stack(rows)
         if aggregation is Aggregation.ONLY_FIRST_REPLICA:
             return rows[0]
@@ -284,6 +284,12 @@ class HostArrayLeaf:
     def restored(self, read: Read) -> Any:
         value = read(whole_block(self.kind.shape))
         return value[()] if isinstance(self.array, np.generic) else np.array(value)
+
+
+def keeps_each_copy(variable: Variable) -> bool:
+    """Whether a checkpoint has each copy of an on-read variable: without aggregation, or as bools can't hold a sum."""
+    is_count = variable.aggregation is Aggregation.SUM and variable.dtype == np.bool_
+    return variable.is_on_read and (is_count or variable.aggregation is Aggregation.NONE)
 
 
 def kind_of_array(array: Any) -> ArrayKind:

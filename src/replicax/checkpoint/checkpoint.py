@@ -43,7 +43,8 @@ class Checkpoint:
 
     The layout of a value does not matter. What was saved under one strategy can be restored under any other, with any
     number of replicas and workers and any global batch size. An on-read variable with an aggregation is saved as its
-    aggregated value, and divided again when it is restored: a sum of 7 becomes 3.5 on each of two replicas.
+    aggregated value, and divided again when it is restored: a sum of 7 becomes 3.5 on each of two replicas. Without one
+    (or with the sum of bools) each replica's copy is saved, and restored onto as many replicas.
 
     With several workers all create the same checkpoint, and call its methods together.
 

@@ -25,6 +25,7 @@ from replicax.checkpoint.array_leaves import (
     DeviceArrayLeaf,
     HostArrayLeaf,
     VariableLeaf,
+    keeps_each_copy,
 )
 from replicax.checkpoint.storage.index import OptimizerEntry, PlainEntry
 from replicax.data import DistributedDataset, DistributedIterator
@@ -33,7 +34,7 @@ from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.training import Optimizer
 from replicax.values import PerReplica
-from replicax.variables import Aggregation, Variable
+from replicax.variables import Variable
 from replicax.workers.lockstep import Lockstep
 
 _SAVED = (
@@ -213,8 +214,7 @@ class Leaves:
     def _leaf(self, name: str, value: Any) -> Leaf:
         if isinstance(value, Variable):
             self._places.append((value, value.layout))
-            own = value.is_stacked or (value.is_on_read and value.aggregation is Aggregation.NONE)
-            return CopiesLeaf(value) if own else VariableLeaf(value)
+            return CopiesLeaf(value) if value.is_stacked or keeps_each_copy(value) else VariableLeaf(value)
         if value is None or isinstance(value, bool | int | float | complex | str):
             if isinstance(value, np.generic):  # float64 is a float, too
                 return HostArrayLeaf(value, self._workers)

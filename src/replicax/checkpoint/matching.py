@@ -123,8 +123,8 @@ def _hint(leaves: Leaves, missing: list[str], extra: list[str], different: list[
             )
     if any("replicas' copies" in text for text in different):
         hints.append(
-            "The copies of an on-read variable without aggregation belong to so many replicas; give it an aggregation "
-            "to restore it onto other numbers."
+            "The copies of an on-read variable without aggregation, or of bools with aggregation sum, belong to so "
+            "many replicas; to restore it onto other numbers give it an aggregation, or an integer dtype."
         )
     if missing or extra:
         hints.append("To restore only what is in both: restore(path, partial=True).")

@@ -30,7 +30,7 @@ class ArrayKind:
       shape: of its numbers.
       dtype: the name of their dtype.
       generator: for random keys, the name of their implementation; then the numbers are the keys' data.
-      copies: for an on-read variable without aggregation, the number of replicas; dim 0 numbers their copies.
+      copies: the number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
     """
 
     shape: tuple[int, ...]
