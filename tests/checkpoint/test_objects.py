@@ -137,6 +137,14 @@ def test_plain_values_come_back_by_value(tmp_path) -> None:
     assert returned["step"] == 3
 
 
+def test_strings_that_are_not_unicode_and_those_of_numpy(tmp_path) -> None:
+    name = "data-\udcff.npz"  # of os.listdir, for a byte that is not UTF-8
+    replicax.Checkpoint(files={name: name}, label=np.str_("abc")).save(tmp_path / "a")
+    again = replicax.Checkpoint(files={name: ""}, label="")
+    again.restore(tmp_path / "a")
+    assert (again.files, again.label) == ({name: name}, "abc")
+
+
 def test_attributes_are_what_is_saved(tmp_path) -> None:
     checkpoint = replicax.Checkpoint(step=0, key=jax.random.key(0))
     checkpoint.step += 5

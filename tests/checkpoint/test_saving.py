@@ -179,6 +179,14 @@ def test_errors_of_the_file_system(tmp_path, monkeypatch, call) -> None:
     checkpoint.save(tmp_path / "a")
 
 
+@pytest.mark.parametrize("function", ["_write_own", "_finish"])
+def test_any_other_error_leaves_nothing_behind_too(tmp_path, monkeypatch, function) -> None:
+    monkeypatch.setattr(saving, function, lambda *_: {}["gone"])
+    with pytest.raises(replicax.errors.CheckpointError, match="could not be written: KeyError: 'gone'"):
+        replicax.Checkpoint(x=np.zeros(3)).save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_path, monkeypatch) -> None:
     calls = []
     fsync, rename = os.fsync, os.rename

@@ -215,18 +215,16 @@ class Leaves:
         if isinstance(value, Variable):
             self._places.append((value, value.layout))
             return CopiesLeaf(value) if value.is_stacked or keeps_each_copy(value) else VariableLeaf(value)
+        if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):  # float64 is a float, too
+            return HostArrayLeaf(value, self._workers)
         if value is None or isinstance(value, bool | int | float | complex | str):
-            if isinstance(value, np.generic):  # float64 is a float, too
-                return HostArrayLeaf(value, self._workers)
-            return PlainEntry(value)
+            return PlainEntry(str(value) if isinstance(value, np.str_) else value)
         if isinstance(value, DistributedIterator):
             return IteratorLeaf(value)
         if isinstance(value, jax.core.Tracer):
             raise TypeError(f"Checkpoint: {name} is a value that a step computes: save outside of steps")
         if isinstance(value, jax.Array):
             return DeviceArrayLeaf(value, self._workers)
-        if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):
-            return HostArrayLeaf(value, self._workers)
         raise _refused(name, value)
 
 

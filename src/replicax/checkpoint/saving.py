@@ -88,7 +88,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
     keys, files, problem, is_finished = _keys(snapshot), {}, None, False
     try:
         files = _write_own(save, pieces, keys)
-    except OSError as error:
+    except Exception as error:
         problem = error
     try:
         everyones = exchange.gather(files, problem)
@@ -96,7 +96,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
             try:
                 _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
-            except OSError as error:
+            except Exception as error:
                 problem = error
         exchange.gather(None, problem)
     except CheckpointError:

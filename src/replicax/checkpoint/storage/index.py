@@ -127,7 +127,7 @@ class CheckpointIndex:
             "metrics": metrics,
             "entries": entries,
         }
-        return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+        return json.dumps(fields, indent=1, allow_nan=False)  # in ASCII, as strings may be no Unicode
 
 
 def loads_index(text: str) -> CheckpointIndex:
