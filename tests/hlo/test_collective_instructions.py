@@ -148,10 +148,20 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     assert (between.participants, between.members, between.count) == (4, (0, 2, 4, 6), 1)
 
 
-def test_chains_of_permutes() -> None:
-    pairs = "source_target_pairs={{0,1},{1,0},{2,3},{5,4},{4,6}}"
-    [instruction] = instructions(f"%y = f32[2]{{0}} collective-permute(%x), {pairs}")
-    assert groups_of(instruction, 8) == [(0, 1), (2, 3), (5, 4, 6)]
+@pytest.mark.parametrize(
+    ("pairs", "chains"),
+    [
+        ("{0,1},{1,0},{2,3},{5,4},{4,6}", [(5, 4, 6), (2, 3), (0, 1)]),
+        ("{1,0},{2,1},{3,2}", [(3, 2, 1, 0)]),
+        ("{0,0},{2,1},{1,2},{3,3}", [(2, 1)]),  # 0 and 3 keep what they have
+        ("{0,0},{1,1}", []),
+    ],
+)
+def test_chains_of_permutes(pairs: str, chains: list[tuple[int, ...]]) -> None:
+    permute = f"f32[8]{{0}} collective-permute(%x), source_target_pairs={{{pairs}}}"
+    [instruction] = instructions(f"%y = {permute}")
+    assert groups_of(instruction, 8) == chains
+    assert [use.members for use in collectives_of(module_of(permute), MESH)] == chains[:1]
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

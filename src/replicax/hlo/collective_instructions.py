@@ -101,7 +101,7 @@ class CollectiveUse:
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
         tell each other, ``"slice"``.
       participants: how many devices take part together.
-      members: the devices of the first group, by their places in the mesh; of a permute, of the first chain.
+      members: the devices of the first group, by their places in the mesh; of a permute, of the longest chain.
       count: how often it is issued in one run.
       where: in the traced program, in JAX's words.
     """
@@ -191,7 +191,10 @@ def use_of(
     if collective is None:
         return None
     collective = _as_issued(collective, computation, module)
-    members = groups_of(instruction, devices // placement.programs)[0]
+    groups = groups_of(instruction, devices // placement.programs)
+    if not groups:
+        return None
+    members = groups[0]
     slices = placement.slices if placement.programs == 1 else 1
     return CollectiveUse(
         kind=collective.kind,
@@ -274,15 +277,21 @@ def _along(mesh: str, axes: str) -> list[tuple[int, ...]]:
 
 
 def _chains(pairs: list[tuple[str, str]]) -> list[tuple[int, ...]]:
-    """Who is reached from the first sender; and then from the first of those who are not in a chain yet."""
-    following = {int(a): int(b) for a, b in pairs}
+    """Who sends to whom, the longest chain first. One that is no ring begins at a sender that receives nothing.
+
+    A device that sends to itself only copies, and is in no chain.
+    """
+    following = {int(a): int(b) for a, b in pairs if a != b}
+    receivers = set(following.values())
     chains = []
-    while following:
-        chain = [next(iter(following))]
-        while (at := following.pop(chain[-1], chain[0])) != chain[0]:
+    for first in sorted(following, key=lambda sender: sender in receivers):
+        if first not in following:
+            continue
+        chain = [first]
+        while (at := following.pop(chain[-1], first)) != first:
             chain.append(at)
         chains.append(tuple(chain))
-    return chains
+    return sorted(chains, key=len, reverse=True)
 
 
 def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
