@@ -25,6 +25,7 @@ from tests.hlo.hlo_texts import LOOP
         ("%r = f32[] all-reduce-done(%a)", []),
         ("%r = bf16[4,2]{1,0} all-gather(%a), dimensions={0}", [Collective("all-gather", 16, 1)]),
         ("%r = (f64[2], s32[], /*index=2*/u8[3]) all-reduce(%a, %b, %c)", [Collective("all-reduce", 23, 3)]),
+        ("%r = f32[8]{0} ragged-all-to-all(%a, %b, %c, %d, %e, %f)", [Collective("ragged-all-to-all", 32, 1)]),
         ("%add = f32[] add(%all-reduce, %b)", []),
         (
             "%r = s32[2]{0} collective-permute(%a), source_target_pairs={{0,1}}",

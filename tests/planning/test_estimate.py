@@ -38,6 +38,7 @@ def line(n: int) -> Line:
         ("all-to-all", [ring(8)], 1e6 * 8 / 4 / 2e9 + 4 * HOP),
         ("all-to-all", [ring(4), ring(8), line(1)], 1e6 * 8 / 4 / 2e9 + 6 * HOP),  # as long as the longest dim takes
         ("all-to-all", [ring(8), line(8)], 1e6 * 8 / 4 / 1e9 + 11 * HOP),
+        ("ragged-all-to-all", [ring(8)], 1e6 * 8 / 4 / 2e9 + 4 * HOP),
         ("collective-permute", [ring(8)], 1e6 / 1e9 + HOP),
         ("all-reduce", [], 1e6 / 1e11),  # within a chip
     ],

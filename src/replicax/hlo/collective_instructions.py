@@ -11,7 +11,7 @@ import numpy as np
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import Instruction, Module, arrays_in, elements_of, instructions
 
-MOVING = frozenset(["all-gather", "all-to-all", "collective-permute", "collective-broadcast"])
+MOVING = frozenset(["all-gather", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast"])
 """Collectives that hand on what they are given, and compute nothing."""
 
 KINDS = MOVING | {"all-reduce", "reduce-scatter"}
@@ -29,8 +29,8 @@ class Collective:
     """One collective instruction of a compiled program.
 
     Attributes:
-      kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``, ``"all-to-all"``, ``"collective-permute"``
-        or ``"collective-broadcast"``.
+      kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``, ``"all-to-all"``, ``"ragged-all-to-all"``,
+        ``"collective-permute"`` or ``"collective-broadcast"``.
       bytes: the size of its result on one device.
       arrays: how many arrays it combines at once.
 

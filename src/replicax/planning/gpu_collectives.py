@@ -11,6 +11,8 @@ all-to-all          what stays on a host over its links, beside what leaves it o
 permute, send       ``V`` over the slowest way that is used, and a step
 ==================  ======================================================================
 
+A ragged all-to-all counts as if it filled its result: the program does not say how much it sends.
+
 NCCL sends in one of three protocols, which trade bandwidth for time between steps, and the quickest is taken. Latencies
 of steps, shares of bandwidths and what a link carries are those of NCCL's own tuning tables (``src/graph/tuning.cc``,
 ``src/graph/topo.h`` in https://github.com/NVIDIA/nccl): 20.6 of an H100 link's 25 GB/s.
@@ -77,7 +79,7 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
     match kind:
         case "collective-permute" | "send":
             ways = [_sent(p, whole, 1, hosts > 1, links if hosts == 1 else network) for p in _RING]
-        case "all-to-all":
+        case "all-to-all" | "ragged-all-to-all":
             inside, between = whole * (each - 1) / gpus / links, 0.0
             if hosts > 1:
                 between = whole * (gpus - each) / gpus / network

@@ -14,6 +14,8 @@ collective-permute      ``V / link + 1 hop``
 send                    the same: from one logical device of a replica to another
 ======================  ==============================================
 
+A ragged all-to-all counts as if it filled its result: the program does not say how much it sends.
+
 Slices are joined by a data-center network. There each of ``s`` devices that lie in the same place of ``s`` slices sends
 its part by itself, and what it can send is its share of ``N``, the bytes that a chip sends into the network per second:
 ``V (s - 1) / s / N`` for an all-gather, a reduce-scatter and an all-to-all, twice that for an all-reduce, and
@@ -97,7 +99,7 @@ def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> fl
     match kind:
         case "all-reduce":
             return 2 * once
-        case "all-to-all":
+        case "all-to-all" | "ragged-all-to-all":
             longest = max(lines, key=lambda line: line.chips / line.links)
             return whole * longest.chips / 4 / (chip.link * longest.links) + hops
         case "collective-permute" | "send":
