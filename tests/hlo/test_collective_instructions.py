@@ -84,6 +84,12 @@ def test_axes(groups: str, axes: tuple[str, ...], participants: int) -> None:
     assert (use.axes, use.participants, use.bytes, use.count) == (axes, participants, 32, 1)
 
 
+def test_groups_in_several_slices_come_first() -> None:
+    pairs = "f32[8]{0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5}}, to_apply=%add"
+    [use] = collectives_of(module_of(pairs), ProgramDevices({"replica": 6}, slices=2))
+    assert (use.axes, use.groups) == ((SLICE_AXIS,), ((2, 3), (0, 1), (4, 5)))
+
+
 def test_a_permute() -> None:
     pairs = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
     [use] = collectives_of(module_of(f"f32[8]{{0}} collective-permute(%x), {pairs}"), MESH)

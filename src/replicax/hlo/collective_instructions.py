@@ -100,8 +100,9 @@ class CollectiveUse:
       bytes: of its result on one device.
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
         tell each other, ``"slice"``.
-      participants: how many devices take part together.
-      members: the devices of the first group, by their places in the mesh; of a permute, of the longest chain.
+      participants: how many devices take part together, in the first group.
+      groups: the devices of each group, by their places in the mesh, those in most slices first; of a permute, of each
+        chain, the longest first.
       count: how often it is issued in one run.
       where: in the traced program, in JAX's words.
     """
@@ -110,9 +111,14 @@ class CollectiveUse:
     bytes: int
     axes: tuple[str, ...]
     participants: int
-    members: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     count: int
     where: str = ""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The devices of the first group."""
+        return self.groups[0]
 
     @property
     def whole(self) -> int:
@@ -164,7 +170,7 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
         if use is None or is_repeated(executed.instruction, issued):
             continue
         use = dataclasses.replace(use, count=executed.times)
-        key = (use.kind, use.bytes, use.members, use.where)
+        key = (use.kind, use.bytes, use.groups, use.where)
         if key in found:
             use = dataclasses.replace(use, count=use.count + found[key].count)
         found[key] = use
@@ -194,14 +200,15 @@ def use_of(
     groups = groups_of(instruction, devices // placement.programs)
     if not groups:
         return None
-    members = groups[0]
     slices = placement.slices if placement.programs == 1 else 1
+    groups.sort(key=lambda group: len({member * slices // devices for member in group}), reverse=True)
+    places = placement.places or range(devices)
     return CollectiveUse(
         kind=collective.kind,
         bytes=collective.bytes,
-        axes=_axes_of_slices(members, placement.axes, slices),
-        participants=len(members),
-        members=members if placement.places is None else tuple(placement.places[m] for m in members),
+        axes=_axes_of_slices(groups[0], placement.axes, slices),
+        participants=len(groups[0]),
+        groups=tuple(tuple(places[member] for member in group) for group in groups),
         count=1,
         where=plain_name(instruction.op_name),
     )
@@ -217,7 +224,7 @@ def use_between_slices(instruction: Instruction, each: int, slices: int) -> Coll
     participants = _numbers_in(target[1]) if target else slices
     members = tuple(slice_ * each for slice_ in range(participants))
     received = arrays_in(elements_of(instruction.type)[0])  # a context and a token come behind
-    return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), participants, members, 1)
+    return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), participants, (members,), 1)
 
 
 def _numbers_in(text: str) -> int:

@@ -194,9 +194,10 @@ class Network:
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
         """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
         if self._domains is not None:
-            places = self._places(use, self.shape if grid is None else self.chips(grid))[:, 0].tolist()
-            domains = [self._domains[m] for m in use.members if self._coordinates[m, 0] in places]
-            return seconds_between_gpus(use.kind, use.whole, len(set(domains)), len(domains), self.chip)
+            is_there = self._coordinates[:, 0] < (self.shape if grid is None else grid)[0]
+            domains = [[self._domains[m] for m in group if is_there[m]] for group in use.groups]
+            sizes = {(len(set(group)), len(group)) for group in domains}  # all groups wait for the slowest
+            return max(seconds_between_gpus(use.kind, use.whole, *size, self.chip) for size in sizes)
         if SLICE_AXIS in use.axes:
             return self.seconds_between(use, self.slices, grid)
         if grid is not None and len(self._places(use, self.chips(grid))) == 1:
@@ -216,10 +217,11 @@ class Network:
         """What a collective between GPUs goes over, in words; empty for other chips."""
         if self._domains is None or use.participants == 1:
             return ""
-        link, domains = "NVLink" if self.chip.links > 1 else "PCIe", len({self._domains[m] for m in use.members})
+        link = "NVLink" if self.chip.links > 1 else "PCIe"
+        domains, gpus = max((len({self._domains[m] for m in group}), len(group)) for group in use.groups)
         if domains == 1:
             return link
-        return "network" if domains == use.participants else f"{link}, network"
+        return "network" if domains == gpus else f"{link}, network"
 
     def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
         """How long one issue of what slices tell each other takes; or would, if there were only so many of them.
@@ -243,10 +245,11 @@ class Network:
         """How many devices of each slice take part in what slices tell each other, and how long that takes them."""
         if use.axes == (SLICE_AXIS,) or use.kind == "collective-permute":
             return 1, 0.0
-        members = tuple(m for m in use.members if m < len(self._flat))
+        each = len(self._flat)
+        members = tuple(m % each for m in use.members if m // each == use.members[0] // each)
         size = use.whole // len(members) if use.kind == "reduce-scatter" else use.bytes
         axes = tuple(axis for axis in use.axes if axis != SLICE_AXIS)
-        part = dataclasses.replace(use, axes=axes, members=members, participants=len(members), bytes=size)
+        part = dataclasses.replace(use, axes=axes, groups=(members,), participants=len(members), bytes=size)
         return len(members), self.seconds(part, grid)
 
     def _wrap(self, shape: Shape) -> tuple[bool, ...]:

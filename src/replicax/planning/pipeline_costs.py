@@ -108,7 +108,8 @@ def _collectives(
     for send in (s for s in sends if s.origin == k):
         ends = (k, send.target)
         for size in send.sizes:
-            found[CollectiveUse("send", size, axes_of(ends, axes), 2, ends, 1, f"to logical device {send.target}")] += 1
+            where = f"to logical device {send.target}"
+            found[CollectiveUse("send", size, axes_of(ends, axes), 2, (ends,), 1, where)] += 1
     return [dataclasses.replace(use, count=count) for use, count in found.items()]
 
 
