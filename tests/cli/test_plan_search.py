@@ -179,7 +179,7 @@ def test_the_ends_of_a_search(model, capsys, faked, results, status, message) ->
         (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),
         (["--search", "--html", "page.html"], "--html is the page of one plan"),
         (["--search", "--topology", "v9:4x4"], "there is no TPU generation 'v9'"),
-        (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "what a v4 chip can send to other slices: give it"),
+        (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "can send to other slices or hosts: give it"),
         (["--search", "--deadline", "0"], "must be a positive number, got '0'"),
         (["--search", "--chip", "missing.json"], "--chip missing.json: expected a JSON object with the fields of"),
         (["--with", "kind=1", "--with", "kind=2", "--search"], "--with gives an argument twice: kind"),

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+import replicax
 from replicax.cli import main
 from tests.cli.test_plan import MODEL, replicax_command
-from tests.gpu.described import needs_compiler
+from tests.gpu.described import devices, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -65,6 +66,17 @@ def test_a_network_of_ones_own(model, capsys) -> None:
     slow = capsys.readouterr().out
     assert main(["plan", f"{model}:plan", "--topology", "h100:2x8"]) == 0
     assert slow != capsys.readouterr().out
+
+
+def test_a_chip_whose_network_is_not_known(model, capsys) -> None:
+    card = {"name": "card", "flops": 1e15, "memory": 80e9, "bandwidth": 3e12, "link": 25e9, "links": 18}
+    file = model.with_name("card.json")
+    file.write_text(json.dumps(card))
+    assert main(["plan", f"{model}:plan", "--topology", "h100:2x8", "--chip", str(file)]) == 2
+    assert "what a card chip can send to other slices or hosts: give it, as --network" in capsys.readouterr().err
+    strategy = replicax.MirroredStrategy(devices("h100:2x8"))
+    with pytest.raises(ValueError, match=r"2 NVLink domains, and for card .* dataclasses.replace\(chip, network="):
+        replicax.plan(strategy, lambda x: x, chip=replicax.planning.Chip(**card))
 
 
 @pytest.mark.soak  # tests/cli/test_plan_search.py searches on other devices

@@ -318,9 +318,9 @@ def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
         chip = CHIPS[parse_slice(args.topology)[0].name]
     if args.network is not None:
         return dataclasses.replace(chip, network=args.network * 1e9)
-    if (args.slices or 1) > 1 and not chip.network:
+    if _slices(args) > 1 and not chip.network:
         raise InputError(
-            f"it is not known what a {chip.name} chip can send to other slices: give it, as --network GB/S"
+            f"it is not known what a {chip.name} chip can send to other slices or hosts: give it, as --network GB/S"
         )
     return chip
 

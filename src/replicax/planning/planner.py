@@ -62,7 +62,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
 
     Raises:
       CompilationError: the step can't be compiled for these devices.
-      ValueError: the devices are of several slices, and the chip has no bandwidth of the network between them.
+      ValueError: the devices are of several slices, or GPUs of several hosts, and the chip has no bandwidth of the
+        network between them.
       TypeError: ``strategy`` is none, ``step`` is not callable, or ``chip`` no :class:`Chip`.
       LocalityError, DeadlockError, ContextError: as ``strategy.run``.
 
@@ -148,13 +149,16 @@ def _slices(strategy: Strategy) -> int:
 
 
 def _check_network(strategy: Strategy, given: Chip | None) -> None:
-    """Raise if it is not known how much slices can tell each other."""
-    chip, slices = _chips(_devices_of(strategy), given)[0], _slices(strategy)
+    """Raise if it is not known how much slices, or GPUs that NVLink does not join, can tell each other."""
+    devices = _devices_of(strategy)
+    chip, slices = _chips(devices, given)[0], max(_slices(strategy), slices_of(devices))
     if slices > 1 and chip is not None and not chip.network:
+        parts = "NVLink domains" if devices.flat[0].platform == "gpu" else "slices"
+        known = "chip" if given else f"replicax.planning.chip_specs.CHIPS[{chip.name!r}]"
         raise ValueError(
-            f"plan: the devices are of {slices} slices, and for {chip.name} no bandwidth of the network between slices "
-            "is known: pass a chip that has it, such as dataclasses.replace(replicax.planning.chip_specs.CHIPS["
-            f"{chip.name!r}], network=6.25e9), in bytes per second of a chip"
+            f"plan: the devices are of {slices} {parts}, and for {chip.name} no bandwidth of the network between "
+            f"{parts} is known: pass a chip that has it, such as dataclasses.replace({known}, network=6.25e9), in "
+            "bytes per second of a chip"
         )
 
 
