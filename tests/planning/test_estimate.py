@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,9 +239,17 @@ def test_scaling_over_slices() -> None:
     assert points[-1].communication == pytest.approx(2 * 1e9 * 5 / 6 / chip.network)
 
 
-@pytest.mark.parametrize("change", [{"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}])
-def test_a_chip_that_can_not_be(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"Chip 'c': {next(iter(change))} must"):
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"flops": 0}, {"memory": -1}, {"bandwidth": 0}, {"link": -1}, {"links": -2}),
+        *({"memory": np.inf}, {"flops": np.nan}, {"link": 10**400}, {"network": "3"}, {"usable": "12"}, {"usable": 0}),
+        *({"peaks": [1, 2]}, {"peaks": {"tf32": 0}}, {"sources": 5}, {"sources": [5]}),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_chip_that_can_not_be(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"Chip 'c': {next(iter(change))}.* must"):
         Chip(**{"name": "c", "flops": 1, "memory": 1, "bandwidth": 1, **change})
 
 

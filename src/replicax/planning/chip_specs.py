@@ -7,8 +7,11 @@ Every estimate is made from these figures and from the formulas in :mod:`replica
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
 from replicax.system.gpu_memory import DEFAULT_FRACTION, FRACTION_VARIABLES, fraction_in
@@ -68,12 +71,19 @@ class Chip:
     sustained: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in ("flops", "memory", "bandwidth", "sustained"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"Chip {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
+        if not isinstance(self.peaks, Mapping):
+            raise ValueError(f"Chip {self.name!r}: peaks must have a number for each dtype, got {self.peaks!r}")
+        if not isinstance(self.sources, tuple | list) or not all(isinstance(source, str) for source in self.sources):
+            raise ValueError(f"Chip {self.name!r}: sources must be a list of texts, got {self.sources!r}")
+        above = {field: getattr(self, field) for field in ("flops", "memory", "bandwidth", "sustained")}
+        above |= {f"peaks[{dtype!r}]": peak for dtype, peak in self.peaks.items()}
+        above |= {} if self.usable is None else {"usable": self.usable}
+        for field, value in above.items():
+            if not (_is_number(value) and value > 0):
+                raise ValueError(f"Chip {self.name!r}: {field} must be a finite number above 0, got {value!r}")
         for field in ("link", "links", "network", "arithmetic", "launch", "meeting", "multiprocessors"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"Chip {self.name!r}: {field} must not be below 0, got {getattr(self, field)!r}")
+            if not (_is_number(value := getattr(self, field)) and value >= 0):
+                raise ValueError(f"Chip {self.name!r}: {field} must be a finite number, not below 0, got {value!r}")
 
     def share(self, devices: int) -> Chip:
         """What each of ``devices`` JAX devices of a chip has: an even share; links and network they use together."""
@@ -87,6 +97,11 @@ class Chip:
             arithmetic=self.arithmetic / devices,
             peaks={dtype: peak / devices for dtype, peak in self.peaks.items()},
         )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, and below infinity."""
+    return isinstance(value, numbers.Real) and bool(value <= sys.float_info.max)
 
 
 _DOCS = "https://docs.cloud.google.com/tpu/docs/"
