@@ -210,6 +210,21 @@ def test_a_wrong_offer_of_a_program(model, capsys, declared, message) -> None:
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("devices", "groups"),
+    [
+        (["--replicas", "32", "--logical", "2"], 4),
+        (["--topology", "v5e:4x4", "--slices", "2", "--network", "1", "--logical", "2x2x1x1"], 4),
+        (["--topology", "v5e:4x4", "--logical", "4x4x1x1"], None),
+    ],
+)
+def test_groups_of_a_search_are_of_replicas(model, capsys, faked, devices, groups) -> None:
+    asked = faked(KeyboardInterrupt())
+    assert main(["plan", "model.py", "--chip", "chip.json", *devices, "--search", "width=32", "microbatches=1"]) == 130
+    placements = [words[words.index("--strategy") + 1] for words in asked]
+    assert placements == ["mirrored"] + (["sharded", f"groups:{groups}"] if groups else [])
+
+
 def test_values_of_python_are_what_with_reads(model, capsys, faked) -> None:
     model.write_text(model.read_text().replace("[32, 64]", "[None, 'wide', '1', (2, 3), 0.5]"))
     asked = faked(KeyboardInterrupt())

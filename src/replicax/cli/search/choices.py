@@ -82,21 +82,21 @@ def declared(module: Any) -> dict[str, list[str]]:
     return found
 
 
-def default_choices(devices: int, slices: int) -> dict[str, list[str]]:
+def default_choices(replicas: int, slices: int) -> dict[str, list[str]]:
     """The choices for programs that offer none.
 
-    Groups of variables are the slices if there are several, and otherwise about as many as a group has devices.
+    Groups of variables are the slices if there are several, and otherwise about as many as a group has replicas.
 
     >>> from replicax.cli.search.choices import default_choices
     >>> default_choices(64, 1)
     {'strategy': ['mirrored', 'sharded', 'groups:8'], 'microbatches': ['1', '2', '4']}
     """
-    group = devices // slices if slices > 1 else 1
+    group = replicas // slices if slices > 1 else 1
     if slices == 1:
-        while group * group < devices and devices % (2 * group) == 0:
+        while group * group < replicas and replicas % (2 * group) == 0:
             group *= 2
-    groups = [f"groups:{group}"] if 1 < group < devices else []
-    several = ["mirrored", "sharded", *groups] if devices > 1 else ["mirrored"]
+    groups = [f"groups:{group}"] if 1 < group < replicas else []
+    several = ["mirrored", "sharded", *groups] if replicas > 1 else ["mirrored"]
     return {"strategy": several, "microbatches": ["1", "2", "4"]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -97,7 +98,7 @@ def _choices(
     fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
     if twice := sorted(fixed & set(given)):
         raise InputError(f"{twice[0]} is given, and --search varies it: leave out one of the two")
-    choices = default_choices(*_devices(args)) | declared(module) | given
+    choices = default_choices(*_replicas_and_slices(args)) | declared(module) | given
     choices = {name: values for name, values in choices.items() if name not in fixed}
     if not choices:
         raise InputError("--search has nothing to vary: all choices are given")
@@ -110,13 +111,15 @@ def _choices(
     return choices
 
 
-def _devices(args: argparse.Namespace) -> tuple[int, int]:
-    """The number of devices, and of slices."""
+def _replicas_and_slices(args: argparse.Namespace) -> tuple[int, int]:
+    """The number of replicas with one microbatch, and of slices."""
     from replicax.planning.strategy_spec import devices_and_slices
 
-    if args.topology is None:
-        return args.replicas or 8, 1
-    return devices_and_slices(args.topology, args.slices)
+    devices, slices = args.replicas or 8, 1
+    if args.topology is not None:
+        devices, slices = devices_and_slices(args.topology, args.slices)
+    cores = args.logical or 1
+    return devices // (cores if isinstance(cores, int) else math.prod(cores)), slices
 
 
 def _common(args: argparse.Namespace) -> list[str]:
