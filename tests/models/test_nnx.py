@@ -383,6 +383,20 @@ def test_a_checkpoint_goes_on_under_another_strategy(pair, tmp_path) -> None:
     check_alike(arrays(*fresh), alone("cnn")[0])
 
 
+def test_a_checkpoint_restores_a_variable_and_a_state_in_place(tmp_path) -> None:
+    def objects():
+        return nnx.Variable(jnp.ones(2)), nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    (count, model), (new_count, new_model) = objects(), objects()
+    count[...], model.mean[...] = jnp.full(2, 4.0), jnp.full(3, 5.0)
+    replicax.Checkpoint(count=count, state=nnx.state(model)).save(tmp_path / "a")
+    checkpoint = replicax.Checkpoint(count=new_count, state=nnx.state(new_model))
+    checkpoint.restore(tmp_path / "a")
+    assert checkpoint.count is new_count
+    assert checkpoint.state["mean"] is new_model.mean
+    assert (new_count[...].tolist(), new_model.mean[...].tolist()) == ([4, 4], [5, 5, 5])
+
+
 # --- mistakes ------------------------------------------------------------------------------------------------
 
 

@@ -152,6 +152,14 @@ def test_models_of_nnx_in_place_before_and_after_a_step(tmp_path: pathlib.Path) 
     same(load_file(tmp_path / "state" / "model.safetensors"), tensors)
 
 
+def test_a_state_of_nnx_in_place_so_the_model_has_the_weights(tmp_path: pathlib.Path) -> None:
+    safetensors.save(tmp_path, {"scale": np.full(3, 5, np.float32), "bias": np.full(3, 6, np.float32)})
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    loaded = safetensors.load(tmp_path, {"norm": nnx.state(model, nnx.Param)}, lambda path: path.removeprefix("norm/"))
+    assert loaded["norm"]["scale"] is model.scale
+    same({"scale": model.scale[...], "bias": model.bias[...]}, {"scale": [5, 5, 5], "bias": [6, 6, 6]})
+
+
 def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:
     tensors = weights()
     params = variables(strategy_of(2), 1)

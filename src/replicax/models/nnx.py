@@ -302,8 +302,14 @@ class NNXAdapter:
         state.take()
         return state
 
+    def updates(self, kind: type) -> bool:
+        return issubclass(kind, nnx.Pytree | nnx.Variable)
+
     def update(self, value: Any, other: Any) -> None:
-        nnx.update(value, nnx.state(other, graph=True))
+        if isinstance(value, nnx.Variable):
+            value.set_raw_value(other.get_raw_value())
+        else:
+            nnx.update(value, nnx.state(other, graph=True))
 
     def parts(self, objects: tuple[Any, ...]) -> NNXParts:
         return NNXParts(objects)

@@ -63,8 +63,11 @@ class Adapter(Protocol):
           TypeError: an object holds something that no variable can.
         """
 
+    def updates(self, kind: type) -> bool:
+        """Whether :meth:`update` takes objects of this class: those that it holds, and their cells."""
+
     def update(self, value: Any, other: Any) -> None:
-        """Give an object the arrays of another of the same structure."""
+        """Give an object, or a cell, the arrays of another of the same structure."""
 
     def cells(self, value: Any) -> Sequence[HeldArray]:
         """Where an object keeps its arrays, also while a step runs."""
@@ -243,15 +246,15 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
 
 
 def updated(tree: Any, other: Any) -> Any:
-    """``other``, a pytree of the structure of ``tree``, with the objects of ``tree`` that hold state.
+    """``other``, a pytree of the structure of ``tree``, with the objects of ``tree`` that hold state, and their cells.
 
-    These get the arrays of the objects in their places in ``other``.
+    These get the arrays of those in their places in ``other``.
     """
     if not _loaded():
         return other
     structure: Any
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or _stays_whole(x))
-    adapters = [_adapter_of(type(leaf)) for leaf in leaves]
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or is_leaf(x) or bool(_updater(x)))
+    adapters = [_updater(leaf) for leaf in leaves]
     if not any(adapters):
         return other
     news = structure.flatten_up_to(other)
@@ -314,6 +317,10 @@ def _adapter_of(kind: type) -> Adapter | None:
     except KeyError:
         _by_type[kind] = next((a for a in _found.values() if a.holds(kind)), None)
         return _by_type[kind]
+
+
+def _updater(value: Any) -> Adapter | None:
+    return next((adapter for adapter in _loaded() if adapter.updates(type(value))), None)
 
 
 def _stays_whole(value: Any) -> bool:

@@ -41,8 +41,9 @@ def load(
 
     Args:
       path: a folder with ``model.safetensors``, or with several files and ``model.safetensors.index.json``; or a file.
-      into: a pytree of variables and arrays, such as a state of Flax NNX. Variables, and objects of NNX, get their
-        values in place. For an array, or a ``jax.ShapeDtypeStruct``, the result has a new one with its sharding.
+      into: a pytree of variables and arrays, such as a state of Flax NNX. Variables, and objects and variables of NNX,
+        get their values in place. For an array, or a ``jax.ShapeDtypeStruct``, the result has a new one with its
+        sharding.
       names: the tensor of each path in ``into``: a dict, or a function of the path, which returns ``None`` for what is
         to stay as it is. A path is like ``layers/0/query/kernel``. In a dict ``{}`` stands for a part of a path, in
         the paths and in the names: ``{"layers/{}/up/kernel": Transposed("model.layers.{}.mlp.up_proj.weight")}``.
