@@ -292,6 +292,22 @@ def test_models_of_nnx(replicas: int, kind: Any) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 if kind is None else 2e-3)
 
 
+def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:
+    from flax import nnx
+
+    def step(model: Any, count: Any, x: Any) -> None:
+        model.count[...] += 1
+        count[...] += 1
+
+    class Model(nnx.Module):
+        def __init__(self) -> None:
+            self.count = nnx.Variable(jnp.int32(0))
+
+    strategy = strategy_of(2)
+    with pytest.raises(TypeError, match=r"args\[1\], of type Variable, was changed in place .*change would be lost"):
+        strategy.run(accumulated(step, 2), args=(Model(), nnx.Variable(jnp.int32(0)), jnp.ones(4)))
+
+
 def test_a_pipeline_divides_its_batch_itself() -> None:
     strategy = logical_strategy(1, 2)
 

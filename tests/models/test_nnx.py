@@ -544,6 +544,52 @@ def test_a_loss_that_is_no_share(pair, kind, step, text) -> None:
     assert "# wrong" in linecache.getline(found[0].filename, found[0].lineno)
 
 
+def changes_a_variable(model, count, state):
+    count[...] += 1
+
+
+def changes_a_state(model, count, state):
+    state["mean"][...] += 1
+
+
+def merges(model, count, state, copy=False):
+    nnx.merge(nnx.graphdef(model), state, copy=copy)(jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("step", [changes_a_variable, changes_a_state, merges])
+@pytest.mark.parametrize("trains", [False, True])
+@third_party
+def test_changes_of_a_variable_or_a_state_would_be_lost(pair, step, trains) -> None:
+    def whole(model, count, state):
+        step(model, count, state)
+        if trains:
+            model.scale[...] += 1
+
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    args = model, nnx.Variable(jnp.int32(1)), nnx.state(nnx.clone(model))
+    for fn, rest in (
+        (whole, args),
+        (functools.partial(whole, *args[:2]), args[2:]),
+        (functools.partial(whole, *args), ()),
+    ):
+        with pytest.raises(TypeError, match=r"of type (Variable|State), was changed in place .*change would be lost"):
+            pair.run(fn, args=rest)
+
+
+@third_party
+def test_a_variable_or_a_state_that_a_step_changes_leaves_it_or_is_a_copy(pair) -> None:
+    def step(model, count, state, rngs):
+        changes_a_variable(model, count, state)
+        merges(model, count, state, copy=True)
+        nnx.merge(nnx.graphdef(nnx.Rngs(0)), rngs).normal(3)  # its count goes on
+        return {"new": count}
+
+    model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    new = pair.run(step, args=(model, nnx.Variable(jnp.int32(1)), nnx.state(model), nnx.state(nnx.Rngs(0))))
+    assert int(new["new"][...]) == 2
+    assert not model.mean[...].any()
+
+
 @third_party
 def test_mutable_arrays_in_a_model(pair) -> None:
     with nnx.var_defaults(ref=True):

@@ -206,7 +206,7 @@ X = np.ones((4, 3), np.float32)
 def test_a_module_that_is_updated_in_place_would_not_be_trained(strategy, executor) -> None:
     options = replicax.RunOptions(executor)
     net = Net(jnp.ones((3, 2)))
-    with pytest.raises(TypeError, match=r"args\[0\], of type Net, was changed in place .*nothing would be trained"):
+    with pytest.raises(TypeError, match=r"args\[0\], of type Net, was changed in place .*the change would be lost"):
         strategy.run(trained, args=(net, X), options=options)
     with pytest.raises(TypeError, match=r"kwargs\['net'\], of type Net, was changed in place"):
         strategy.run(trained, kwargs={"net": net, "x": X}, options=options)
@@ -225,6 +225,23 @@ def test_a_module_whose_new_state_leaves_the_step(strategy, executor) -> None:
     new = strategy.run(step, args=(net, batch), options=options)
     assert not np.allclose(strategy.local_results(new.kernel)[0], net.kernel)
     assert strategy.run(lambda net, x: net(x), args=(net, X), options=options).shape == (4, 2)
+
+
+@EXECUTORS
+@pytest.mark.parametrize("change", [lambda net: net.kernel + 1, lambda net: 0.0, lambda net: np.zeros((3, 2))])
+def test_a_change_would_be_lost_of_a_module_beside_what_is_trained(pair, executor, change) -> None:
+    with pair.scope():
+        w = replicax.Variable(jnp.ones(3))
+
+    def step(net, returned, x):
+        net.kernel, returned.kernel = change(net), returned.kernel + 1
+        w.assign_add(w.value)
+        return returned
+
+    args = Net(jnp.arange(6).reshape(3, 2)), Net(jnp.ones((3, 2))), X
+    with pytest.raises(TypeError, match=r"args\[0\], of type Net, was changed in place .*the change would be lost"):
+        pair.run(step, args=args, options=replicax.RunOptions(executor))
+    assert w.numpy().tolist() == [1, 1, 1]
 
 
 def test_a_module_that_is_captured_and_updated_in_place(pair) -> None:

@@ -165,7 +165,7 @@ class _Replica:
         ):
             args, kwargs = self._arguments()
             with explaining(self._fn, tuple, lambda: [v.name for v in self.store.values]):
-                return call_step(self._fn, args, kwargs, self.store.values, self.store.written)
+                return call_step(self._fn, args, kwargs, self.store.values)
 
 
 def _bringing(replicas: Replicas) -> Callable[[Variable], None]:

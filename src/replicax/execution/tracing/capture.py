@@ -144,7 +144,7 @@ def capture(
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
-            returned = call_step(fn, args, kwargs, store.values, store.writes)
+            returned = call_step(fn, args, kwargs, store.values)
         asked_for_count = replica.asked_for_count
         leaves, result_tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
         computed: list[Any] = []

@@ -158,10 +158,10 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     adapters = _loaded()
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
-    bound = _bound(fn)
+    bound = bound_arguments(fn)
     if not args and not kwargs and bound is None:
         return None
-    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=_stays_whole)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=stays_whole)
     if any(map(register, leaves)):
         return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
     places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
@@ -194,7 +194,7 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
 
     When the context is left without an error, what the step has changed in them is assigned to their variables.
     """
-    bound = _bound(fn)
+    bound = bound_arguments(fn)
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=is_leaf)
     states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)}
     if not states:
@@ -212,7 +212,7 @@ def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
     """Where the objects keep their arrays that a step changes in place, while it runs."""
     if not _loaded():
         return []
-    leaves = jax.tree_util.tree_leaves((args, kwargs, _bound(fn)), is_leaf=_stays_whole)
+    leaves = jax.tree_util.tree_leaves((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
     pairs = [(leaf, _adapter_of(type(leaf))) for leaf in leaves]
     return [cell for leaf, adapter in pairs if adapter is not None for cell in adapter.cells(leaf)]
 
@@ -226,7 +226,7 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
     """
 
     def places(args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs, _bound(fn)), is_leaf=_stays_whole)
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
         return leaves, tree, [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
 
     def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -265,7 +265,7 @@ def updated(tree: Any, other: Any) -> Any:
     return structure.unflatten(news)
 
 
-def _bound(fn: Any) -> Any:
+def bound_arguments(fn: Any) -> Any:
     """The arguments that a step, which may be in wrappers, has already; ``None`` if it can't have any."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
@@ -323,5 +323,6 @@ def _updater(value: Any) -> Adapter | None:
     return next((adapter for adapter in _loaded() if adapter.updates(type(value))), None)
 
 
-def _stays_whole(value: Any) -> bool:
+def stays_whole(value: Any) -> bool:
+    """Whether a value is a leaf here: also an object that holds state."""
     return is_leaf(value) or _adapter_of(type(value)) is not None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from replicax import _jax
-from replicax.execution.tracing.stateful_arguments import opened
+from replicax.devices.host_values import is_key
+from replicax.execution.tracing.stateful_arguments import bound_arguments, opened, stays_whole
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_result, has_not_run
 from replicax.variables.variable import Variable
@@ -21,7 +22,6 @@ def call_step(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     values: Mapping[Variable, Any],
-    written: Iterable[Variable],
 ) -> Any:
     """``fn(*args, **kwargs)``, as one replica's step.
 
@@ -30,14 +30,13 @@ def call_step(
       args: put together for this call alone.
       kwargs: the same, by name.
       values: of the variables that the step reads and writes; filled while it runs.
-      written: those that it writes.
 
     Raises:
       TypeError: nothing of it has run, as it is async or a generator; it returns something that can't leave a step; or
         it has changed an argument in place, of which nothing leaves.
     """
-    objects = _objects((args, kwargs))
     with opened(fn, args, kwargs) as (call, own_args, own_kwargs):
+        objects = mutable_objects(fn, call, own_args, own_kwargs)
         returned = checked_result(call(*own_args, **own_kwargs), fn, "strategy.run")
     for leaf in jax.tree_util.tree_leaves(returned, is_leaf=lambda x: is_leaf(x) or has_not_run(x)):
         checked_result(leaf, fn, "strategy.run")
@@ -48,42 +47,45 @@ def call_step(
                 "a step returned a mutable array (jax.new_ref), which can't leave it: return its value, ref[...], or "
                 "keep the state in a replicax.Variable"
             )
-    if objects and not any(v.trainable for v in written):
-        _check_changes_leave(objects, {id(x) for x in [*leaves, *values.values()]})
+    check_changes_leave(objects, {id(x) for x in [*leaves, *values.values()]})
     return returned
 
 
-def _objects(arguments: Any) -> list[tuple[str, Any, list[Any]]]:
-    """The objects among the arguments that have arrays in them, such as modules: where each is, and its leaves."""
+def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[str, Any, list[Any]]]:
+    """The objects with arrays that ``call``, a copy of the step ``fn``, gets: where each is, and its leaves."""
     found = []
     builtin = (dict, list, tuple, types.NoneType)
+    arguments = {"args": args, "kwargs": kwargs, "functools.partial": None if call is fn else bound_arguments(call)}
     flat = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda x: not isinstance(x, builtin))[0]
     for path, value in flat:
-        if not is_leaf(value) and not jax.tree_util.all_leaves([value]):
-            where = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-            found.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=is_leaf)))
+        if not stays_whole(value) and not jax.tree_util.all_leaves([value]):
+            where = path[0].key + jax.tree_util.keystr(path[1:])
+            found.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=stays_whole)))
     return found
 
 
-def _check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[int]) -> None:
-    """Raise if the step has given objects among its arguments new arrays, none of which leaves it.
+def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[int]) -> None:
+    """Raise if the step has given one of ``objects`` new values, none of which leaves it.
 
-    Whole numbers and keys don't count: a random stream that has counted on is lost without harm to what is trained.
+    Random keys and uint32 numbers, which random streams consist of, don't count: a stream that has counted on is lost
+    without harm to what is trained.
     """
-    changed = []
     for where, value, before in objects:
         old = set(map(id, before))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]:
-            if id(leaf) in old or not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
-                continue
-            if id(leaf) in leaving:
-                return
-            changed.append((where + jax.tree_util.keystr(path), where, type(value).__name__))
-    if changed:
-        first, where, kind = changed[0]
-        raise TypeError(
-            f"{where}, of type {kind}, was changed in place by the step ({first}), and nothing of that leaves it: a "
-            "step works on a copy of its arguments, as under jax.jit, so nothing would be trained. Keep the parameters "
-            "in replicax.Variables (replicax.as_variables, replicax.value_and_grad, replicax.Optimizer), or return the "
-            "changed object, and pass it to the next step"
-        )
+        leaves = jax.tree_util.tree_flatten_with_path(value, is_leaf=stays_whole)[0]
+        changed = [(path, leaf) for path, leaf in leaves if id(leaf) not in old and _counts(leaf)]
+        if changed and not any(id(leaf) in leaving for _, leaf in changed):
+            raise TypeError(
+                f"{where}, of type {type(value).__name__}, was changed in place by the step "
+                f"({where}{jax.tree_util.keystr(changed[0][0])}), and nothing of that leaves it: a step works on a "
+                "copy of its arguments, as under jax.jit, so the change would be lost. Return the changed object, and "
+                "pass it to the next step; or keep what changes in replicax.Variables (replicax.as_variables, "
+                "replicax.value_and_grad, replicax.Optimizer), or with Flax NNX in an nnx.Module. If only this step "
+                "needs the change, change a copy (nnx.merge(graphdef, state, copy=True))"
+            )
+
+
+def _counts(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf.dtype != np.uint32 and not is_key(leaf.dtype)
+    return isinstance(leaf, int | float | complex)

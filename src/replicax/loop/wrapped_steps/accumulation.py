@@ -17,6 +17,7 @@ from replicax.errors import ContextError, PlacementError, TraceError
 from replicax.execution.program.marks import assigns
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
+from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
 from replicax.loop.step_objects import is_whole
@@ -264,6 +265,7 @@ class _Run:
         collector = _Collector(self, store, gradients)
         copies = () if self._parts is None else self._parts.copies(held)
         fn, args, kwargs = self._call_with(copies, *self._batch.arguments(pieces))
+        objects = mutable_objects(self._step.fn, fn, args, kwargs)
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
             self._communicator.examples = ReplicaExamples(mask, self._batch.total)
@@ -274,6 +276,7 @@ class _Run:
             returned = checked_result(fn(*args, **kwargs), self._step.fn, "accumulated(step, parts)")
         left = [] if self._parts is None else self._parts.values_of(copies)
         leaves, self.tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_whole)
+        check_changes_leave(objects, {id(x) for x in [*leaves, *store.values.values()]})
         numbers = []
         for leaf in leaves:
             value = leaf.value if isinstance(leaf, Variable) else leaf
