@@ -351,6 +351,17 @@ def test_mistakes_in_names(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_two_arrays_of_one_path(tmp_path: pathlib.Path) -> None:
+    tree = {"a/b": np.zeros(2, np.float32), "a": {"b": np.ones(2, np.float32)}}
+    with pytest.raises(ValueError, match="two arrays have the path a/b: rename one"):
+        safetensors.save(tmp_path, tree)
+    assert list(tmp_path.iterdir()) == []
+    safetensors.save(tmp_path, {**tree, "a/b": "not an array"})
+    with pytest.raises(ValueError, match="two arrays have the path a/b: rename one"):
+        safetensors.load(tmp_path, tree)
+    assert safetensors.load(tmp_path, {**tree, "a/b": "not an array"})["a/b"] == "not an array"
+
+
 def test_places_where_nothing_is_loaded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(weights(), tmp_path)
     strategy = strategy_of(2)

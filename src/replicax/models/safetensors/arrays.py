@@ -35,13 +35,22 @@ class _Described:
 
 
 def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
-    """The variables and arrays in a pytree, by path, and a function from new ones to the pytree with them."""
+    """The variables and arrays in a pytree, by path, and a function from new ones to the pytree with them.
+
+    Raises:
+      ValueError: two have one path.
+    """
     structure: Any
     flat, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
-    values = [value for _, value in flat]
-    paths = ["/".join(_words(path)) for path, _ in flat]
     arrays = (Variable, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-    mine = {p: v for p, v in zip(paths, values, strict=True) if isinstance(v, arrays) and not is_key(v.dtype)}
+    values: list[Any] = [value for _, value in flat]
+    places: dict[str, int] = {}
+    for i, (path, value) in enumerate(flat):
+        if isinstance(value, arrays) and not is_key(value.dtype):
+            name = "/".join(_words(path))
+            if places.setdefault(name, i) != i:
+                raise ValueError(f"two arrays have the path {name}: rename one, so that the names of tensors differ")
+    mine = {path: values[i] for path, i in places.items()}
     for value in mine.values():
         if isinstance(value, Variable):
             context.check_present(value.replicas, "replicax.models.safetensors")
@@ -50,7 +59,8 @@ def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str,
     found = {**leaves.arrays(), **described}
 
     def rebuilt(new: Mapping[str, Any]) -> Any:
-        return structure.unflatten([new.get(path, value) for path, value in zip(paths, values, strict=True)])
+        news = {i: new[path] for path, i in places.items() if path in new}
+        return structure.unflatten([news.get(i, value) for i, value in enumerate(values)])
 
     return leaves, {path: found[path] for path in mine}, rebuilt
 

@@ -60,7 +60,8 @@ def load(
       FileNotFoundError: no such file, or the index names one that is not there.
       CheckpointError: a file is truncated or damaged, or can't be read to its end.
       MemoryError: a device has no room for an array; nothing was loaded.
-      ValueError: what is in the files does not fit; lists missing and unexpected names, and other shapes and dtypes.
+      ValueError: what is in the files does not fit; lists missing and unexpected names, and other shapes and dtypes. Or
+        two values have one path.
       ContextError: called inside a step.
       ImportError: the package safetensors is not installed.
 
