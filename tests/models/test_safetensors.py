@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen as nn, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
@@ -158,6 +159,21 @@ def test_a_state_of_nnx_in_place_so_the_model_has_the_weights(tmp_path: pathlib.
     loaded = safetensors.load(tmp_path, {"norm": nnx.state(model, nnx.Param)}, lambda path: path.removeprefix("norm/"))
     assert loaded["norm"]["scale"] is model.scale
     same({"scale": model.scale[...], "bias": model.bias[...]}, {"scale": [5, 5, 5], "bias": [6, 6, 6]})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Attention:
+    key: Any
+    value: Any
+
+
+def test_an_array_that_is_called_value_keeps_its_name_outside_of_a_box(tmp_path: pathlib.Path) -> None:
+    one = np.ones(2, np.float32)
+    boxed = nn.Partitioned(one, ("x",))
+    safetensors.save(tmp_path, {"attn": Attention(one, nnx.Param(one)), "linen": boxed, "other": Attention(boxed, one)})
+    names = {"attn.key", "attn.value", "linen", "other.key", "other.value"}
+    assert load_file(tmp_path / "model.safetensors").keys() == names
 
 
 def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -42,12 +43,13 @@ def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str,
     """
     structure: Any
     flat, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
+    boxes = _boxes_in(tree)
     arrays = (Variable, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
     values: list[Any] = [value for _, value in flat]
     places: dict[str, int] = {}
     for i, (path, value) in enumerate(flat):
         if isinstance(value, arrays) and not is_key(value.dtype):
-            name = "/".join(_words(path))
+            name = "/".join(_words(path, boxes))
             if places.setdefault(name, i) != i:
                 raise ValueError(f"two arrays have the path {name}: rename one, so that the names of tensors differ")
     mine = {path: values[i] for path, i in places.items()}
@@ -65,10 +67,18 @@ def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str,
     return leaves, {path: found[path] for path in mine}, rebuilt
 
 
-def _words(path: Sequence[Any]) -> list[str]:
-    """The parts of a path. A variable of NNX is a container of its value, whose name is left out."""
+def _boxes_in(tree: Any) -> set[Any]:
+    """The paths of Flax' containers of one ``value``: variables of NNX, and arrays of Linen with names of axes."""
+    modules = (("flax.nnx", "Variable"), ("flax.core.meta", "AxisMetadata"))
+    kinds = tuple(getattr(sys.modules[module], name) for module, name in modules if module in sys.modules)
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_leaf(x) or isinstance(x, kinds))
+    return {path for path, value in flat if isinstance(value, kinds)}
+
+
+def _words(path: tuple[Any, ...], boxes: Set[Any]) -> list[str]:
+    """The parts of a path. The name ``value`` of what a box has in it is left out."""
     keys = [next(getattr(k, a) for a in ("key", "name", "idx") if hasattr(k, a)) for k in path]
-    if len(keys) > 1 and keys[-1] == "value" and isinstance(path[-1], jax.tree_util.GetAttrKey):
+    if len(keys) > 1 and keys[-1] == "value" and path[:-1] in boxes:
         del keys[-1]
     return [str(key) for key in keys]
 
