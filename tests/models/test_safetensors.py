@@ -412,6 +412,26 @@ def test_a_save_over_weights_and_one_that_fails(tmp_path: pathlib.Path, monkeypa
     assert list((tmp_path / "full").iterdir()) == []
 
 
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+def test_a_save_that_fails_at_its_index_leaves_nothing(
+    method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(pathlib.Path, method)
+
+    def full(self: pathlib.Path, *args: Any) -> Any:
+        if self.name.endswith("index.json.part"):
+            raise OSError("No space left on device")
+        return original(self, *args)
+
+    tree = here(weights())
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, method, full)
+        with pytest.raises(CheckpointError, match="could not be saved to .*: No space left on device"):
+            safetensors.save(tmp_path, tree, NAMES, max_file_bytes=500)
+    assert list(tmp_path.iterdir()) == []
+    safetensors.save(tmp_path, tree, NAMES, max_file_bytes=500)
+
+
 # --- memory, and several workers ------------------------------------------------------------------------
 
 

@@ -166,6 +166,7 @@ class _Writer:
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._parts: list[tuple[pathlib.Path, list[str], int]] = []
+        self._made: list[pathlib.Path] = []
 
     def prepare(self) -> None:
         """Make the folder.
@@ -183,29 +184,32 @@ class _Writer:
         from safetensors.numpy import save_file
 
         part = self._folder / f"{SINGLE}.part{len(self._parts)}"
+        self._made.append(part)
         self._parts.append((part, list(data), sum(value.nbytes for value in data.values())))
         save_file(dict(data), part, metadata={"format": "pt"})
         _flush(part)
 
     def finish(self) -> None:
-        """Give the files their names."""
-        count, places = len(self._parts), dict[str, str]()
+        """Give the files their names, after all has been written."""
+        count, places, names = len(self._parts), dict[str, str](), dict[pathlib.Path, str]()
         for number, (part, tensors, _) in enumerate(self._parts, 1):
-            name = SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-            part.replace(self._folder / name)
-            places |= dict.fromkeys(tensors, name)
+            names[part] = SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+            places |= dict.fromkeys(tensors, names[part])
         if count > 1:
             index = {"metadata": {"total_size": sum(size for *_, size in self._parts)}, "weight_map": places}
             part = self._folder / f"{INDEX}.part"
+            self._made.append(part)
             part.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
             _flush(part)
-            part.replace(self._folder / INDEX)
+            names[part] = INDEX
+        for part, name in names.items():
+            self._made.append(part.replace(self._folder / name))
 
     def undo(self) -> None:
-        """Remove what has no name yet."""
-        for part, *_ in self._parts:
+        """Remove what has been written."""
+        for file in self._made:
             with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
 
 def _flush(file: pathlib.Path) -> None:
