@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import replicax
 from replicax.errors import CheckpointError, ContextError
 from replicax.models import safetensors
-from replicax.models.safetensors import Transposed, memory
+from replicax.models.safetensors import Transposed, loading, memory
 from tests import processes
 from tests.conftest import strategy_of
 from tests.models import workers_safetensors
@@ -187,6 +187,15 @@ def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:
     same({path: v.numpy() for path, v in params.items()}, half)
 
 
+@pytest.mark.parametrize("kind", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"])
+def test_numbers_of_eight_bits(kind: str, tmp_path: pathlib.Path) -> None:
+    numbers = np.array([[1, 2, 4], [0.5, 1, 2]], np.float32)
+    saved = jnp.asarray(numbers, f"float8_{kind}")
+    safetensors.save(tmp_path, {"w": saved})
+    assert safetensors.load(tmp_path, {"w": jnp.zeros_like(saved)})["w"].tolist() == numbers.tolist()
+    same(safetensors.load(tmp_path, {"w": np.zeros_like(numbers)}, cast=True), {"w": numbers})
+
+
 # --- what is wrong --------------------------------------------------------------------------------------
 
 
@@ -349,6 +358,13 @@ def test_a_device_that_is_full_while_it_loads(tmp_path: pathlib.Path, monkeypatc
         safetensors.load(tmp_path, params)
     assert params["a"].numpy().all()
     assert not params["b"].numpy().any()
+
+
+def test_a_file_that_is_cut_after_the_check(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    safetensors.save(tmp_path, {"a": np.ones(4, np.float32)})
+    monkeypatch.setattr(loading, "check_room", lambda *_: cut(tmp_path, "model.safetensors", 80))
+    with pytest.raises(CheckpointError, match=r"model.safetensors was broken off at a \(a\): mmap"):
+        safetensors.load(tmp_path, {"a": np.ones(4, np.float32)})
 
 
 def test_mistakes_in_names(tmp_path: pathlib.Path) -> None:

@@ -77,8 +77,6 @@ def load(
     """
     check_call("load")
     path = checked_path(path, "safetensors.load(path)")
-    from safetensors import SafetensorError
-
     from replicax.models.safetensors import files
 
     leaves, found, rebuilt = leaves_of(into)
@@ -102,7 +100,7 @@ def load(
         try:
             value = values[at] = found[at].restored(read)
             jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # the host's copy is free
-        except (OSError, SafetensorError, MemoryError, jax.errors.JaxRuntimeError) as error:
+        except (OSError, ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:  # mmap's
             tensor = tensors[source.names[0]]
             failure = CheckpointError(
                 f"reading {tensor.file} was broken off at {at} ({tensor.name}): {error}; variables before it are loaded"
@@ -157,7 +155,7 @@ def _difference(tensor: Tensor, source: TensorSource, shape: tuple[int, ...], dt
     if len(tensor.shape) != len(shape) or source.here(tensor.shape) != shape:
         turned = tensor.shape[::-1] == shape or tensor.shape == shape
         return in_file + (" (Transposed(name) or a plain name: the other one fits)" if turned else "")
-    both_float = all(name in ("bfloat16", "float16", "float32", "float64") for name in (dtype, tensor.dtype))
+    both_float = all(name.startswith(("float", "bfloat")) for name in (dtype, tensor.dtype))
     if tensor.dtype == dtype or (cast and both_float):
         return None
     return in_file + (" (cast=True converts it)" if both_float else "")
