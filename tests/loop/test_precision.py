@@ -320,3 +320,16 @@ def test_a_step_that_would_not_compute_in_this_precision_is_told() -> None:
     dataset = strategy.distribute_dataset([x])
     with pytest.raises(ValueError, match="takes 'bf16', 'fp16' or a replicax.loop.Precision"):
         replicax.train(without_update, dataset, 1, precision="half")  # type: ignore[arg-type]
+
+
+def test_what_a_step_would_change_in_a_copy_is_told() -> None:
+    from flax import nnx
+
+    model = MLP(strategy_of(2))
+
+    def step(seen: Any, batch: Any) -> None:
+        model.step(batch)
+        seen[...] += 1
+
+    with pytest.raises(TypeError, match=r"args\[0\], of type Variable, was changed in place .*change would be lost"):
+        model.strategy.run(Precision("bf16")(step), args=(nnx.Variable(jnp.float32(0)), batches()[0]))

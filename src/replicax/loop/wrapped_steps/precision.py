@@ -14,6 +14,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError, stack_level
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import HeldArray, cells_in
+from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
 from replicax.loop.step_metrics import step_outcome
 from replicax.loop.step_objects import is_whole
 from replicax.pytrees import registered
@@ -179,6 +180,7 @@ class PreciseStep(Wrapper):
                 f"{self.__name__} has a precision already: wrap it once, and leave it out of replicax.train"
             )
         args, kwargs = _cast((args, kwargs), precision.dtype, precision._keep)
+        objects = mutable_objects(self.fn, self.fn, args, kwargs)
         outer = current_store()
         scale = None if precision._scale is None else outer.read(precision._scale)
         use = _Use(precision.dtype, scale)
@@ -186,6 +188,7 @@ class PreciseStep(Wrapper):
         cells = [] if scale is None else [(cell, cell.get_raw_value()) for cell in cells_in(self.fn, args, kwargs)]
         with using(gradient_hook, use), using(update_hook, use), use_store(store):
             returned = checked_result(self.fn(*args, **kwargs), self.fn, "Precision(…)(step)")
+        check_changes_leave(objects, set(map(id, jax.tree_util.tree_leaves(registered(returned), is_leaf=is_whole))))
         if not use.is_used:
             raise ValueError(
                 f"{self.__name__}: the step calls no replicax.value_and_grad, so its parameters would stay float32. "
