@@ -6,7 +6,7 @@ import sys
 
 from replicax.hlo.buffer_assignment import allocations
 from replicax.hlo.instructions import parse
-from replicax.planning.memory import largest, memory_of, temporaries_of
+from replicax.planning.memory import compiled_buffers, largest, memory_of
 from tests.hlo.hlo_texts import LAYOUT
 
 PROGRAM = """\
@@ -29,7 +29,7 @@ def test_memory() -> None:
 
 
 def test_temporaries_that_are_there_at_the_same_time() -> None:
-    found = list(temporaries_of(allocations(LAYOUT), parse(PROGRAM)))
+    found = list(compiled_buffers(allocations(LAYOUT), parse(PROGRAM)))
     # b lies where a lies: they take turns.
     assert [(b.name, b.type, b.bytes) for b in found] == [
         ("concatenate", "float32[4096]", 16384),
@@ -51,10 +51,10 @@ ENTRY %main (x: (s32[], f32[4096])) -> (s32[], f32[4096]) {{
   %x = (s32[], f32[4096]) parameter(0)
   ROOT %w = (s32[], f32[4096]) while(%x), body=%body, metadata={{source_file="/home/me/model.py" source_line=7}}
 }}"""
-    assert [b.where for b in temporaries_of(allocations(LAYOUT), parse(program))] == ["model.py:7", "model.py:9"]
+    assert [b.where for b in compiled_buffers(allocations(LAYOUT), parse(program))] == ["model.py:7", "model.py:9"]
 
 
 def test_alike_buffers_count_together() -> None:
-    [pad, cut] = temporaries_of(allocations(LAYOUT), parse(PROGRAM))
+    [pad, cut] = compiled_buffers(allocations(LAYOUT), parse(PROGRAM))
     ranked = largest([cut, pad, cut, cut, cut, cut], 2)
     assert [(b.name, b.count) for b in ranked] == [("slice", 5), ("concatenate", 1)]

@@ -274,6 +274,17 @@ def test_with_a_chip_of_ones_own(pair, memory: float, fits: bool) -> None:
     assert [p.replicas for p in plan.scaling] == [1, 2]
 
 
+def test_an_array_that_the_compiler_has_made_a_constant_is_in_memory_and_is_read() -> None:
+    table = jnp.asarray(np.random.default_rng(0).random((300, 300), np.float32))
+    frozen = jax.jit(lambda x: x @ table)  # whose closed-over array JAX writes into the program
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    plan = replicax.plan(strategy, lambda x: frozen(x), jax.ShapeDtypeStruct((8, 300), jnp.float32))
+    size, other = 4 * 300 * 300, 2 * 4 * 8 * 300
+    assert [(b.kind, b.bytes) for b in plan.memory.buffers[:1]] == [("constant", size)]
+    assert size + other <= plan.memory.total < size + 2 * other
+    assert plan.cost.bytes >= size + other
+
+
 def test_a_step_of_nothing_and_elements_of_any_kind(pair) -> None:
     assert replicax.plan(pair, lambda: None).collectives == ()
     spec = {"x": jax.ShapeDtypeStruct((4, 3), np.float64), "scale": 2.0, "train": True, "none": None}

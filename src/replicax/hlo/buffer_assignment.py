@@ -38,6 +38,7 @@ class Allocation:
       is_argument: whether it holds an argument of the program.
       is_output: whether it holds what the program returns.
       is_temporary: whether it holds what is needed in between only.
+      is_constant: whether it holds an array that is part of the program.
       values: what lies there, one after the other.
     """
 
@@ -45,6 +46,7 @@ class Allocation:
     is_argument: bool
     is_output: bool
     is_temporary: bool
+    is_constant: bool
     values: tuple[Value, ...]
 
 
@@ -76,6 +78,7 @@ def allocations(text: str) -> Iterator[Allocation]:
                 is_argument=", parameter " in about,
                 is_output="maybe-live-out" in about,
                 is_temporary="preallocated-temp" in about,
+                is_constant=", constant" in about,
                 values=tuple(values),
             )
         found, values = _ALLOCATION.match(line), []

@@ -31,7 +31,7 @@ class Compilation:
       module: the optimised program.
       allocations: of its memory.
       live: what is in memory when it is fullest; ``None`` where the compiler does not tell.
-      code: the size of the program itself, in bytes; 0 if it does not fit.
+      code: the size of the program with its constants, in bytes; where that is not known, of its constants.
       seconds: how long compiling took.
       available: if it does not fit, the bytes that the compiler says there are; it rounds them.
       words: if it does not fit, what the compiler says.
@@ -80,7 +80,9 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
         program = _read(folder, "after_optimizations.txt")
         layout = _read(folder, "after_optimizations-buffer-assignment.txt")
         live = live_ranges(_largest(folder, "after_optimizations-live-range.txt"))
-    return Compilation(parse(program), list(allocations(layout)), live, code, seconds, available, words)
+    allocated = list(allocations(layout))
+    code = code or sum(allocation.size for allocation in allocated if allocation.is_constant)
+    return Compilation(parse(program), allocated, live, code, seconds, available, words)
 
 
 def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device: jax.Device) -> int:

@@ -224,7 +224,5 @@ def _written(module: Module, fused: Computation, root: Instruction, fusion: Inst
 
 
 def _in_memory(instruction: Instruction) -> int:
-    """The bytes of a result that lie in the device's main memory; constants do not count."""
-    if instruction.opcode == "constant":
-        return 0
+    """The bytes of a result that lie in the device's main memory."""
     return sum(array.bytes for array in instruction.arrays if array.space == 0)

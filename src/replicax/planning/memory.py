@@ -24,8 +24,8 @@ class Buffer:
     """Arrays that are alike.
 
     Attributes:
-      kind: ``"variable"``, ``"argument"``, ``"constant"`` (an array that the step closed over), ``"output"``, or
-        ``"temporary"``, which lives while the step runs.
+      kind: ``"variable"``, ``"argument"``, ``"constant"`` (an array that the step closed over, or a function compiled
+        inside of it), ``"output"``, or ``"temporary"``, which lives while the step runs.
       name: of the variable or argument; of a temporary the operation, in JAX's words.
       type: dtype and shape, of the part that is on one device.
       bytes: of one of them; of a temporary with padding.
@@ -50,7 +50,7 @@ class Memory:
       outputs: what it leaves.
       aliased: how much of the outputs takes the place of arguments, and so no memory: variables that are updated.
       temporaries: what it needs in between, as the compiler has laid it out.
-      code: the program itself; 0 where that is not known.
+      code: the program with its constants; where that is not known, its constants.
       capacity: what programs may use of the device's memory; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
       peak: the total by kind, when memory is fullest: see ``replicax.planning.timeline.peak``. Empty for a pipeline.
@@ -133,12 +133,13 @@ def read_variables(executable: Executable) -> Iterator[Buffer]:
         yield buffer_of("variable", uses[slot].name, array)
 
 
-def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
-    """What a compiled step keeps in main memory while it runs; of those that share a place, the largest."""
+def compiled_buffers(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
+    """The temporaries and constants of a compiled step; of those that share a place, the largest."""
     lines = SourceLines(module)
     for allocation in found:
+        kind = "temporary" if allocation.is_temporary else "constant" if allocation.is_constant else ""
         taken: list[Value] = []
-        for value in sorted(allocation.values, key=lambda v: -v.size) if allocation.is_temporary else ():
+        for value in sorted(allocation.values, key=lambda v: -v.size) if kind else ():
             if not value.size:
                 break
             if any(value.offset < v.offset + v.size and v.offset < value.offset + value.size for v in taken):
@@ -150,7 +151,7 @@ def temporaries_of(found: Iterable[Allocation], module: Module) -> Iterator[Buff
             instruction = lines.instructions.get(value.instruction)
             name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
             where = "" if instruction is None else lines.of(instruction)
-            yield Buffer("temporary", name, _in_numpys_words(value.type), value.size, 1, where)
+            yield Buffer(kind, name, _in_numpys_words(value.type), value.size, 1, where)
 
 
 def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:

@@ -20,9 +20,9 @@ from replicax.planning.memory import (
     Memory,
     buffer_of,
     bytes_on_device,
+    compiled_buffers,
     memory_of,
     read_variables,
-    temporaries_of,
 )
 
 
@@ -176,7 +176,7 @@ class _Memories:
         different = {id(p): (launch.device, p) for launch, p in zip(plan.launches, self.programs, strict=True)}
         for k, program in different.values():
             code[k] += program.code
-            temporaries[k] += temporaries_of(program.allocations, program.module)
+            temporaries[k] += compiled_buffers(program.allocations, program.module)
         return [
             Memory(
                 arguments=self.before[k],

@@ -22,7 +22,7 @@ from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.global_batch import examples_of, tokens_of
-from replicax.planning.memory import inputs_and_outputs, largest, memory_of, read_variables, temporaries_of
+from replicax.planning.memory import compiled_buffers, inputs_and_outputs, largest, memory_of, read_variables
 from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
@@ -165,7 +165,7 @@ def _check_network(strategy: Strategy, given: Chip | None) -> None:
 def _share(executable: Executable, names: Sequence[str], compilation: Compilation, slices: int) -> Share:
     """What each device has of a step that is one program."""
     module = compilation.module
-    buffers = [*inputs_and_outputs(executable, names), *temporaries_of(compilation.allocations, module)]
+    buffers = [*inputs_and_outputs(executable, names), *compiled_buffers(compilation.allocations, module)]
     memory = memory_of(compilation.allocations, compilation.code, None, buffers)
     variables = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
     peak = peak_by_kind(memory, variables, temporaries_by_kind(module, compilation.live, memory.temporaries))

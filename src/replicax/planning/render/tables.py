@@ -102,7 +102,7 @@ def _memory(plan: Plan) -> Section:
         ("arguments", bytes_in_words(memory.arguments), "variables, the batch, arrays that the step closes over"),
         ("outputs", bytes_in_words(memory.outputs - memory.aliased), "besides variables, which are updated in place"),
         ("temporaries", bytes_in_words(memory.temporaries), "as the compiler has laid them out"),
-        ("program", bytes_in_words(memory.code), ""),
+        ("program", bytes_in_words(memory.code), "with its constants"),
         ("all together", bytes_in_words(memory.total), ""),
     ]
     if memory.capacity is not None:
