@@ -92,6 +92,17 @@ def test_what_variables_alone_need(variables: str, pieces: int) -> None:
     assert unused.shape == (64, 64)
 
 
+@pytest.mark.parametrize(("dtype", "needed"), [("bool", 15), ("int4", 8), ("uint2", 4)])
+def test_two_numbers_of_four_bits_take_a_byte(dtype: str, needed: int) -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.zeros((3, 5), dtype), name="w")
+    assert variables_alone(strategy, lambda: w.value)[0] == needed
+    plan = replicax.plan(strategy, lambda: w.value)
+    assert plan.memory.arguments == needed
+    assert [b.bytes for b in plan.memory.buffers] == [needed, needed]
+
+
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     chip = measured_chip(jax.devices()[:devices])

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from replicax import _jax
@@ -172,5 +174,7 @@ def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) 
 
 
 def bytes_of(value: Any) -> int:
-    """The size of an array, of which only shape and dtype are known."""
-    return int(math.prod(value.shape)) * int(value.dtype.itemsize)  # random keys have an itemsize, too
+    """The size of an array, of which only shape and dtype are known; of dtypes below 8 bits a byte holds several."""
+    is_extended = jnp.issubdtype(value.dtype, jax.dtypes.extended)  # such as random keys
+    bits = 8 * value.dtype.itemsize if is_extended else jax.dtypes.itemsize_bits(value.dtype)
+    return -(-math.prod(value.shape) * int(bits) // 8)

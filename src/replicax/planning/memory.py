@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import jax
 
 from replicax.execution.compiled.replicate import Executable
 from replicax.hlo.buffer_assignment import Allocation, Value
 from replicax.hlo.collective_instructions import plain_name
 from replicax.hlo.instructions import Module
+from replicax.pipeline.flat_program import bytes_of
 from replicax.planning.timeline.user_lines import SourceLines
 
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
@@ -168,7 +170,7 @@ def buffer_of(kind: str, name: str, array: Any) -> Buffer:
 
 def bytes_on_device(array: Any) -> int:
     """The bytes of the part of an array that is on one device."""
-    return math.prod(_shape_on_device(array)) * int(getattr(array.dtype, "itemsize", 4))
+    return bytes_of(jax.ShapeDtypeStruct(_shape_on_device(array), array.dtype))
 
 
 def _shape_on_device(array: Any) -> tuple[int, ...]:
