@@ -129,21 +129,31 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     assert cost.bytes == 64
 
 
-def test_what_a_fusion_writes_into_an_array_in_place_it_reads_as_a_whole() -> None:
-    text = """
-%put (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {
-  %a = f32[1024]{0} parameter(0)
-  %b = f32[16]{0} parameter(1)
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize(
+    ("update", "moved"),
+    [
+        ("dynamic-update-slice(%a, %b, %i)", 16 + 1 + 16),
+        ("scatter(%a, %i, %b), to_apply=%add", 16 + 1 + 16 + 16),  # which reads what it adds to
+    ],
+)
+def test_what_is_written_into_an_array_in_place_is_read_as_a_whole(update: str, moved: int, is_fused: bool) -> None:
+    put = f"""
+%put (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {{
+  %a = f32[1024]{{0}} parameter(0)
+  %b = f32[16]{{0}} parameter(1)
   %i = s32[] parameter(2)
-  ROOT %u = f32[1024]{0} dynamic-update-slice(%a, %b, %i)
-}
+  ROOT %u = f32[1024]{{0}} {update}
+}}"""
+    fused = """
 ENTRY %main (x: f32[1024], y: f32[16], n: s32[]) -> f32[1024] {
   %x = f32[1024]{0} parameter(0)
   %y = f32[16]{0} parameter(1)
   %n = s32[] parameter(2)
   ROOT %z = f32[1024]{0} fusion(%x, %y, %n), kind=kLoop, calls=%put
 }"""
-    assert cost_of(parse(text)).bytes == 4 * (16 + 1 + 16)  # nothing else of x
+    text = put + fused if is_fused else put.replace("%put", "ENTRY %main")
+    assert cost_of(parse(text)).bytes == 4 * moved  # nothing else of x
 
 
 def test_a_fusion_that_writes_into_memory_near_by_only_reads() -> None:

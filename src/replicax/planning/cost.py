@@ -35,6 +35,8 @@ _NO_ARITHMETIC = _words(
     """
 ) | {kind + part for kind in MOVING for part in ("", "-start", "-done")}
 _SLICES = frozenset(["dynamic-slice", "slice", "gather"])
+_UPDATES = {"dynamic-update-slice": 1, "scatter": -1}
+"""Instructions that change their first operand in place, and which operand they put into it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +174,9 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
         return read + _written(module, fused, fused.root, instruction)
     if opcode in _SLICES:
         return 2 * _in_memory(instruction)
-    if opcode in ("dynamic-update-slice", "scatter"):  # in place
-        return 2 * sum(map(_in_memory, operands[1:]))
+    if opcode in _UPDATES:
+        update = _in_memory(operands[_UPDATES[opcode]])
+        return sum(map(_in_memory, operands[1:])) + update * (2 if opcode == "scatter" else 1)
     if is_library_product(instruction):  # whose other results are memory to work in
         return sum(map(_in_memory, operands)) + instruction.arrays[0].bytes
     return sum(map(_in_memory, operands)) + _in_memory(instruction)
@@ -197,8 +200,10 @@ def _read(module: Module, fused: Computation, position: int, size: int) -> int:
                 total += user.bytes
             elif user.opcode == "fusion":
                 total += _read(module, module.computations[user.called("calls")[0]], place, size)
-            elif not (user.opcode == "dynamic-update-slice" and place == 0):  # which works in place
+            elif user.opcode not in _UPDATES or place:
                 return size
+            elif user.opcode == "scatter":  # which combines what is there with the update
+                total += fused.instructions[user.operands[_UPDATES["scatter"]]].bytes
     return min(size, total)
 
 
@@ -217,8 +222,8 @@ def _written(module: Module, fused: Computation, root: Instruction, fusion: Inst
             else:
                 home = module.computations[result.called("calls")[0]]
                 result = home.root
-        in_place = result.opcode == "dynamic-update-slice"
-        size = home.instructions[result.operands[1]].bytes if in_place else array.bytes
+        update = _UPDATES.get(result.opcode)
+        size = array.bytes if update is None else home.instructions[result.operands[update]].bytes
         total += size if array.space == 0 else 0
     return total
 
