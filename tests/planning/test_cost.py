@@ -169,6 +169,25 @@ ENTRY %main (x: f32[1024]) -> f32[1024] {
     assert cost_of(parse(text)).bytes == 4096
 
 
+def test_what_an_inner_fusion_only_passes_on_is_read() -> None:
+    """So the compiler for TPUs writes the operands of products."""
+    text = """
+%same (a: f32[8,8]) -> f32[8,8] {
+  %a = f32[8,8]{1,0} parameter(0)
+  ROOT %b = f32[8,8]{1,0} bitcast(%a)
+}
+%product (c: f32[8,8]) -> f32[8,8] {
+  %c = f32[8,8]{1,0} parameter(0)
+  %d = f32[8,8]{1,0} fusion(%c), kind=kLoop, calls=%same
+  ROOT %e = f32[8,8]{1,0} dot(%d, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  ROOT %y = f32[8,8]{1,0} fusion(%x), kind=kOutput, calls=%product
+}"""
+    assert cost_of(parse(text)).bytes == 2 * 256
+
+
 def test_memory_that_is_no_main_memory_costs_nothing() -> None:
     text = """
 ENTRY %main (x: f32[1024]) -> f32[1024] {

@@ -194,17 +194,22 @@ def _read(module: Module, fused: Computation, position: int, size: int) -> int:
         for place, name in enumerate(user.operands):
             if name not in names:
                 continue
-            if user.opcode == "bitcast":
+            inner = module.computations[user.called("calls")[0]] if user.opcode == "fusion" else None
+            if user.opcode == "bitcast" or (inner is not None and _is_bitcast(inner)):
                 names.add(user.name)
             elif user.opcode in _SLICES and place == 0:
                 total += user.bytes
-            elif user.opcode == "fusion":
-                total += _read(module, module.computations[user.called("calls")[0]], place, size)
+            elif inner is not None:
+                total += _read(module, inner, place, size)
             elif user.opcode not in _UPDATES or place:
                 return size
             elif user.opcode == "scatter":  # which combines what is there with the update
                 total += fused.instructions[user.operands[_UPDATES["scatter"]]].bytes
     return min(size, total)
+
+
+def _is_bitcast(fused: Computation) -> bool:
+    return {i.opcode for i in fused.instructions.values()} <= {"parameter", "bitcast"}
 
 
 def _written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
