@@ -9,14 +9,15 @@ import pytest
 
 from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.hlo.instructions import parse
+from replicax.hlo.products import arithmetic_of
 from replicax.planning.chip_specs import Chip
 from replicax.planning.gpu_collectives import LINK_SHARE, NETWORK_SHARE, seconds_between_gpus
 from replicax.planning.network import Network
 from replicax.planning.timeline.attention import attention_of
 from replicax.planning.timeline.kernels import SHARES, kernel_of
-from replicax.planning.timeline.products import Product, seconds_of_product
+from replicax.planning.timeline.products import Product, peak_of, seconds_of_product
 
-PEAKS = {"bf16": 1e15, "tf32": 5e14, "f8": 2e15, "f64": 1e15 / 16}
+PEAKS = {"bf16": 1e15, "tf32": 5e14, "f32": 6e13, "f8": 2e15, "f64": 1e15 / 16}
 SPEED = {"flops": 1e15, "memory": 80e9, "bandwidth": 3e12, "peaks": PEAKS, "multiprocessors": 132}
 GPU = Chip("gpu", **SPEED, link=25e9, links=18, network=50e9)
 LINKS, NETWORK = 18 * 25e9 * LINK_SHARE, 50e9 * NETWORK_SHARE
@@ -39,6 +40,40 @@ def test_products_fill_tiles_and_waves() -> None:
 def test_products_take_longer_in_wider_dtypes(dtype: str, times: float) -> None:
     narrow = seconds_of_product(Product(1, 4096, 4096, 4096, "bf16"), GPU)
     assert seconds_of_product(Product(1, 4096, 4096, 4096, dtype), GPU) == pytest.approx(times * narrow)
+
+
+HIGHEST, EXACT = "operand_precision={highest,highest}", "algorithm=dot_f32_f32_f32, metadata={}"
+HIGH = "operand_precision={high,high}"
+CUBLAS = 'custom_call_target="__cublas$gemm", backend_config={"precision_config":{"operand_precision":["HIGHEST"],'
+THRICE = 'custom_call_target="__cublas$gemm", backend_config={"algorithm":"ALG_DOT_BF16_BF16_F32_X3"}'
+TPU, OLD = Chip("tpu", 1e15, 80e9, 3e12), Chip("old", 1e15, 80e9, 3e12, peaks={"f32": 3e13})
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "asked", "peak"),
+    [
+        (GPU, "f32", "", 5e14),
+        (GPU, "f32", HIGH, 5e14),
+        *((GPU, "f32", asked, 6e13) for asked in (HIGHEST, EXACT, CUBLAS)),
+        (GPU, "f32", THRICE, 1e15 / 3),
+        (GPU, "c64", "", 5e14 / 4),
+        (GPU, "bf16", HIGHEST, 1e15),
+        (OLD, "f32", "", 3e13),
+        (TPU, "f32", "", 1e15),
+        (TPU, "f32", HIGH, 1e15 / 3),
+        (TPU, "f32", HIGHEST, 1e15 / 6),
+        (TPU, "bf16", HIGHEST, 1e15),
+        (Chip("cpu", 1e12, 80e9, 3e10, is_serial=True), "f32", HIGHEST, 1e12),
+    ],
+)
+def test_float32_is_multiplied_with_the_precision_that_the_step_asks_for(chip, dtype, asked, peak) -> None:
+    opcode = "custom-call" if "cublas" in asked else "dot"
+    type_ = f"{dtype}[8,8]{{1,0}}"
+    text = (
+        f"ENTRY %main (x: f32[8,8]) -> f32[8,8] {{\n  %x = {type_} parameter(0)\n  ROOT %y = {type_} {opcode}(%x, %x)"
+    )
+    main = parse(f"{text}, {asked}\n}}").computations["main"]
+    assert peak_of(arithmetic_of(main.root, main), chip) == pytest.approx(peak)
 
 
 def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):

@@ -13,6 +13,8 @@ from replicax.hlo.instructions import Computation, Instruction
 
 Dims = tuple[int, ...]
 
+_PRECISION = re.compile(r'operand_precision(?:=\{|":\[")(high|highest)\b', re.IGNORECASE)
+_ALGORITHM = re.compile(r'algorithm(?:=|":"alg_)dot_(?:any_)?([a-z]+\d+)\w*?(?:_(x\d))?[",]', re.IGNORECASE)
 _TARGET = re.compile(r'custom_call_target="(__cublas\$|__cudnn\$conv)(\w*)')
 
 
@@ -40,6 +42,31 @@ def product_kind(instruction: Instruction) -> str:
 def is_library_product(instruction: Instruction) -> bool:
     """Whether cuBLAS or cuDNN computes a product or a convolution."""
     return instruction.opcode == "custom-call" and bool(product_kind(instruction))
+
+
+def arithmetic_of(product: Instruction, computation: Computation) -> str:
+    """The dtype in which a product multiplies, and the precision or number of products, where the step asks for it.
+
+    Args:
+      product: of the kind ``"dot"`` or ``"convolution"``.
+      computation: where it is.
+
+    >>> from replicax.hlo.instructions import parse
+    >>> from replicax.hlo.products import arithmetic_of
+    >>> main = parse('''
+    ... ENTRY %main (x: f32[8,8]) -> (f32[8,8], f32[8,8]) {
+    ...   %x = f32[8,8]{1,0} parameter(0)
+    ...   %y = f32[8,8]{1,0} dot(%x, %x), operand_precision={highest,highest}
+    ...   %z = f32[8,8]{1,0} dot(%x, %y), algorithm=dot_bf16_bf16_f32_x3, metadata={}
+    ... }''').computations["main"]
+    >>> [arithmetic_of(main.instructions[name], main) for name in ("y", "z")]
+    ['f32 highest', 'bf16 x3']
+    """
+    if found := _ALGORITHM.search(product.attributes):
+        dtype, products = found[1].lower(), (found[2] or "").lower()
+        return f"{dtype} {'highest' if dtype == 'f32' else products}".strip()
+    dtype = computation.instructions[product.operands[0]].arrays[0].dtype
+    return f"{dtype} {found[1].lower()}" if (found := _PRECISION.search(product.attributes)) else dtype
 
 
 def dot_dims(dot: Instruction, role: str) -> list[int]:

@@ -14,7 +14,14 @@ import dataclasses
 import math
 
 from replicax.hlo.instructions import Computation, Instruction
-from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_gradient_of, product_kind
+from replicax.hlo.products import (
+    arithmetic_of,
+    convolution_dims,
+    convolution_labels,
+    dot_dims,
+    is_gradient_of,
+    product_kind,
+)
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import matrix_flops
 
@@ -34,7 +41,7 @@ class Product:
       rows: of the result.
       columns: of the result.
       depth: of the contracted dim.
-      dtype: of the operands, in HLO's words.
+      arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
       is_recomputed: whether the backward pass computes it a second time, to save memory.
     """
 
@@ -42,7 +49,7 @@ class Product:
     rows: int
     columns: int
     depth: int
-    dtype: str
+    arithmetic: str
     is_recomputed: bool = False
 
     @property
@@ -63,7 +70,7 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
     ...   ROOT %z = bf16[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }''').computations["main"]
     >>> product_of(main.root, main)
-    Product(batch=1, rows=4, columns=3, depth=8, dtype='bf16', is_recomputed=False)
+    Product(batch=1, rows=4, columns=3, depth=8, arithmetic='bf16', is_recomputed=False)
     """
     flops = matrix_flops(instruction, computation)
     if not flops:
@@ -76,7 +83,8 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
         columns = _features_of(instruction, computation)
         batch, rows = 1, math.prod(result) // max(1, columns)
     depth = max(1, flops // max(1, 2 * batch * rows * columns))
-    return Product(batch, rows, columns, depth, operands[0].dtype, "rematted_computation" in instruction.op_name)
+    arithmetic = arithmetic_of(instruction, computation)
+    return Product(batch, rows, columns, depth, arithmetic, "rematted_computation" in instruction.op_name)
 
 
 def _dims_of(dot: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, int, int]:
@@ -115,7 +123,7 @@ def seconds_of_product(product: Product, chip: Chip) -> float:
     >>> seconds_of_product(one_more, h100) > seconds_of_product(large, h100)
     True
     """
-    peak = _peak_of(product.dtype, chip) * chip.sustained
+    peak = peak_of(product.arithmetic, chip) * chip.sustained
     if chip.is_serial:
         return product.flops / peak
     if not chip.multiprocessors:
@@ -141,7 +149,18 @@ def _ceil(size: int, of: int) -> int:
     return -(-size // of) * of if size > of else max(size, of // 16)
 
 
-def _peak_of(dtype: str, chip: Chip) -> float:
-    """The peak for a dtype. Products of float32 are those of TF32 on GPUs, by default, and of bfloat16 on TPUs."""
-    key = {"f32": "tf32", "c64": "tf32", "c128": "f64"}.get(dtype, dtype)
-    return next((peak for name, peak in chip.peaks.items() if key.startswith(name)), chip.flops)
+def peak_of(arithmetic: str, chip: Chip) -> float:
+    """The peak for products in an arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
+
+    Float32 is multiplied as TF32 on GPUs, unless with the highest precision. Chips without a peak of float32 multiply
+    bfloat16, once by default. A complex product is four.
+    """
+    dtype, _, asked = arithmetic.partition(" ")
+    dtype, products = {"c64": ("f32", 4), "c128": ("f64", 4)}.get(dtype, (dtype, 1))
+    if asked.startswith("x"):
+        products *= int(asked[1:])
+    elif dtype == "f32" and asked != "highest" and "tf32" in chip.peaks:
+        dtype = "tf32"
+    elif dtype == "f32" and "f32" not in chip.peaks and not chip.is_serial:
+        products *= {"high": 3, "highest": 6}.get(asked, 1)
+    return next((peak for name, peak in chip.peaks.items() if dtype.startswith(name)), chip.flops) / products
