@@ -85,6 +85,7 @@ def test_a_convolution_of_cudnn(target, result, operands, rows, columns) -> None
     assert kernel.kind == "product"
 
 
-def test_other_calls_are_no_products() -> None:
-    cost, product, kernel = counted(module(Y, 'custom-call(...), custom_call_target="__cudnn$norm"', X, W))
+@pytest.mark.parametrize("target", ["__cudnn$norm", "__cublas$triangularSolve"])
+def test_other_calls_are_no_products(target: str) -> None:
+    cost, product, kernel = counted(module(Y, f'custom-call(...), custom_call_target="{target}"', X, W))
     assert (cost.matrix_flops, product, kernel.kind) == (0, None, "opaque")

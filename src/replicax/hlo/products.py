@@ -15,7 +15,7 @@ Dims = tuple[int, ...]
 
 _PRECISION = re.compile(r'operand_precision(?:=\{|":\[")(high|highest)\b', re.IGNORECASE)
 _ALGORITHM = re.compile(r'algorithm(?:=|":"alg_)dot_(?:any_)?([a-z]+\d+)\w*?(?:_(x\d))?[",]', re.IGNORECASE)
-_TARGET = re.compile(r'custom_call_target="(__cublas\$|__cudnn\$conv)(\w*)')
+_TARGET = re.compile(r'custom_call_target="(__cublas\$(?=gemm|lt\$matmul)|__cudnn\$conv)(\w*)')
 
 
 def product_kind(instruction: Instruction) -> str:
