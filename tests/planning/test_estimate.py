@@ -6,9 +6,12 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import replicax
 from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
 from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import CHIPS, Chip
@@ -135,6 +138,19 @@ ENTRY %main (x: f32[125000000], y: f32[250000000]) -> f32[250000000] {{
 }}"""
     )
     return ScheduleWalk(module, chip, ProgramDevices(axes, slices))
+
+
+def test_no_step_is_faster_than_the_bound() -> None:
+    chip = Chip("card", flops=1e9, memory=1e9, bandwidth=1e12, peaks={"f32": 2e9})
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    arms = [lambda h: h @ h, lambda h: jnp.sin(h @ h) @ h]
+    element = jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((), "int32")
+    plan = replicax.plan(strategy, lambda x: jax.lax.switch(x[1], arms, x[0]), element, chip=chip)
+    product = 2 * 64**3
+    assert plan.cost.matrix_flops == 3 * product
+    assert plan.estimate.compute == pytest.approx(product / 2e9)
+    assert plan.estimate.at_least < plan.timeline.seconds
+    assert plan.timeline.utilization == pytest.approx(2 * product / 2e9 / plan.timeline.seconds)
 
 
 def test_scaling() -> None:

@@ -158,7 +158,7 @@ def timeline(lines: str, inside: str = "") -> Timeline:
         f"  %x = {ARRAY} parameter(0)\n  %y = {PART} parameter(1)\n{lines}\n}}"
     )
     found = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: GATHER)
-    return timeline_of([(found, SourceLines(module))], CHIP)
+    return timeline_of([(found, SourceLines(module))])
 
 
 def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:

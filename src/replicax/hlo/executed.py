@@ -57,22 +57,25 @@ class Walk:
         for instruction in computation.instructions.values():
             yield Executed(instruction, computation, times, is_fused, in_arm)
             opcode = instruction.opcode
-            match opcode:
-                case "while":
-                    trips = trip_count(self._module, computation, instruction)
-                    if trips is None:
-                        self.unknown_loops.append(instruction.name)
-                    inner, repeated = instruction.called("body"), times * (1 if trips is None else trips)
-                case "conditional":
-                    inner = instruction.called("branch_computations", "true_computation", "false_computation")
-                    repeated = times
-                case "call" | "fusion" | "async-start":
-                    inner, repeated = instruction.called("to_apply", "calls"), times
-                case _:  # what else is called (to_apply of a reduction) is applied to single numbers
-                    continue
+            inner, trips = calls_of(self._module, computation, instruction)
+            if trips is None:
+                self.unknown_loops.append(instruction.name)
+            repeated = times * (1 if trips is None else trips)
             fused, arm = is_fused or opcode == "fusion", in_arm or opcode == "conditional"
             for called in inner:
                 yield from self._within(called, repeated, fused, arm)
+
+
+def calls_of(module: Module, computation: Computation, instruction: Instruction) -> tuple[list[str], int | None]:
+    """The computations that an instruction runs, and how often each; ``None`` if that is not known."""
+    match instruction.opcode:
+        case "while":
+            return instruction.called("body"), trip_count(module, computation, instruction)
+        case "conditional":
+            return instruction.called("branch_computations", "true_computation", "false_computation"), 1
+        case "call" | "fusion" | "async-start":
+            return instruction.called("to_apply", "calls"), 1
+    return [], 1  # what else is called (to_apply of a reduction) is applied to single numbers
 
 
 def parts_of(

@@ -1,8 +1,8 @@
 """Bounds and scaling: how long a step takes at least, and how its prediction grows with the number of replicas.
 
-The roofline: a device that computes at its peak needs ``matrix FLOPs / peak``, one whose memory is never idle
-``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. No step is quicker than the slowest
-of these (:class:`Estimate`). How long it takes, the walk through its schedule predicts
+The roofline: a device that computes at its peak for the dtype needs ``matrix FLOPs / peak``, one whose memory is never
+idle ``bytes / bandwidth``, and the network what :mod:`replicax.planning.network` says. No step is quicker than the
+slowest of these (:class:`Estimate`). How long it takes, the walk through its schedule predicts
 (``replicax.planning.timeline``).
 
 Scaling is weak: the batch of a replica stays as it is, so more replicas work on more examples. What a replica computes
@@ -17,17 +17,23 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse
+from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse, ProgramDevices, is_repeated, use_of
+from replicax.hlo.executed import calls_of
+from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.hlo.products import arithmetic_of
 from replicax.planning.chip_specs import Chip
-from replicax.planning.cost import Cost
+from replicax.planning.cost import bytes_moved, is_launched, matrix_flops, other_flops
 from replicax.planning.network import Network, Shape
+from replicax.planning.timeline.products import peak_of
 from replicax.planning.timeline.walk import ScheduleWalk
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Seconds for which a step needs each resource of a device at its peak.
+    """Seconds for which a step needs each resource of a device at its peak; of a branch, the least of its arms.
 
     Attributes:
       compute: of matrix products at the chip's peak.
@@ -92,19 +98,57 @@ class ScalingPoint:
     slices: int = 1
 
 
-def estimate_of(cost: Cost, uses: Sequence[CollectiveUse], device: Chip, network: Network) -> Estimate:
-    """The bounds of a step."""
-    between = [use for use in uses if SLICE_AXIS in use.axes]
-    inside = [use for use in uses if SLICE_AXIS not in use.axes]
-    return Estimate(
-        compute=cost.matrix_flops / device.flops,
-        memory=cost.bytes / device.bandwidth,
-        communication=sum(use.count * network.seconds(use) for use in inside),
-        between_slices=sum(use.count * network.seconds(use) for use in between),
-        arithmetic=cost.other_flops / device.arithmetic if device.arithmetic else 0.0,
-        launches=cost.launches * device.launch,
-        is_serial=device.is_serial,
-    )
+def estimate_of(
+    programs: Sequence[tuple[Module, ProgramDevices]], sends: Sequence[CollectiveUse], device: Chip, network: Network
+) -> Estimate:
+    """The bounds of a step.
+
+    Args:
+      programs: that a device runs, one after the other, and where their devices lie.
+      sends: what it sends to other devices in between.
+      device: what it has of a chip.
+      network: between the devices.
+    """
+    found = {id(module): _least_seconds(module, placement, device, network) for module, placement in programs}
+    total: np.ndarray = sum((found[id(module)] for module, _ in programs), np.zeros(len(_RESOURCES)))
+    total[_RESOURCES.index("communication")] += sum(use.count * network.seconds(use) for use in sends)
+    return Estimate(**dict(zip(_RESOURCES, total.tolist(), strict=True)), is_serial=device.is_serial)
+
+
+_RESOURCES = ("compute", "memory", "communication", "between_slices", "arithmetic", "launches")
+
+
+def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, network: Network) -> np.ndarray:
+    """Seconds of each resource in a run of a program; of a branch, the least that an arm needs of each."""
+    issued: dict[str, str] = {}
+
+    def of_computation(name: str, is_fused: bool) -> np.ndarray:
+        computation = module.computations[name]
+        total = np.zeros(len(_RESOURCES))
+        for instruction in computation.instructions.values():
+            total += of_instruction(computation, instruction, is_fused)
+            called, times = calls_of(module, computation, instruction)
+            inner = [of_computation(name, is_fused or instruction.opcode == "fusion") for name in called]
+            if inner:
+                least = np.min if instruction.opcode == "conditional" else np.sum
+                total += (1 if times is None else times) * least(inner, axis=0)
+        return total
+
+    def of_instruction(computation: Computation, instruction: Instruction, is_fused: bool) -> list[float]:
+        flops = matrix_flops(instruction, computation)
+        use = use_of(instruction, computation.name, module, placement)
+        sending = 0.0 if use is None or is_repeated(instruction, issued) else network.seconds(use)
+        is_between = use is not None and SLICE_AXIS in use.axes
+        return [
+            flops and flops / peak_of(arithmetic_of(instruction, computation), device),
+            0.0 if is_fused else bytes_moved(module, computation, instruction) / device.bandwidth,
+            0.0 if is_between else sending,
+            sending if is_between else 0.0,
+            other_flops(instruction, computation) / device.arithmetic if device.arithmetic else 0.0,
+            0.0 if is_fused else is_launched(instruction) * device.launch,
+        ]
+
+    return of_computation(module.entry, False)
 
 
 def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[ScalingPoint, ...]:

@@ -244,12 +244,12 @@ def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
     return [made[id(module)] for module, _ in share.schedule]
 
 
-def _timeline(share: Share, walks: Sequence[ScheduleWalk], device: Chip, network: Network) -> Timeline:
+def _timeline(share: Share, walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
     """The prediction of what a share does in a step."""
     lines = {id(module): SourceLines(module) for module, _ in share.schedule}
     runs = {id(walk): walk.run(network.seconds) for walk in walks}
     each = [(runs[id(walk)], lines[id(module)]) for walk, (module, _) in zip(walks, share.schedule, strict=True)]
-    return timeline_of(each, device)
+    return timeline_of(each)
 
 
 def _stage(
@@ -266,8 +266,9 @@ def _stage(
     )
     estimate = timeline = None
     if device is not None and network is not None:
-        estimate = estimate_of(share.cost, share.collectives, device, network)
-        timeline = _timeline(share, walks, device, network)
+        sends = [use for use in share.collectives if use.kind == "send"]
+        estimate = estimate_of(share.schedule, sends, device, network)
+        timeline = _timeline(share, walks, network)
     rows = tuple(
         CollectiveRow.of(use, *((None, "") if network is None else (network.seconds(use), network.way(use))))
         for use in share.collectives

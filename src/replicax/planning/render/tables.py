@@ -172,8 +172,8 @@ def _work(plan: Plan) -> Section:
         how = "as nothing overlaps" if estimate.is_serial else "if all this overlaps"
         rows.append((f"a step, {how}", "", seconds_in_words(estimate.at_least)))
         notes.append(
-            f"A bound, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s, bytes / "
-            f"{count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
+            f"A bound, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s (or the peak for their dtype), "
+            f"bytes / {count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
             + (f"Between slices a chip sends {count_in_words(plan.chip.network)}B/s. " if plan.slices > 1 else "")
             + f"Bound by {estimate.bound_by}."
         )

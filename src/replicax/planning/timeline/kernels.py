@@ -16,7 +16,7 @@ from replicax.hlo.instructions import Computation, Instruction, Module
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import bytes_moved, other_flops
 from replicax.planning.timeline.attention import attention_of
-from replicax.planning.timeline.products import product_of, seconds_of_product
+from replicax.planning.timeline.products import peak_of, product_of, seconds_of_product
 
 SHARES = {
     "product": 0.9,
@@ -41,6 +41,7 @@ class Kernel:
       seconds: that it takes, with its launch.
       flops: of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
+      at_peak: seconds that these products take at the chip's peak for their dtype.
       bytes: read from and written to main memory.
       bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"arithmetic"`` or ``"launch"``.
     """
@@ -49,6 +50,7 @@ class Kernel:
     seconds: float
     flops: int
     model_flops: int
+    at_peak: float
     bytes: int
     bound_by: str
 
@@ -79,12 +81,14 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     compute = sum(seconds_of_product(p, chip) for p in products)
     flops = sum(p.flops for p in products)
     model_flops = sum(p.flops for p in products if not p.is_recomputed)
+    at_peak = sum(p.flops / peak_of(p.arithmetic, chip) for p in products)
     share = SHARES[kind]
     if attention is not None:
         kind = "attention, backward" if attention.is_backward else "attention"
         flops = attention.flops
         model_flops = 0 if "rematted_computation" in instruction.op_name else attention.model_flops
-        compute = flops / (chip.flops * SHARES[kind])
+        at_peak = flops / chip.flops
+        compute = at_peak / SHARES[kind]
     numbers = sum(other_flops(part, home) for home, part in parts) if chip.arithmetic else 0
     times = {
         "compute": compute,
@@ -95,7 +99,7 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     bound_by = max(times, key=times.__getitem__)
     longest = max(times["compute"], times["memory"], times["arithmetic"]) + times["launch"]
     seconds = sum(times.values()) if chip.is_serial else longest
-    return Kernel(kind, seconds, flops, model_flops, size, bound_by)
+    return Kernel(kind, seconds, flops, model_flops, at_peak, size, bound_by)
 
 
 def _kind_of(opcodes: set[str]) -> str:

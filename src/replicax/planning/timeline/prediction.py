@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from replicax.hlo.collective_instructions import plain_name
-from replicax.planning.chip_specs import Chip
 from replicax.planning.timeline.user_lines import SourceLines
 from replicax.planning.timeline.walk import KernelRun, Run, TransferRun
 
@@ -77,7 +76,7 @@ class Timeline:
       hidden_bytes: how many of these move while kernels run.
       flops: of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
-      utilization: the model's FLOPs as a share of what the chip computes at its peak in that time (MFU).
+      utilization: the model's FLOPs as a share of what the chip computes in that time at its peak for the dtype (MFU).
       hardware_utilization: the same, of all FLOPs.
       by_kind: seconds of kernels, by their kind.
       dearest: the kernels that take most.
@@ -104,12 +103,11 @@ class Timeline:
         return 1.0 - self.exposed / self.communication if self.communication else 1.0
 
 
-def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline:
+def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
     """The prediction of a step from its programs, which run one after the other.
 
     Args:
       runs: of each program, with the lines that its instructions come from.
-      chip: what one device has.
     """
     kernels = [kernel for run, _ in runs for kernel in run.kernels.values()]
     transfers = [transfer for run, _ in runs for transfer in run.transfers.values()]
@@ -119,7 +117,8 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline
     by_kind = collections.Counter[str]()
     for k in kernels:
         by_kind[k.kernel.kind] += k.count * k.kernel.seconds  # type: ignore[assignment]
-    peak = seconds * chip.flops or 1.0
+    of_model = sum(k.count * k.kernel.at_peak * k.kernel.model_flops / (k.kernel.flops or 1) for k in kernels)
+    at_peak = sum(k.count * k.kernel.at_peak for k in kernels)
     return Timeline(
         seconds=seconds,
         kernels=sum(k.count * k.kernel.seconds for k in kernels),
@@ -129,8 +128,8 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]], chip: Chip) -> Timeline
         hidden_bytes=sum(int(t.count * t.use.whole * (1 - _share_alone(t))) for t in transfers),
         flops=flops,
         model_flops=model_flops,
-        utilization=model_flops / peak,
-        hardware_utilization=flops / peak,
+        utilization=of_model / (seconds or 1.0),
+        hardware_utilization=at_peak / (seconds or 1.0),
         by_kind=dict(by_kind.most_common()),
         dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
         waits=tuple(_waits((t, lines) for run, lines in runs for t in run.transfers.values())),
