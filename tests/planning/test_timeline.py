@@ -99,6 +99,18 @@ LOOP = f"""
 WHILE = 'while(%t0), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
 
 
+@pytest.mark.parametrize(("source", "target"), [("", "S(1)"), ("S(1)", "")])
+def test_copies_into_memory_near_by_and_out_of_it_take_time(source: str, target: str) -> None:
+    module = parse(f"""
+ENTRY %main (x: f32[1000]) -> f32[1000] {{
+  %x = f32[1000]{{0:{source}}} parameter(0)
+  %start = (f32[1000]{{0:{target}}}, f32[1000]{{0:{source}}}, u32[]{{:S(2)}}) copy-start(%x)
+  ROOT %y = f32[1000]{{0:{target}}} copy-done(%start)
+}}""")
+    run = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 1})).run(lambda use: 0.0)
+    assert run.seconds == run.copies == 4000 / CHIP.bandwidth
+
+
 def test_loops_run_as_often_as_they_say() -> None:
     kind = f"(s32[], {ARRAY}, {PART})"
     lines = f"  %zero = s32[] constant(0)\n  %t0 = {kind} tuple(%zero, %x, %y)\n  %w = {kind} {WHILE}\n"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
 from replicax.hlo.collective_instructions import MOVING
 from replicax.hlo.executed import Walk
-from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.hlo.instructions import Array, Computation, Instruction, Module
 from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_library_product, product_kind
 
 
@@ -163,9 +164,13 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     opcode = instruction.opcode
     if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
         return 0
+    if opcode == "copy-done":
+        return 0
+    operands = [computation.instructions[name] for name in instruction.operands]
+    if opcode == "copy-start":  # which writes its first result until it is done
+        return sum(map(_in_memory, operands)) + _size_in_memory(instruction.arrays[:1])
     if opcode.endswith("-done"):
         return _in_memory(instruction)
-    operands = [computation.instructions[name] for name in instruction.operands]
     if opcode.endswith("-start"):
         return sum(map(_in_memory, operands))
     if opcode == "fusion":
@@ -235,4 +240,8 @@ def _written(module: Module, fused: Computation, root: Instruction, fusion: Inst
 
 def _in_memory(instruction: Instruction) -> int:
     """The bytes of a result that lie in the device's main memory."""
-    return sum(array.bytes for array in instruction.arrays if array.space == 0)
+    return _size_in_memory(instruction.arrays)
+
+
+def _size_in_memory(arrays: Iterable[Array]) -> int:
+    return sum(array.bytes for array in arrays if array.space == 0)

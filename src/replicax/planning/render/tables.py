@@ -173,7 +173,8 @@ def _work(plan: Plan) -> Section:
         rows.append((f"a step, {how}", "", seconds_in_words(estimate.at_least)))
         notes.append(
             f"A bound, no measurement: FLOPs / {count_in_words(plan.chip.flops)}FLOP/s (or the peak for their dtype), "
-            f"bytes / {count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for collectives. "
+            f"bytes / {count_in_words(plan.chip.bandwidth)}B/s of a {plan.chip.name} chip, and the formulas for "
+            "collectives. "
             + (f"Between slices a chip sends {count_in_words(plan.chip.network)}B/s. " if plan.slices > 1 else "")
             + f"Bound by {estimate.bound_by}."
         )
