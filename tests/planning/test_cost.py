@@ -8,7 +8,9 @@ import pytest
 
 from replicax.hlo.collective_instructions import KINDS
 from replicax.hlo.instructions import parse
-from replicax.planning.cost import cost_of
+from replicax.planning.chip_specs import CHIPS
+from replicax.planning.cost import Cost, cost_of
+from replicax.planning.timeline.kernels import kernel_of
 from tests.hlo.hlo_texts import LOOP
 
 
@@ -127,6 +129,44 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
     )
     assert cost.other_flops == (8 if kind in ("all-reduce", "reduce-scatter") else 0)
     assert cost.bytes == 64
+
+
+@pytest.mark.parametrize(
+    ("start", "done"),
+    [
+        ("(f32[8], f32[16]) all-gather-start(%x), dimensions={0}", "all-gather-done"),
+        ("((f32[8]), f32[16]) async-start(%x), calls=%gathering", "async-done"),
+    ],
+)
+def test_an_asynchronous_collective_is_one_operation(start: str, done: str) -> None:
+    text = f"""
+%gathering (a: f32[8]) -> f32[16] {{
+  %a = f32[8] parameter(0)
+  ROOT %b = f32[16] all-gather(%a), dimensions={{0}}
+}}
+ENTRY %main (x: f32[8]) -> f32[16] {{
+  %x = f32[8] parameter(0)
+  %s = {start}
+  ROOT %d = f32[16] {done}(%s)
+}}"""
+    assert cost_of(parse(text)) == Cost(matrix_flops=0, other_flops=0, bytes=4 * (8 + 16), launches=1)
+
+
+def test_a_slice_that_is_copied_into_memory_near_by_is_read_and_nothing_else() -> None:
+    text = """
+%slicing (a: f32[1024]) -> f32[256] {
+  %a = f32[1024]{0} parameter(0)
+  ROOT %b = f32[256]{0:S(1)} slice(%a), slice={[0:256]}
+}
+ENTRY %main (x: f32[1024]) -> f32[256] {
+  %x = f32[1024]{0} parameter(0)
+  %s = ((f32[1024]{0}), f32[256]{0:S(1)}, s32[]{:S(2)}) async-start(%x), calls=%slicing
+  ROOT %d = f32[256]{0:S(1)} async-done(%s)
+}"""
+    module = parse(text)
+    assert cost_of(module).bytes == 1024
+    start = module.computations["main"].instructions["s"]
+    assert kernel_of(module, module.computations["main"], start, CHIPS["v5e"]).bytes == 1024
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

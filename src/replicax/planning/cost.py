@@ -24,13 +24,13 @@ def _words(text: str) -> frozenset[str]:
 
 _FREE = _words(
     """
-    add-dependency after-all async-update bitcast call conditional constant get-tuple-element opt-barrier parameter
-    partition-id replica-id tuple while
+    add-dependency after-all async-done async-start async-update bitcast call conditional constant get-tuple-element
+    opt-barrier parameter partition-id replica-id tuple while
     """
 )
 _NO_ARITHMETIC = _words(
     """
-    all-reduce-done async-done async-start bitcast-convert broadcast concatenate copy copy-done copy-start custom-call
+    all-reduce-done bitcast-convert broadcast concatenate copy copy-done copy-start custom-call
     domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv recv-done reshape reverse
     rng-get-and-update-state send send-done slice sort transpose
     """
@@ -88,7 +88,7 @@ def cost_of(module: Module) -> Cost:
 
 def is_launched(instruction: Instruction) -> bool:
     """Whether an instruction outside of fusions is an operation that runs, and not only a name for a value."""
-    return instruction.opcode not in _FREE
+    return instruction.opcode not in _FREE and not instruction.opcode.endswith("-done")
 
 
 def _width(instruction: Instruction) -> int:
@@ -178,7 +178,7 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
         read = sum(_read(module, fused, i, _in_memory(o)) for i, o in enumerate(operands) if _in_memory(o))
         return read + _written(module, fused, fused.root, instruction)
     if opcode in _SLICES:
-        return 2 * _in_memory(instruction)
+        return (instruction.bytes if _in_memory(operands[0]) else 0) + _in_memory(instruction)
     if opcode in _UPDATES:
         update = _in_memory(operands[_UPDATES[opcode]])
         return sum(map(_in_memory, operands[1:])) + update * (2 if opcode == "scatter" else 1)

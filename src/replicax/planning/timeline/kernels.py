@@ -76,7 +76,8 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     parts = list(parts_of(module, computation, instruction))
     products = [p for home, part in parts if (p := product_of(part, home)) is not None]
     attention = attention_of(instruction, computation)
-    size = bytes_moved(module, computation, instruction)
+    moving = parts if instruction.opcode == "async-start" else [(computation, instruction)]
+    size = sum(bytes_moved(module, home, part) for home, part in moving)
     kind = "product" if products else _kind_of({part.opcode for _, part in parts})
     compute = sum(seconds_of_product(p, chip) for p in products)
     flops = sum(p.flops for p in products)

@@ -208,10 +208,10 @@ class _Clock:
         if opcode.endswith("-done"):
             self._finish(instruction, times, started)
             return
-        if not is_launched(instruction):
+        is_start = opcode.endswith("-start") or opcode in ("send", "recv")
+        if not is_start and not is_launched(instruction):
             return
         uses = self._walk.uses(computation, instruction, self._issued)
-        is_start = opcode.endswith("-start") or opcode in ("send", "recv")
         for part, use in uses:
             started[instruction.name] = self._start(instruction.name, part, use, times)
         if is_start:
