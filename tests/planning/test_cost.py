@@ -49,6 +49,11 @@ def test_the_same_as_xla_without_loops(name: str) -> None:
     assert cost.bytes == pytest.approx(theirs["bytes accessed"], rel=0.35)
 
 
+def test_a_window_combines_all_numbers_in_it() -> None:
+    program = compiled(lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (8, 8), (1, 1), "VALID"), (64, 64))
+    assert cost_of(parse(program.as_text())).other_flops == program.cost_analysis()["flops"] == 57 * 57 * 63
+
+
 def test_what_a_kernel_meets_where_padding_is_not_the_same_on_both_sides() -> None:
     def uneven(x, w):
         return jax.lax.conv_general_dilated(x, w, (2,), [(1, 3)], dimension_numbers=("NWC", "WIO", "NWC"))
@@ -171,13 +176,13 @@ ENTRY %main (x: f32[1024]) -> f32[256] {
 
 @pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize(
-    ("update", "moved"),
+    ("update", "moved", "added"),
     [
-        ("dynamic-update-slice(%a, %b, %i)", 16 + 1 + 16),
-        ("scatter(%a, %i, %b), to_apply=%add", 16 + 1 + 16 + 16),  # which reads what it adds to
+        ("dynamic-update-slice(%a, %b, %i)", 16 + 1 + 16, 0),
+        ("scatter(%a, %i, %b), to_apply=%add", 16 + 1 + 16 + 16, 16),  # which reads what it adds to
     ],
 )
-def test_what_is_written_into_an_array_in_place_is_read_as_a_whole(update: str, moved: int, is_fused: bool) -> None:
+def test_what_is_written_into_an_array_in_place_counts_and_nothing_else_of_it(update, moved, added, is_fused) -> None:
     put = f"""
 %put (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {{
   %a = f32[1024]{{0}} parameter(0)
@@ -193,7 +198,8 @@ ENTRY %main (x: f32[1024], y: f32[16], n: s32[]) -> f32[1024] {
   ROOT %z = f32[1024]{0} fusion(%x, %y, %n), kind=kLoop, calls=%put
 }"""
     text = put + fused if is_fused else put.replace("%put", "ENTRY %main")
-    assert cost_of(parse(text)).bytes == 4 * moved  # nothing else of x
+    cost = cost_of(parse(text))
+    assert (cost.bytes, cost.other_flops) == (4 * moved, added)
 
 
 def test_a_fusion_that_writes_into_memory_near_by_only_reads() -> None:

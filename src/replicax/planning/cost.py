@@ -109,12 +109,17 @@ def matrix_flops(instruction: Instruction, computation: Computation) -> int:
 
 
 def other_flops(instruction: Instruction, computation: Computation) -> int:
-    """Of one instruction that is neither, one for each number that it computes."""
+    """Of one instruction that is neither, one for each number that it computes or combines."""
     match instruction.opcode:
         case "dot" | "convolution":
             return 0
-        case "reduce" | "reduce-window":
+        case "reduce":
             return computation.instructions[instruction.operands[0]].bytes // _width(instruction)
+        case "reduce-window":
+            combined = math.prod(int(size) for size in _window_of(instruction)["size"].split("x")) - 1
+            return combined * sum(math.prod(a.dims) for a in instruction.arrays)
+        case "scatter":
+            return math.prod(computation.instructions[instruction.operands[_UPDATES["scatter"]]].arrays[0].dims)
         case opcode if opcode not in _FREE and opcode not in _NO_ARITHMETIC:
             return sum(math.prod(a.dims) for a in instruction.arrays)
     return 0
@@ -126,6 +131,10 @@ def _dot_flops(instruction: Instruction, computation: Computation) -> int:
     return 2 * math.prod(instruction.arrays[0].dims) * math.prod(contracted)
 
 
+def _window_of(instruction: Instruction) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", instruction.attributes) or [""])[0]))
+
+
 def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
     """Two for each pair of an input and a kernel element that meet; elements of the padding do not count.
 
@@ -134,7 +143,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
     labels = convolution_labels(instruction)
     assert labels is not None, instruction.attributes
     source, kernel, result = convolution_dims(instruction, computation)
-    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", instruction.attributes) or [""])[0]))
+    window = _window_of(instruction)
     groups = {
         name: int((re.findall(rf"{name}_group_count=(\d+)", instruction.attributes) or [1])[0])
         for name in ("feature", "batch")
