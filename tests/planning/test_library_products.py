@@ -82,6 +82,7 @@ def test_a_convolution_of_cudnn(target, result, operands, rows, columns) -> None
     forward, _, _ = counted(module(Y, f"convolution(...), {WINDOW}", X, W))
     assert cost.matrix_flops == forward.matrix_flops > 0.9 * 2 * 4 * 8 * 8 * 32 * 9 * 8  # but for the padding
     assert (product.rows, product.columns) == (rows, columns)
+    assert kernel.flops == cost.matrix_flops
     assert kernel.kind == "product"
 
 

@@ -40,7 +40,7 @@ class Product:
       batch: how many products of the same shape.
       rows: of the result.
       columns: of the result.
-      depth: of the contracted dim.
+      depth: of the contracted dim; of a convolution, how many elements meet on average.
       arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
       is_recomputed: whether the backward pass computes it a second time, to save memory.
     """
@@ -48,14 +48,14 @@ class Product:
     batch: int
     rows: int
     columns: int
-    depth: int
+    depth: float
     arithmetic: str
     is_recomputed: bool = False
 
     @property
     def flops(self) -> int:
         """Two for each multiplication with its addition."""
-        return 2 * self.batch * self.rows * self.columns * self.depth
+        return round(2 * self.batch * self.rows * self.columns * self.depth)
 
 
 def product_of(instruction: Instruction, computation: Computation) -> Product | None:
@@ -70,7 +70,7 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
     ...   ROOT %z = bf16[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }''').computations["main"]
     >>> product_of(main.root, main)
-    Product(batch=1, rows=4, columns=3, depth=8, arithmetic='bf16', is_recomputed=False)
+    Product(batch=1, rows=4, columns=3, depth=8.0, arithmetic='bf16', is_recomputed=False)
     """
     flops = matrix_flops(instruction, computation)
     if not flops:
@@ -82,7 +82,7 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
     else:
         columns = _features_of(instruction, computation)
         batch, rows = 1, math.prod(result) // max(1, columns)
-    depth = max(1, flops // max(1, 2 * batch * rows * columns))
+    depth = flops / (2 * batch * rows * columns)
     arithmetic = arithmetic_of(instruction, computation)
     return Product(batch, rows, columns, depth, arithmetic, "rematted_computation" in instruction.op_name)
 
@@ -145,7 +145,7 @@ def _in_tiles(product: Product, multiprocessors: int, peak: float, tile: tuple[i
     return -(-tiles // multiprocessors) * 2 * rows * columns * depth / (peak / multiprocessors * share)
 
 
-def _ceil(size: int, of: int) -> int:
+def _ceil(size: float, of: int) -> float:
     return -(-size // of) * of if size > of else max(size, of // 16)
 
 
