@@ -167,7 +167,7 @@ def known_in(text: str) -> set[str]:
 # XLA's operations have names of their own, which are JAX's in places.
 OF_XLA = {
     "hlo/executed.py": {"while"},
-    "planning/cost.py": {"reduce"},
+    "planning/cost.py": {"reduce", "scatter"},
     "planning/timeline/peak.py": {"while"},
     "planning/timeline/walk.py": {"while"},
 }

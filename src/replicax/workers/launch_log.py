@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from replicax.errors import described, users_line
+from replicax.errors import DeadlockError, described, users_line
 from replicax.workers.codec import declared
 
 _PRIME = (1 << 61) - 1
@@ -65,10 +65,12 @@ class LaunchedProgram:
         self.has_returned = True
 
     def failed(self, error: BaseException) -> None:
-        """This worker's part has failed: the other workers may wait in theirs for ever."""
-        if isinstance(error, Exception) and not isinstance(
-            error, FloatingPointError
-        ):  # that, by JAX, of what has ended
+        """This worker's part has failed: the other workers may wait in theirs for ever.
+
+        It has not after a timeout, when it may still come to its end, nor after a ``FloatingPointError``, which is about
+        the results of a program that has.
+        """
+        if isinstance(error, Exception) and not isinstance(error, DeadlockError | FloatingPointError):
             self.failure = f"its part of {self.label.name!r} has failed at {users_line()}: {described(error)}"
 
     def has_ended(self) -> bool | None:
