@@ -188,6 +188,25 @@ def test_empty_components_give_no_nan(pair: replicax.Strategy) -> None:
     assert float(pair.reduce("sum", nothing, axis=0)) == 0.0
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_mean_is_finite_where_the_sum_is_not(executor) -> None:
+    """As in jnp.mean: integers are added up as floats, and numbers of half precision along an axis as float32."""
+    strategy = strategy_of(2)
+    of_each = strategy.distribute_values_from_function
+    pixels = of_each(lambda ctx: np.full(2, 200, np.uint8))
+    words = of_each(lambda ctx: np.full((4, 16384), 50_000, np.int32))
+    halves = of_each(lambda ctx: np.full(50_000, 0.5, np.float16))
+
+    def step(x):
+        return replicax.get_replica_context().all_reduce("mean", x)
+
+    assert strategy.run(step, args=(pixels,), options=replicax.RunOptions(executor)).tolist() == [200, 200]
+    assert strategy.reduce("mean", pixels).tolist() == [200, 200]
+    assert float(strategy.reduce("mean", words, axis=(0, 1))) == 50_000
+    mean = strategy.reduce("mean", halves, axis=0)
+    assert (float(mean), mean.dtype) == (0.5, jnp.float16)
+
+
 def test_the_mean_of_integers_is_a_float(strategy: replicax.Strategy) -> None:
     value = per_replica(strategy, lambda i: np.int32(i))
     n = strategy.num_replicas_in_sync

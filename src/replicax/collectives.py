@@ -90,7 +90,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
       arrays: this replica's arrays, of any shapes and dtypes (booleans count as int32).
       options: how to communicate.
     """
-    arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+    arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
     totals = list(sum_over_replicas(arrays, options) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
@@ -355,9 +355,12 @@ def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) ->
         raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
 
 
-def countable(array: jax.Array) -> jax.Array:
-    """``array``, with booleans as int32."""
-    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+def countable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
+    """``array`` as it is added up: booleans as int32; for MEAN these and integers as floats, as in ``jnp.mean``."""
+    is_bool = array.dtype == jnp.bool_
+    if op is ReduceOp.MEAN and (is_bool or jnp.issubdtype(array.dtype, jnp.integer)):
+        return array.astype(jnp.result_type(float))
+    return array.astype(jnp.int32) if is_bool else array
 
 
 # --- communication of one replica -----------------------------------------------------------------------

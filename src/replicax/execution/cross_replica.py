@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide
+from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, countable, divide
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, stack_level
@@ -328,10 +328,11 @@ def _reduce_local(
     if communicator.examples is not None:
         pairs = [_without_padding(v, axis, communicator) for v in values]
         values, counts = [v for v, _ in pairs], [c for _, c in pairs]
-    totals = communicator.all_reduce(ReduceOp.SUM, [_sum_along(v, axis)[0] for v in values], options)
+    totals = communicator.all_reduce(ReduceOp.SUM, [_sum_along(v, axis, op)[0] for v in values], options)
     if op is ReduceOp.SUM:
         return totals
-    return [divide(t, _numbers(v, axis, c, communicator)) for t, v, c in zip(totals, values, counts, strict=True)]
+    numbers = [_numbers(v, axis, c, communicator) for v, c in zip(values, counts, strict=True)]
+    return [_mean(t, n, v.dtype) for t, n, v in zip(totals, numbers, values, strict=True)]
 
 
 def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis, what: str) -> list[Any]:
@@ -340,9 +341,9 @@ def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis, 
         arrays = _on_one_device(components, what)
         if axis is None and len({a.shape for a in arrays}) > 1:
             raise _of_different_shapes([a.shape for a in arrays], what)
-        sums, counts = zip(*(_sum_along(a, axis) for a in arrays), strict=True)
+        sums, counts = zip(*(_sum_along(a, axis, op) for a in arrays), strict=True)
         total = jnp.sum(jnp.stack(sums), 0)
-        results.append(total if op is ReduceOp.SUM else divide(total, max(1, sum(counts))))
+        results.append(total if op is ReduceOp.SUM else _mean(total, max(1, sum(counts)), arrays[0].dtype))
     return results
 
 
@@ -394,13 +395,23 @@ def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) ->
     return number
 
 
-def _sum_along(value: Any, axis: Axis) -> tuple[jax.Array, int]:
+def _sum_along(value: Any, axis: Axis, op: ReduceOp) -> tuple[jax.Array, int]:
     """The sum along ``axis``, and how many numbers each of its elements adds up."""
     value = jnp.asarray(value)
+    if op is ReduceOp.MEAN:
+        value = countable(value, op)
     if axis is None:
         return value, 1
     axes = checked_axes(axis, value.shape, "reduce")
+    if op is ReduceOp.MEAN and value.dtype.itemsize < 4:  # half precision may not hold the sum, nor their number
+        value = value.astype(jnp.float32)
     return jnp.sum(value, axes), int(np.prod([value.shape[a] for a in axes]))
+
+
+def _mean(total: jax.Array, count: Any, dtype: Any) -> jax.Array:
+    """The mean of ``count`` values of a dtype."""
+    mean = divide(total, count)
+    return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
 
 
 def _on_one_device(components: tuple[Any, ...], what: str) -> list[jax.Array]:

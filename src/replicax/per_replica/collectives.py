@@ -90,7 +90,7 @@ class PerReplicaCommunicator:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
         timeout = self._timeout if options is None else options.timeout_seconds
-        arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+        arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
         totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
         return totals if op is ReduceOp.SUM else [divide(total, self.rendezvous.count) for total in totals]
 
