@@ -110,6 +110,7 @@ def test_metrics_are_those_of_the_interval() -> None:
         (lambda x: x, ValueError, r"an array of shape \(2,\) as 'loss'"),
         (lambda x: {"loss": x.sum(), "name": "adam"}, TypeError, "'adam' as 'name'"),
         (lambda x: {"key": jax.random.key(0)}, TypeError, "the random key 'key'"),
+        (lambda x: {"loss": x.sum(), "step": x.sum()}, ValueError, "returned a number called 'step': .* another name"),
     ],
 )
 def test_a_step_returns_numbers(returned: Any, error: type[Exception], match: str) -> None:

@@ -131,6 +131,7 @@ def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
         ),
         ({"metrics": replicax.Mean("mean")}, TypeError, r"a list or dict of metrics, .*\[metric\]"),
         ({"metrics": [3]}, TypeError, "a name and the methods result"),
+        ({"metrics": {"step": replicax.Mean("mean")}}, ValueError, "a number called 'step': .* another name"),
         ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
     ],
 )

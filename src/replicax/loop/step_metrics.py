@@ -88,6 +88,7 @@ def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:
         name = number_name(path)
+        check_name(name, f"{whose} returned")
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
@@ -106,6 +107,15 @@ def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
         # Strongly typed, as what goes from step to step is.
         numbers[name] = lax.convert_element_type(array, array.dtype) if array.weak_type else array
     return numbers
+
+
+def check_name(name: str, source: str) -> None:
+    """Raise a ValueError if a number has the name of the first column of the metric files; ``source`` begins it."""
+    if name == "step":
+        raise ValueError(
+            f"{source} a number called 'step': train.csv and evaluation.csv have the step's number in the column of "
+            "that name. Give yours another name."
+        )
 
 
 # --- over replicas --------------------------------------------------------------------------------------
