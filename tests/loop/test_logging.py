@@ -408,6 +408,18 @@ def test_a_bar_with_many_numbers_is_whole_on_a_narrow_terminal(width: int) -> No
     assert all(part in shown for part in described(numbers).split("   "))
 
 
+@pytest.mark.parametrize("name", ["loss[val]", "recall[/INST]", "top:100:"])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_names_are_shown_as_they_are(name: str, is_terminal: bool) -> None:
+    out = io.StringIO()
+    show = Progress(Console(file=out, force_terminal=is_terminal, width=80, color_system=None))
+    run = types.SimpleNamespace(step=1, steps=5)
+    show.on_start(run)
+    show.on_log(run, run.step, {name: 0.5})
+    show.on_end(run)
+    assert f"{name} 0.5" in out.getvalue()
+
+
 def test_the_chief_says_where_the_time_went(capsys: Any) -> None:
     began = time.perf_counter()
     run = replicax.train(lambda x: x.sum(), strategy_of(1).distribute_dataset([np.ones(2)]), 10)

@@ -56,7 +56,7 @@ class Progress(Callback):
     def say(self, line: str) -> None:
         """A line, above the bar if there is one."""
         if self._run is None:
-            self._console.print(line, markup=False)
+            self._console.print(line, markup=False, emoji=False)
             return
         self._write("")
         self._console.file.write(f"{line}\n")
@@ -72,6 +72,7 @@ class Progress(Callback):
             return
         from rich.columns import Columns
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
         class Bar(Progress):
             """A bar, and the numbers in lines of their own below it: so neither takes the other's room."""
@@ -79,7 +80,7 @@ class Progress(Callback):
             def get_renderables(self) -> Iterator[Any]:
                 yield from super().get_renderables()
                 for task in self.tasks:
-                    yield Columns(task.fields["numbers"], padding=(0, 3))
+                    yield Columns([Text(number) for number in task.fields["numbers"]], padding=(0, 3))
 
         self._bar = Bar(
             TextColumn("step {task.completed:,} of {task.total:,}"),
