@@ -159,6 +159,16 @@ def test_early_stopping_goes_on_counting(tmp_path: pathlib.Path) -> None:
     assert [step for step, _ in recorder.evaluated] == [30, 40]
 
 
+def test_a_run_that_early_stopping_has_ended_trains_no_further_without_more_patience(tmp_path: pathlib.Path) -> None:
+    def ends(patience: int) -> Any:
+        stopping = replicax.EarlyStopping("loss", "min", patience)
+        _, _, run = attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10, callbacks=[stopping], steps=100)
+        return run.resumed_at, run.step, run.stopped
+
+    why = "loss was no better than 1 (step 10) in 2 evaluations"
+    assert [ends(2), ends(2), ends(3)[:2]] == [(None, 30, why), (30, 30, why), (30, 40)]
+
+
 def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: pathlib.Path) -> None:
     def judge(line: Line) -> Any:
         def step(batch: Any) -> Any:

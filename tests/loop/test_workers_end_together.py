@@ -14,11 +14,12 @@ from tests.loop import workers_runs
 def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
     first, second = processes.run(workers_runs.stops, workers=2, devices=2)
     assert first == second
-    by_chief, by_other, interrupted, early, whole = first
+    by_chief, by_other, interrupted, early, at_start, whole = first
     assert by_chief[0] == by_other[0] == "enough"
     assert interrupted[0] == "interrupt"
     assert min(by_chief[1], by_other[1], interrupted[1]) >= 50
     assert early == ("loss was no better than 1 (step 20) in 3 evaluations", 80)
+    assert at_start == ("done before", 0)
     assert whole == (30, 5.5)
 
 

@@ -56,6 +56,14 @@ def counted() -> tuple[replicax.Variable, Any, Any]:
     return total, step, strategy.distribute_dataset(examples)
 
 
+class StopsAtStart(replicax.Callback):
+    """Worker 1 ends the run before its first step."""
+
+    def on_start(self, run: replicax.TrainingRun) -> None:
+        if jax.process_index() == 1:
+            run.stop("done before")
+
+
 def stops() -> list[Any]:
     """One run after the other, each ended by something that happens to one worker only."""
     replicas = float(jax.device_count())
@@ -84,6 +92,8 @@ def stops() -> list[Any]:
     run = replicax.train(
         step, dataset, 1000, log_every=10, evaluate=evaluate, evaluate_every=20, callbacks=[stopping], progress=False
     )
+    ends.append((run.stopped, run.step))
+    run = replicax.train(step, dataset, 1000, callbacks=[StopsAtStart()], progress=False)
     ends.append((run.stopped, run.step))
     whole = replicax.train(step, dataset, 30, log_every=10, progress=False)
     return [*ends, (whole.step, whole.numbers["loss"])]

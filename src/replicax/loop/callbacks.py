@@ -126,6 +126,7 @@ class EarlyStopping(Callback):
     def on_start(self, run: TrainingRun) -> None:
         if run.resumed_at is None:
             self.best, self.best_step, self._worse = None, None, 0
+        self._stop_if_worse(run)  # a resumed run may have ended here before
 
     def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         if self.metric not in values:
@@ -138,6 +139,10 @@ class EarlyStopping(Callback):
             self.best, self.best_step, self._worse = value, step, 0
             return
         self._worse += 1
+        self._stop_if_worse(run)
+
+    def _stop_if_worse(self, run: TrainingRun) -> None:
+        """Stop the run if as many evaluations as ``patience`` were no better than the best."""
         if self._worse >= self.patience:
             best = "a number" if self.best is None else f"{self.best:.6g} (step {self.best_step})"
             times = f"{self.patience} evaluations" if self.patience > 1 else "an evaluation"

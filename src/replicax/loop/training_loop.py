@@ -167,10 +167,11 @@ class TrainingLoop:
     def _steps(self) -> str | None:
         """The steps; why they ended before the last one."""
         run = self._run
-        if run.resumed_at and run.step < run.steps and self._is_to_evaluate():
+        why = self._requests.agree()  # a callback may end the run at its start
+        if why is None and run.resumed_at and run.step < run.steps and self._is_to_evaluate():
             why = self._evaluate()  # to which the attempt before has not come
-            if why is not None:
-                return why
+        if why is not None:
+            return why
         while run.step < run.steps:
             why = self._requests.next_call()
             if why is not None:
