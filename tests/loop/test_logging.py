@@ -308,6 +308,18 @@ def test_event_files(tmp_path: pathlib.Path) -> None:
     assert (4, "evaluation/accuracy", 0.25) in found
 
 
+def test_a_run_that_goes_on_within_a_second_leaves_earlier_event_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorboardX.event_file_writer.time.time", lambda: 1e9)
+    run_of(lambda x: x.sum(), 1, logs=tmp_path)
+    [first] = tmp_path.glob("events.*")
+    data = first.read_bytes()
+    run_of(lambda x: x.sum(), 2, logs=tmp_path)
+    before, _ = sorted(tmp_path.glob("events.*"))  # TensorBoard reads them in this order
+    assert (before, before.read_bytes()) == (first, data)
+
+
 def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replicax.loop.logs.metric_files.can_write_events", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):

@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import os
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,7 +136,9 @@ class TensorBoardLog(Callback):
             from tensorboardX import SummaryWriter
 
             purge = None if run.resumed_at is None else run.resumed_at + 1
-            self._writer = SummaryWriter(str(self.folder), purge_step=purge)
+            # The name has the second: the rest tells files of one apart. TensorBoard reads files in the order of names.
+            suffix = f".{time.time_ns()}"
+            self._writer = SummaryWriter(str(self.folder), purge_step=purge, filename_suffix=suffix)
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         self._add("train", step, values)
