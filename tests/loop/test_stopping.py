@@ -72,6 +72,17 @@ def test_a_callback_may_end_the_run() -> None:
     assert repr(run) == "TrainingRun(step 40 of 1000, stopped: enough)"
 
 
+def test_all_callbacks_end_although_one_raises() -> None:
+    class Raises(replicax.Callback):
+        def on_end(self, run: replicax.TrainingRun) -> None:
+            raise OSError("the disk is full")
+
+    first, last = Recorder(), Recorder()
+    with pytest.raises(OSError, match="the disk is full"):
+        train(2, callbacks=[first, Raises(), last])
+    assert first.calls[-1] == last.calls[-1] == ("end", 2)
+
+
 def test_a_stop_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "stop"
     run = train(10**7, log_every=10, stop_file=path, callbacks=[When(10, lambda run: path.touch())])

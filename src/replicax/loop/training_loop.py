@@ -208,17 +208,16 @@ class TrainingLoop:
     def _end(self) -> None:
         """Whether it went well or not."""
         run, wall = self._run, self._wall
-        try:
-            self._stop_profile()
-        finally:
-            if self._finite is not None:
-                self._finite.end()
-            with wall.on("callbacks"):
-                for callback in reversed(self._started):
-                    callback.on_end(run)
-            wall.stop()
+        with contextlib.ExitStack() as ending:  # the last comes first, and all of it comes, whatever raises
             if self._started:
-                self._attempts.note(run.step, wall.seconds)
+                ending.callback(lambda: self._attempts.note(run.step, wall.seconds))
+            ending.callback(wall.stop)
+            ending.enter_context(wall.on("callbacks"))
+            for callback in self._started:
+                ending.callback(callback.on_end, run)
+            if self._finite is not None:
+                ending.callback(self._finite.end)
+            self._stop_profile()
 
     # --- one call, and what comes after it ------------------------------------------------------------------
 
