@@ -122,7 +122,7 @@ def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
 
 
 _unfinished: set[_Job] = set()
-"""Saves of this process that are not over, or whose error nobody has got yet."""
+"""Saves of this process that are still running, or whose error has not been raised yet."""
 
 
 def wait_for_all() -> None:

@@ -284,9 +284,9 @@ def _along(mesh: str, axes: str) -> list[tuple[int, ...]]:
 
 
 def _chains(pairs: list[tuple[str, str]]) -> list[tuple[int, ...]]:
-    """Who sends to whom, the longest chain first. One that is no ring begins at a sender that receives nothing.
+    """The devices of each chain of sends, the longest chain first.
 
-    A device that sends to itself only copies, and is in no chain.
+    A chain starts at a device that receives nothing, unless it is a ring. Sends of a device to itself are left out.
     """
     following = {int(a): int(b) for a, b in pairs if a != b}
     receivers = set(following.values())

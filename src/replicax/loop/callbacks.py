@@ -55,7 +55,7 @@ class Callback:
         """After a checkpoint of ``step`` has been begun: it may still be being written."""
 
     def on_end(self, run: TrainingRun) -> None:
-        """At the end, also after an error, one of another callback's ``on_end`` too, if :meth:`on_start` was called."""
+        """At the end, if :meth:`on_start` was called: also after an error, even in another callback's ``on_end``."""
 
     def get_state(self) -> Any:
         """What the callback has to remember over a resume, as goes into JSON; it is part of the checkpoint."""

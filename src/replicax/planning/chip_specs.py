@@ -7,12 +7,12 @@ Every estimate is made from these figures and from the formulas in :mod:`replica
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from replicax.argument_checks import is_number
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
 from replicax.system.gpu_memory import DEFAULT_FRACTION, FRACTION_VARIABLES, fraction_in
 from replicax.tpu.generations import generation_of
@@ -101,7 +101,7 @@ class Chip:
 
 def _is_number(value: Any) -> bool:
     """Whether it is a number, and below infinity."""
-    return isinstance(value, numbers.Real) and bool(value <= sys.float_info.max)
+    return is_number(value) and bool(value <= sys.float_info.max)
 
 
 _DOCS = "https://docs.cloud.google.com/tpu/docs/"

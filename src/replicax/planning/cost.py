@@ -24,13 +24,13 @@ def _words(text: str) -> frozenset[str]:
 
 _FREE = _words(
     """
-    add-dependency after-all async-done async-start async-update bitcast call conditional constant get-tuple-element
-    opt-barrier parameter partition-id replica-id tuple while
+    add-dependency after-all async-done async-start async-update bitcast call conditional constant copy-done
+    get-tuple-element opt-barrier parameter partition-id replica-id tuple while
     """
 )
 _NO_ARITHMETIC = _words(
     """
-    all-reduce-done bitcast-convert broadcast concatenate copy copy-done copy-start custom-call
+    all-reduce-done bitcast-convert broadcast concatenate copy copy-start custom-call
     domain dynamic-slice dynamic-update-slice fusion gather infeed iota outfeed pad recv recv-done reshape reverse
     rng-get-and-update-state send send-done slice sort transpose
     """
@@ -172,8 +172,6 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     """Read from and written to main memory by one instruction outside of fusions."""
     opcode = instruction.opcode
     if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
-        return 0
-    if opcode == "copy-done":
         return 0
     operands = [computation.instructions[name] for name in instruction.operands]
     if opcode == "copy-start":  # which writes its first result until it is done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from replicax.errors import shortened
 
 # The number of rows that decide the dtype of a column.
 _SAMPLE = 100
+_NOTHING = contextlib.nullcontext()
 
 
 @_jax.hiding_frames
@@ -180,6 +182,7 @@ class CsvReader(Reader):
         """Read dicts from now on: for some columns, the values of their text."""
         self._fields = len(columns)
         self._values = [(name, columns.index(name), value) for name, value in values.items()] if columns else []
+        self._may_overflow = any(value.may_overflow for value in values.values())
         self._reached()
 
     def __next__(self) -> dict[str, Any]:
@@ -187,7 +190,8 @@ class CsvReader(Reader):
         if row is None:
             raise StopIteration
         result = {}
-        with np.errstate(over="ignore"):  # a converter refuses a number that is too large
+        # A converter refuses a number that is too large, of which NumPy would warn.
+        with np.errstate(over="ignore") if self._may_overflow else _NOTHING:
             for name, field, value in self._values:
                 try:
                     result[name] = value(row[field])
