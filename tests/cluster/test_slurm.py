@@ -62,6 +62,15 @@ def test_tasks_are_in_the_order_of_slurm(step) -> None:
     step(DISTRIBUTION="cyclic")
     around = ["node9:8888", "node10:8888", "big:8888", "node9:8889", "node10:8889"]
     assert SlurmClusterResolver(gpus_per_node=0).cluster_spec() == {"worker": around}
+    step(DISTRIBUTION="plane", DIST_PLANESIZE="2", STEP_TASKS_PER_NODE="3,3,1", STEP_NUM_TASKS="7")
+    in_twos = ["node9:8888", "node9:8889", "node10:8888", "node10:8889", "big:8888", "node9:8890", "node10:8890"]
+    assert SlurmClusterResolver(gpus_per_node=0).cluster_spec() == {"worker": in_twos}
+
+
+def test_tasks_in_an_order_that_slurm_does_not_tell(step) -> None:
+    step(DISTRIBUTION="arbitrary")
+    with pytest.raises(RuntimeError, match="unknown which node has which task"):
+        SlurmClusterResolver(gpus_per_node=0)
 
 
 def test_jobs_and_ports_of_ones_own(step) -> None:

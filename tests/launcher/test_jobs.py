@@ -131,6 +131,7 @@ def test_a_jobset(tmp_path, capsys) -> None:
 
 def test_words_that_yaml_would_take_for_something_else_are_strings(capsys) -> None:
     words = ["yes", "1e3", "null", "0x1f", "- a", "a: b", "# c", "~", "True", "1:30", "\n", "é", "[", "*x"]
+    words += [".5", "._1", ".inf", "./run", "\U0001f600", "\x7f", "\u2028"]
     text = written(capsys, "--workers", "1", "--jobset", "--image", "no", "train.py", *words)
     [group] = yaml.safe_load(text)["spec"]["replicatedJobs"]
     container = group["template"]["spec"]["template"]["spec"]["containers"][0]

@@ -24,8 +24,8 @@ class SlurmClusterResolver(ClusterResolver):
     You do not need it to train on Slurm: without a resolver JAX detects the step. This resolver describes it as
     ``tf.distribute`` does, with jobs of your own, and chooses the ports.
 
-    Tasks are numbered as in Slurm: node by node, or round the nodes with ``--distribution=cyclic``. The ports of the
-    tasks of one node are ``port_base``, ``port_base + 1``, …
+    Tasks are numbered as in Slurm: node by node, or round the nodes with ``--distribution=cyclic`` or ``plane``. The
+    ports of the tasks of one node are ``port_base``, ``port_base + 1``, …
 
     Args:
       jobs: the number of tasks of each job; jobs get tasks in the order of their names. ``None`` means that all
@@ -39,7 +39,7 @@ class SlurmClusterResolver(ClusterResolver):
       rpc_layer: the prefix of the addresses that :meth:`master` returns.
 
     Raises:
-      RuntimeError: this is not a Slurm step, or there are too few GPUs or tasks.
+      RuntimeError: this is not a Slurm step, there are too few GPUs or tasks, or ``--distribution`` is ``arbitrary``.
       ValueError: a list of nodes or tasks is not in Slurm's format.
 
     >>> import os, replicax
@@ -208,10 +208,21 @@ def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
 
 
 def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The node of each task, and the task's number there, by its rank."""
+    """The node of each task, and the task's number there, by its rank.
+
+    Raises:
+      RuntimeError: the tasks are in an order of which Slurm's variables do not tell enough.
+    """
+    order = os.environ.get("SLURM_DISTRIBUTION", "block")
     places = [(node, place) for node, count in nodes.items() for place in range(count)]
-    if os.environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
-        places.sort(key=lambda at: at[1])  # the first task of each node, then the second, …
+    if order.startswith(("cyclic", "plane")):
+        in_turn = 1 if order.startswith("cyclic") else _number("SLURM_DIST_PLANESIZE")
+        places.sort(key=lambda at: at[1] // in_turn)  # the first tasks of each node, then the next ones, …
+    elif order.startswith("arbitrary"):
+        raise RuntimeError(
+            f"SlurmClusterResolver: with SLURM_DISTRIBUTION={order} it is unknown which node has which task. Start "
+            "the program with srun --distribution=block, cyclic or plane"
+        )
     return places
 
 

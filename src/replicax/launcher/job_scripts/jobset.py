@@ -20,7 +20,7 @@ _JOB = "worker"
 _PORT = 8476
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_NAME = 63  # of a host, which has the job's name and the pod's number
-_PLAIN = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./]*")
+_PLAIN = re.compile(r"(\./)?[A-Za-z_/][-A-Za-z0-9_./]*")
 
 
 def jobset_manifest(request: JobRequest) -> str:
@@ -127,8 +127,10 @@ def _yaml(value: Any, indent: str = "") -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS
-    return str(value) if is_plain else json.dumps(value)
+    if is_plain:
+        return str(value)
+    return re.sub("[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
-_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", ".", ".nan", ".inf"}
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 """Words that YAML does not read as strings."""
