@@ -178,6 +178,7 @@ def workers_fail() -> None:
         _ = 1 // 0
 
 
+@pytest.mark.soak
 def test_the_document_s_program_prints_what_it_says(tmp_path: pathlib.Path) -> None:
     text = (processes.ROOT / "docs" / "workers.md").read_text()
     [program, command, printed] = re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[:3]

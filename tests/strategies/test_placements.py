@@ -29,8 +29,6 @@ PLACES = {
 """How many devices each worker has, or groups of logical ones, and how many replicas each of these."""
 NAMES = [("if finite",), ("adafactor",), ("adamw", "lamb", "lars", "momentum, clipped")]
 QUICK = [
-    ("groups", NAMES[0], "one worker", 1, "per_replica"),
-    ("mirrored", NAMES[1], "4 replicas on each of 2 devices", 2, "compiled"),
     ("groups", NAMES[0], "three workers", 1, "compiled"),
     ("split", NAMES[1], "two workers, 2 replicas on each device", 2, "compiled"),
 ]
