@@ -181,8 +181,16 @@ def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: 
     assert error.code == replicax.EXIT_PREEMPTED
     assert before.evaluated == []
     assert before.saved == [10]
-    _, after, _ = attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10)
+
+    class DiesWhenEvaluated(replicax.Callback):
+        def on_evaluation(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+            raise Killed
+
+    logs = tmp_path / "logs"
+    attempt(tmp_path, evaluate=lambda: 3.0, evaluate_every=10, logs=logs, callbacks=[DiesWhenEvaluated()])
+    _, after, _ = attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10, logs=logs)
     assert [step for step, _ in after.evaluated] == [10, 20, 30, 40]
+    assert (logs / "evaluation.csv").read_text() == "step,loss\n10,1.0\n20,1.0\n30,1.0\n40,1.0\n"
 
 
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: pathlib.Path) -> None:

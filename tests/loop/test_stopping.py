@@ -72,6 +72,34 @@ def test_a_callback_may_end_the_run() -> None:
     assert repr(run) == "TrainingRun(step 40 of 1000, stopped: enough)"
 
 
+EXAMPLES = [np.arange(4, dtype=np.float32)]
+
+
+def test_a_run_that_is_stopped_is_evaluated_at_its_end(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "stop"
+    for do in (lambda run: run.stop("enough"), lambda run: path.touch()):
+        run = train(
+            10**7,
+            log_every=10,
+            stop_file=path,
+            callbacks=[When(10, do)],
+            evaluate=(replicax.compute_average_loss, EXAMPLES),
+        )
+        assert (bool(run.stopped), run.evaluation) == (True, {"loss": 1.5})
+
+
+def test_a_signal_breaks_off_the_evaluation_at_the_end_of_a_run_that_is_stopped() -> None:
+    def judge(x: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)  # while the step is traced
+        return replicax.compute_average_loss(x)
+
+    recorder = Recorder()
+    callbacks = [When(10, lambda run: run.stop("enough")), recorder]
+    with pytest.raises(KeyboardInterrupt, match="the run was interrupted after step 20"):
+        train(log_every=10, callbacks=callbacks, evaluate=(judge, EXAMPLES * 2), steps_per_call=1)
+    assert recorder.evaluated == []
+
+
 def test_all_callbacks_end_although_one_raises() -> None:
     class Raises(replicax.Callback):
         def on_end(self, run: replicax.TrainingRun) -> None:

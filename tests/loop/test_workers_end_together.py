@@ -18,6 +18,8 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
     assert by_chief[0] == by_other[0] == "enough"
     assert interrupted[0] == "interrupt"
     assert min(by_chief[1], by_other[1], interrupted[1]) >= 50
+    assert by_chief[2] == by_other[2] == [{"loss": 3.5}]
+    assert interrupted[2] == []
     assert early == ("loss was no better than 1 (step 20) in 3 evaluations", 80)
     assert at_start == ("done before", 0)
     assert whole == (30, 5.5)
@@ -27,7 +29,10 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
     "when",
     [
         "evaluation",
-        *(pytest.param(when, marks=pytest.mark.soak) for when in ("before", "compile", "step", "run_steps")),
+        *(
+            pytest.param(when, marks=pytest.mark.soak)
+            for when in ("before", "compile", "step", "run_steps", "last evaluation")
+        ),
     ],
 )
 def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:

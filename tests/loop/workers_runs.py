@@ -21,10 +21,14 @@ class At(replicax.Callback):
 
     def __init__(self, step: int, worker: int, do: Any) -> None:
         self.step, self.worker, self.do = step, worker, do
+        self.evaluated: list[Any] = []
 
     def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
         if step == self.step and jax.process_index() == self.worker:
             self.do(run)
+
+    def on_evaluation(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+        self.evaluated.append(values)
 
 
 def kill(number: int) -> None:
@@ -74,13 +78,14 @@ def stops() -> list[Any]:
         At(50, 1, lambda run: kill(signal.SIGINT)),
     ):
         total, step, dataset = counted()
+        evaluate = replicax.compute_average_loss, [np.arange(8, dtype=np.float32)] * 3
         how, steps = outcome(
-            lambda step=step, dataset=dataset, at=at: replicax.train(
-                step, dataset, 10**6, log_every=10, callbacks=[at], progress=False
+            lambda step=step, dataset=dataset, at=at, evaluate=evaluate: replicax.train(
+                step, dataset, 10**6, log_every=10, callbacks=[at], evaluate=evaluate, progress=False
             ),
             total,
         )
-        ends.append((how.split(" at ")[0], steps / replicas))
+        ends.append((how.split(" at ")[0], steps / replicas, at.evaluated))
     total, step, dataset = counted()
     asked: list[int] = []
 
@@ -129,6 +134,15 @@ def preempted(when: str) -> tuple[str, float]:
         evaluated = dataset
         kwargs["evaluate"], kwargs["evaluate_every"] = (judge, evaluated), 20  # which has no end
         kwargs["callbacks"] = [At(20, 1, lambda run: kill(signal.SIGTERM))]
+    if when == "last evaluation":
+
+        def judge_last(x: Any) -> Any:
+            if is_hit:  # while the step is traced
+                kill(signal.SIGTERM)
+            return replicax.compute_average_loss(x)
+
+        kwargs["evaluate"] = judge_last, dataset
+        kwargs["callbacks"] = [At(20, 0, lambda run: run.stop("enough"))]
     how, steps = outcome(lambda: replicax.train(fn, dataset, 10**6, log_every=10, progress=False, **kwargs), total)
     return how, steps / jax.device_count()
 

@@ -48,13 +48,12 @@ class StopRequests:
     Args:
       lockstep: of the workers.
       stop_file: a file whose existence is a request; ``None``: none.
-
-    Attributes:
-      why: the first request that this worker knows of, in words; ``None`` if there is none.
     """
 
     def __init__(self, lockstep: Lockstep, stop_file: pathlib.Path | None = None) -> None:
-        self.why: str | None = None
+        # Why the run is to end: a signal to this worker; the first of all other requests.
+        self._signal: str | None = None
+        self._other: str | None = None
         self._lockstep = lockstep
         self._workers = lockstep.workers
         self._file = stop_file
@@ -66,6 +65,7 @@ class StopRequests:
         self._agreed = threading.Event()
         self._over = threading.Event()
         self._wake = threading.Event()
+        self._looking = threading.Lock()
         self._client: Any = _jax.coordination_client() if lockstep.several else None
         self._keys = f"replicax/stop/{next(_runs) if lockstep.several else 'alone'}"
         self._interrupts = 0
@@ -94,10 +94,14 @@ class StopRequests:
             signal.signal(number, handler)
         self._handlers.clear()
 
+    @property
+    def why(self) -> str | None:
+        """The request that counts most of those that this worker knows of, in words; ``None`` if there is none."""
+        return self._signal or self._other
+
     def request(self, why: str) -> None:
         """End the run."""
-        if self.why is None:
-            self.why = why
+        self._other = self._other or why
         self._wake.set()
 
     def next_call(self) -> str | None:
@@ -128,6 +132,17 @@ class StopRequests:
         reasons = [why for why in self._lockstep.exchange("asks whether the run goes on", self.why) if why is not None]
         return min(reasons, key=_rank, default=None)
 
+    def forget(self) -> None:
+        """Forget the requests, and the stop file: from now on only a signal, also an earlier one, ends calls.
+
+        All workers call it together: for the calls that the end of a run makes, also of one that ends on request.
+        """
+        self.agree()  # until all have come here, one may be waiting for the limits of the others
+        with self._looking:
+            self._other = self._file = self._limit = self._last = None
+            self._agreed.clear()
+            self._keys += "/end"
+
     # --- signals --------------------------------------------------------------------------------------------
 
     def _take_over(self, number: int, handler: Callable[[int, Any], None]) -> None:
@@ -139,12 +154,13 @@ class StopRequests:
         self._interrupts += 1
         if self._interrupts > 1:
             raise KeyboardInterrupt
-        self.request(INTERRUPTED)
+        self._signal = self._signal or INTERRUPTED
+        self._wake.set()
         _say("Ctrl-C: the step ends, and then all is saved. Once more ends at once, with nothing saved.")
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        if self.why != PREEMPTED:
-            self.why = PREEMPTED  # it does not wait for another end of the run
+        if self._signal != PREEMPTED:
+            self._signal = PREEMPTED  # it does not wait for another end of the run
             self._wake.set()
             _say("SIGTERM: the step ends, and then all is saved.")
 
@@ -155,21 +171,21 @@ class StopRequests:
         while not self._over.is_set():
             self._wake.wait(interval)
             self._wake.clear()
-            with contextlib.suppress(Exception):  # the service may be going, and the run finds that out itself
+            with contextlib.suppress(Exception), self._looking:  # the service may be going: the run finds that out
                 self._look()
 
     def _look(self) -> None:
         if self._file is not None and self.why is None and self._file.exists():
-            self.why = f"the file {self._file} is there"
+            self._other = f"the file {self._file} is there"
         if self._client is None:
             return
         posted = {key.removeprefix(f"{self._keys}/"): value for key, value in self._posted()}
         if self.why is None:
             theirs = sorted(key for key in posted if key.startswith("request/"))
             if theirs:
-                self.why = posted[theirs[0]].decode()
+                self._other = posted[theirs[0]].decode()
             elif _jax.preemption_notice(self._client):
-                self.why = PREEMPTED
+                self._other = PREEMPTED
         if self.why is None:
             return
         if self._limit is None:

@@ -193,6 +193,7 @@ class TrainingLoop:
         self._log_pending()
         is_last = run.step > 0 and why not in SIGNALS and (has_run or run.step == run.steps)
         if is_last and self._evaluation is not None and self._saves.evaluated != run.step:
+            self._requests.forget()
             why = self._evaluate() or why
         if has_run:
             self._save()

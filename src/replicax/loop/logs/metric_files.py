@@ -65,6 +65,7 @@ class _Table:
 
     def __init__(self, path: pathlib.Path, keep: int | None) -> None:
         self._path = path
+        self._keep = keep
         self._columns: list[str] = []
         rows: list[dict[str, str]] = []
         if keep is not None and path.is_file():
@@ -85,11 +86,11 @@ class _Table:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         row = {"step": str(step), **{name: repr(value) for name, value in values.items()}}
         new = [name for name in row if name not in self._columns]
-        if new:
+        if new or step == self._keep:  # an evaluation that an earlier attempt made after the checkpoint comes again
             rows = []
             if self._columns:
                 with self._path.open(newline="") as file:
-                    rows = list(csv.DictReader(file))
+                    rows = [earlier for earlier in csv.DictReader(file) if earlier["step"] != row["step"]]
             self._columns += new
             self._write(rows)
         with self._path.open("a", newline="") as file:
