@@ -199,6 +199,21 @@ def test_an_evaluation_by_a_function() -> None:
     assert run.evaluation == {"loss": pytest.approx(float(line.w.numpy().sum()))}
 
 
+def test_the_numbers_of_an_evaluation_by_a_function_are_not_rounded() -> None:
+    numbers = {"share": 0.1, "scale": 1e300, "tokens": 3_000_000_000}
+    [(_, values)] = run_of(lambda x: None, 1, evaluate=lambda: numbers).evaluated
+    assert values == numbers
+
+
+def test_an_evaluation_adds_up_in_double_precision_where_jax_has_it() -> None:
+    def evaluated(x: Any) -> Any:
+        return {"mean": replicax.compute_average_loss(x), "tokens": 16_777_217}
+
+    with jax.enable_x64(True):
+        [(_, values)] = run_of(lambda x: None, 1, evaluate=(evaluated, [np.full(4, 0.1)] * 3)).evaluated
+    assert values == {"mean": pytest.approx(0.1, rel=1e-15), "tokens": 16_777_217.0}
+
+
 # --- not finite -----------------------------------------------------------------------------------------
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from replicax.data import DistributedDataset
 from replicax.execution.many_steps.element_groups import Single
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.loop.endless_input import examples_in
-from replicax.loop.step_metrics import Combination, named_numbers
+from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function, checked_result
 from replicax.workers import heartbeat
@@ -73,12 +72,11 @@ class Evaluation:
         """
         if self._function is not None:
             name = getattr(self._function, "__name__", "evaluate")
-            numbers = named_numbers(checked_result(self._function(), self._function, "replicax.train"), name)
-            return _floats(numbers)
+            return _floats(numbers_in(checked_result(self._function(), self._function, "replicax.train"), name))
         totals, examples = None, 0
         with heartbeat.phase(Phase.STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
-                numbers, weighed = self._strategy.run(self._step, args=(batch, np.float32(count)))
+                numbers, weighed = self._strategy.run(self._step, args=(batch, np.int32(count)))
                 self._combination.check_scales(numbers)
                 totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
                 examples += count
@@ -103,7 +101,8 @@ class _EvaluationStep(Wrapper):
     def __call__(self, element: Any, examples: Any) -> Any:
         returned = checked_result(self.fn(element), self.fn, "replicax.train")
         numbers = named_numbers(returned, self.__name__)
-        return numbers, {name: value.astype(jnp.float32) * examples for name, value in numbers.items()}
+        weight = examples.astype(float)  # the widest float that JAX has
+        return numbers, {name: value.astype(float) * weight for name, value in numbers.items()}
 
 
 def _added(totals: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jax import lax
 
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ShareWarning, stack_level
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
@@ -74,11 +74,22 @@ def is_shown(name: str) -> bool:
 
 
 def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
-    """The numbers that a step has returned, by name.
+    """The numbers that a step has returned, by name: scalar arrays; see :func:`numbers_in`."""
+    arrays = {name: as_array(value, _source(whose, name)) for name, value in numbers_in(returned, whose).items()}
+    # Strongly typed, as what goes from step to step is.
+    return {name: lax.convert_element_type(x, x.dtype) if x.weak_type else x for name, x in arrays.items()}
+
+
+def _source(whose: str, name: str) -> str:
+    return f"what {whose} returned as {name!r}"
+
+
+def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
+    """The numbers that a function has returned, by name, as they are.
 
     Args:
       returned: a number, which is called ``"loss"``; a dict of numbers, also of further dicts; or ``None``.
-      whose: the step's name.
+      whose: the function's name.
 
     Raises:
       TypeError, ValueError: it is something else; names it.
@@ -97,15 +108,14 @@ def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
                 f"{whose} returned {value!r} as {name!r}. A step of replicax.train returns what is to be logged: a "
                 "number, a dict of numbers, or None; what else it computes it keeps in variables."
             )
-        array = as_array(value, f"what {whose} returned as {name!r}")
-        if array.ndim:
+        check_numbers(value, _source(whose, name))
+        if np.ndim(value):
             raise ValueError(
-                f"{whose} returned an array of shape {array.shape} as {name!r}. A step of replicax.train returns "
+                f"{whose} returned an array of shape {np.shape(value)} as {name!r}. A step of replicax.train returns "
                 "numbers, which are logged: reduce it first, for a mean over the global batch with "
                 "replicax.compute_average_loss, or keep it in a variable."
             )
-        # Strongly typed, as what goes from step to step is.
-        numbers[name] = lax.convert_element_type(array, array.dtype) if array.weak_type else array
+        numbers[name] = value
     return numbers
 
 
