@@ -118,6 +118,31 @@ def test_a_step_returns_numbers(returned: Any, error: type[Exception], match: st
         run_of(returned)
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [("examples_per_second", {}), ("tokens_per_second", {"tokens_per_example": 2})]
+)
+def test_a_number_that_the_loop_adds_has_its_name_to_itself(name: str, kwargs: Any) -> None:
+    with pytest.raises(ValueError, match=f"returned a number called '{name}': replicax.train logs .* another name"):
+        run_of(lambda x: {name: x.sum()}, **kwargs)
+    with pytest.raises(ValueError, match=f"got a number called '{name}': replicax.train logs .* another name"):
+        run_of(lambda x: None, metrics={name: replicax.Mean("mean")}, **kwargs)
+
+
+def test_a_number_of_the_step_and_a_metric_have_names_of_their_own() -> None:
+    strategy, recorder = strategy_of(2), Recorder()
+    with strategy.scope():
+        mean = replicax.Mean("loss")
+
+    def step(x: Any) -> Any:
+        mean.update(x)
+        return replicax.compute_average_loss(x)
+
+    dataset = strategy.distribute_dataset([np.arange(4, dtype=np.float32)])
+    with pytest.raises(ValueError, match="step returned a number called 'loss': a metric of the run has that name"):
+        replicax.train(step, dataset, 2, metrics=[mean], callbacks=[recorder], progress=False)
+    assert recorder.calls == [("start", 0), ("end", 0)]
+
+
 # --- when -----------------------------------------------------------------------------------------------
 
 

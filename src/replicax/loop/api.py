@@ -14,7 +14,7 @@ from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
 from replicax.loop.callbacks import Callback, EarlyStopping, best_of
-from replicax.loop.step_metrics import Combination, check_name
+from replicax.loop.step_metrics import Combination
 from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
@@ -259,7 +259,7 @@ def _named(metrics: Any) -> dict[str, Any]:
 
     Raises:
       TypeError: one is not a metric.
-      ValueError: two have one name, or one is called ``"step"``.
+      ValueError: two have one name.
     """
     if not isinstance(metrics, Iterable):
         raise TypeError(
@@ -272,7 +272,6 @@ def _named(metrics: Any) -> dict[str, Any]:
                 "replicax.train(metrics=…) takes objects with a name and the methods result() and reset(), such as "
                 f"replicax.Mean, or a dict of those by name, got {metric!r}"
             )
-        check_name(name, "replicax.train(metrics=…) got")
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,7 +99,7 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:
         name = number_name(path)
-        check_name(name, f"{whose} returned")
+        check_names([name], f"{whose} returned")
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
@@ -119,13 +119,15 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
     return numbers
 
 
-def check_name(name: str, source: str) -> None:
-    """Raise a ValueError if a number has the name of the first column of the metric files; ``source`` begins it."""
-    if name == "step":
-        raise ValueError(
-            f"{source} a number called 'step': train.csv and evaluation.csv have the step's number in the column of "
-            "that name. Give yours another name."
-        )
+TAKEN = {"step": "train.csv and evaluation.csv have the step's number in the column of that name"}
+"""The name that no number may have, and why."""
+
+
+def check_names(names: Iterable[str], source: str, taken: Mapping[str, str] = TAKEN) -> None:
+    """Raise a ValueError if a number has a name that is taken; ``source`` begins it, and ``taken`` says by what."""
+    for name in names:
+        if name in taken:
+            raise ValueError(f"{source} a number called {name!r}: {taken[name]}. Give yours another name.")
 
 
 # --- over replicas --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from replicax.loop.logs.speed import Speed, flops_of
 from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
 from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
-from replicax.loop.step_metrics import DONE, Combination, FiniteWatch, NumberedStep, Pending
+from replicax.loop.step_metrics import DONE, TAKEN, Combination, FiniteWatch, NumberedStep, Pending, check_names
 from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
 from replicax.loop.training_run import TrainingRun
@@ -95,6 +95,10 @@ class TrainingLoop:
         lines = LINES if isinstance(progress, bool) else float(progress)
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
         self._speed = Speed(strategy, tokens_per_example, plan)
+        own = [*self._speed.names, *(["loss_scale"] if self._precision and self._precision.variables else ())]
+        self._taken = TAKEN | dict.fromkeys(own, "replicax.train logs one of its own by that name")
+        check_names(metrics, "replicax.train(metrics=…) got", self._taken)
+        self._taken |= dict.fromkeys(metrics, "a metric of the run has that name")
         self._restores = best_of(callbacks)
         self._callbacks = callbacks
         self._files: list[Callback] = [] if self._show is None else [self._show]
@@ -170,17 +174,12 @@ class TrainingLoop:
         why = self._requests.agree()  # a callback may end the run at its start
         if why is None and run.resumed_at and run.step < run.steps and self._is_to_evaluate():
             why = self._evaluate()  # to which the attempt before has not come
-        if why is not None:
-            return why
-        while run.step < run.steps:
+        while why is None and run.step < run.steps:
             why = self._requests.next_call()
-            if why is not None:
-                return why
-            self._call(self._calls.next(self._boundary() - run.step))
-            why = self._between()
-            if why is not None:
-                return why
-        return None
+            if why is None:
+                self._call(self._calls.next(self._boundary() - run.step))
+                why = self._between()
+        return why
 
     def _finish(self, why: str | None) -> str | None:
         """After the last step: log, evaluate and save; why there are not more steps."""
@@ -245,6 +244,7 @@ class TrainingLoop:
             wall.count_as("compile")
         if not self._outputs:
             self._saves.check_all_saved()
+            check_names(ctx.last_step_outputs, f"{self._step.__name__} returned", self._taken)
             self._combination.check(ctx.last_step_outputs)
             self._combination.check_scales(ctx.last_step_outputs)
             if self._speed.peak is not None:
@@ -285,13 +285,10 @@ class TrainingLoop:
             self._show.advanced(run.step, is_logged)
         if run.step == run.steps:
             return None  # the rest belongs to the end
-        if self._is_to_evaluate():
-            why = self._evaluate()
-            if why is not None:
-                return why
-        if self._saves.is_due(run.step):
+        why = self._evaluate() if self._is_to_evaluate() else None
+        if why is None and self._saves.is_due(run.step):
             self._save()
-        return None
+        return why
 
     def _log(self) -> None:
         """Start to fetch the numbers of this step, and log those that were due one interval ago."""

@@ -36,6 +36,12 @@ class Speed:
         self._rates = collections.deque([(0, 0, 0.0)], maxlen=RATED + 1)
 
     @property
+    def names(self) -> list[str]:
+        """Of the numbers that :meth:`after` may return."""
+        known = {"tokens_per_second": self._tokens, "mfu": self.peak, "of_plan": self._predicted}
+        return ["examples_per_second", *(name for name, needed in known.items() if needed is not None)]
+
+    @property
     def seconds(self) -> float:
         """When the last interval was over."""
         return self._rates[-1][2]
