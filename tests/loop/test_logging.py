@@ -72,8 +72,13 @@ def test_a_mean_of_an_evaluation_that_is_added_up_is_told() -> None:
     def evaluated(x: Any) -> Any:
         return {"accuracy": jnp.mean(x > 1.0)}
 
+    evaluate = evaluated, [np.arange(4, dtype=np.float32)]
     with pytest.warns(replicax.errors.ShareWarning, match="'accuracy' is 2 times the mean"):
-        run_of(replicax.compute_average_loss, 1, evaluate=(evaluated, [np.arange(4, dtype=np.float32)]))
+        run_of(replicax.compute_average_loss, 1, evaluate=evaluate)
+    reduced = run_of(replicax.compute_average_loss, 1, evaluate=evaluate, reduce={"accuracy": "mean"})
+    assert reduced.evaluated == [(1, {"accuracy": 0.5})]
+    with pytest.raises(ValueError, match="'acc'; the step returns 'loss', the evaluation returns 'accuracy'"):
+        run_of(replicax.compute_average_loss, 1, evaluate=evaluate, reduce={"acc": "mean"})
 
 
 def test_a_share_that_is_averaged_is_told() -> None:
@@ -87,7 +92,7 @@ def test_reduce_says_how_replicas_are_combined() -> None:
 
     assert run_of(step, 1, reduce="mean").logged == [(1, {"mean": 1.5, "sum": 3.0})]
     assert run_of(step, 1, reduce={"mean": "mean"}).logged == [(1, {"mean": 1.5, "sum": 6.0})]
-    with pytest.raises(ValueError, match=r"the step returns no 'man'; it returns 'mean', 'sum'"):
+    with pytest.raises(ValueError, match=r"no number is called 'man'; the step returns 'mean', 'sum'$"):
         run_of(step, 1, reduce={"man": "mean"})
     with pytest.raises(ValueError, match="max"):
         run_of(step, 1, reduce="max")

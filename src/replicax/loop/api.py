@@ -84,7 +84,8 @@ def train(
         profiles, and the times of attempts.
       metrics: a list or dict of :class:`Mean` and the like, which ``step`` updates: the result of each interval is
         logged, and then the metric is reset.
-      reduce: how numbers in which replicas differ are combined: ``"sum"``, ``"mean"``, or a dict by name.
+      reduce: how numbers in which replicas differ are combined, those of ``evaluate=(step, dataset)`` too: ``"sum"``,
+        ``"mean"``, or a dict by name.
       callbacks: a :class:`Callback`, such as :class:`EarlyStopping`, or a list of them.
       stop_at_nan: raise an error when a number of a step was NaN or infinite, and name the step: at the latest one
         logging interval later, and before anything is saved.

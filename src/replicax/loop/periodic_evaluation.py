@@ -46,6 +46,7 @@ class Evaluation:
         self._function: Callable[[], Any] | None = None
         if isinstance(how, tuple) and len(how) == 2 and callable(how[0]):
             step, dataset = how
+            combination.functions += 1
             self._step = _EvaluationStep(step)
             is_distributed = isinstance(dataset, DistributedDataset)
             self._dataset = dataset if is_distributed else strategy.distribute_dataset(dataset)
@@ -77,6 +78,7 @@ class Evaluation:
         with heartbeat.phase(Phase.STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
                 numbers, weighed = self._strategy.run(self._step, args=(batch, np.int32(count)))
+                self._combination.check(numbers, "the evaluation")
                 self._combination.check_scales(numbers)
                 totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
                 examples += count

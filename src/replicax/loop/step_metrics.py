@@ -139,6 +139,9 @@ class Combination:
     Args:
       ops: ``"sum"`` or ``"mean"`` for all, or a dict with one of them for some of the names; for others ``"sum"``.
 
+    Attributes:
+      functions: how many functions return numbers that it combines.
+
     Raises:
       ValueError: something else.
     """
@@ -150,6 +153,8 @@ class Combination:
             self._of = {name: ReduceOp.parse(op) for name, op in ops.items()}
         else:
             self._of_all = ReduceOp.parse(ops)
+        self.functions = 1
+        self._returned: dict[str, list[str]] = {}
         self._looked_at: set[str] = set()
 
     @property
@@ -159,17 +164,20 @@ class Combination:
             return True
         return frozenset(name for name, op in self._of.items() if op is ReduceOp.MEAN)
 
-    def check(self, numbers: Mapping[str, Any]) -> None:
-        """Raise if a name is none of those of the step.
+    def check(self, numbers: Mapping[str, Any], whose: str = "the step") -> None:
+        """Note the names of the numbers of a function; when all have run, raise if a name is none of theirs.
 
         Raises:
           ValueError: names it.
         """
+        self._returned[whose] = list(filter(is_shown, numbers))
+        if len(self._returned) < self.functions:
+            return
         for name in self._of:
-            if name not in numbers:
-                has = ", ".join(map(repr, filter(is_shown, numbers))) or "none"
+            if not any(name in names for names in self._returned.values()):
+                has = [f"{who} returns {str(names)[1:-1] or 'none'}" for who, names in self._returned.items()]
                 raise ValueError(
-                    f"replicax.train(reduce={{{name!r}: …}}): the step returns no {name!r}; it returns {has}"
+                    f"replicax.train(reduce={{{name!r}: …}}): no number is called {name!r}; {', '.join(has)}"
                 )
 
     def check_scales(self, numbers: Mapping[str, Any]) -> None:
