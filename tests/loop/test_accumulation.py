@@ -147,6 +147,7 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
             "share": replicax.compute_average_loss(x),
             "nested": {"mean": jnp.mean(x)},
             "rate": 0.5,
+            "decay": np.float32(0.25),
             "count": count.value,
             "rows": jnp.float32(x.shape[0]),
         }
@@ -156,7 +157,7 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
         step, dataset, 1, accumulate=4, reduce={"nested/mean": "mean"}, progress=False, log_every=1
     )  # fmt: skip
     del run.numbers["examples_per_second"]
-    assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "count": 4.0, "rows": 2.0}
+    assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "decay": 0.25, "count": 4.0, "rows": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,8 @@ def test_metrics_are_those_of_the_interval() -> None:
     [
         (lambda x: x, ValueError, r"an array of shape \(2,\) as 'loss'"),
         (lambda x: {"loss": x.sum(), "name": "adam"}, TypeError, "'adam' as 'name'"),
+        (lambda x: {"a": {"b": x.sum()}, "a/b": 1.0}, ValueError, "called 'a/b': another one has that name"),
+        (lambda x: {"phase": x.sum() * 1j}, TypeError, "returned a complex number as 'phase'"),
         (lambda x: {"key": jax.random.key(0)}, TypeError, "the random key 'key'"),
         (lambda x: {"loss": x.sum(), "step": x.sum()}, ValueError, "returned a number called 'step': .* another name"),
     ],
@@ -146,6 +148,19 @@ def test_a_number_of_the_step_and_a_metric_have_names_of_their_own() -> None:
     with pytest.raises(ValueError, match="step returned a number called 'loss': a metric of the run has that name"):
         replicax.train(step, dataset, 2, metrics=[mean], callbacks=[recorder], progress=False)
     assert recorder.calls == [("start", 0), ("end", 0)]
+
+
+def test_a_metric_is_one_number() -> None:
+    with strategy_of(2).scope():
+        mean = replicax.Mean("mean")
+    for result, error, match in (
+        (np.zeros(3), ValueError, r"Mean.result\(\) returned an array of shape \(3,\) as 'mean'"),
+        (1j, TypeError, r"Mean.result\(\) returned a complex number as 'mean'"),
+        (None, TypeError, r"what Mean.result\(\) returned as 'mean' is None, and not"),
+    ):
+        mean.result = lambda result=result: result
+        with pytest.raises(error, match=match):
+            run_of(lambda x: None, metrics=[mean])
 
 
 # --- when -----------------------------------------------------------------------------------------------

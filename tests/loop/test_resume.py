@@ -261,6 +261,17 @@ def test_a_dataset_whose_place_cant_be_saved_is_refused_at_once(tmp_path: pathli
     assert replicax.train(line.step, dataset, 8, progress=False).step == 8
 
 
+def test_a_callback_whose_state_cant_be_saved_is_refused_before_the_first_step(tmp_path: pathlib.Path) -> None:
+    class Best(replicax.Callback):
+        def get_state(self) -> Any:
+            return {"best": np.float32(3.0)}
+
+    line = Line(strategy_of(2))
+    with pytest.raises(TypeError, match=r"Best.get_state\(\) returned .*float32.* as JSON"):
+        replicax.train(line.step, line.dataset(), 3, checkpoints=tmp_path, callbacks=Best(), progress=False)
+    assert int(line.seen.read_value()) == 0
+
+
 def test_a_name_that_the_loop_needs(tmp_path: pathlib.Path) -> None:
     line = Line(strategy_of(2))
     manager = replicax.CheckpointManager(replicax.Checkpoint(train=line.w), tmp_path)

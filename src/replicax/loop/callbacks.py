@@ -58,7 +58,10 @@ class Callback:
         """At the end, if :meth:`on_start` was called: also after an error, even in another callback's ``on_end``."""
 
     def get_state(self) -> Any:
-        """What the callback has to remember over a resume, as goes into JSON; it is part of the checkpoint."""
+        """What the callback has to remember over a resume, as goes into JSON; it is part of the checkpoint.
+
+        With checkpoints it is also asked for before the first step, to see whether it can be saved.
+        """
         return None
 
     def set_state(self, state: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax.errors import shortened
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.step_objects import variables_in
@@ -119,8 +120,14 @@ class SavedRuns:
         return step
 
     def watch(self) -> None:
-        """The first call of the step follows."""
-        if self._manager is not None:  # the arrays of models are the models'
+        """The first call of the step follows.
+
+        Raises:
+          TypeError: the state of a callback does not go into JSON; names it.
+        """
+        if self._manager is not None:
+            self._state()  # raises before anything is trained if it can't be saved
+            # The arrays of models are the models'.
             self._before = [(v, v.slot.array) for v in self._watched if v.slot.view is None]
 
     def check_all_saved(self) -> None:
@@ -156,13 +163,30 @@ class SavedRuns:
         manager = self._manager
         if manager is None or self._at == step:
             return False
-        callbacks = {name: callback.get_state() for name, callback in self._callbacks.items()}
-        manager.checkpoint._objects[NAME]["state"] = json.dumps({"evaluated": self.evaluated, "callbacks": callbacks})
+        manager.checkpoint._objects[NAME]["state"] = self._state()
         metrics = dict(evaluation or {})
         if manager._best is not None:
             metrics.setdefault(manager._best[0], math.nan)  # not evaluated, so it is not the best
         self._at = step
         return manager.save(step, metrics, force=True)
+
+    def _state(self) -> str:
+        """What the run and its callbacks have to remember, as JSON.
+
+        Raises:
+          TypeError: the state of a callback does not go into JSON; names it.
+        """
+        states = {}
+        for name, callback in self._callbacks.items():
+            states[name] = callback.get_state()
+            try:
+                json.dumps(states[name])
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{type(callback).__name__}.get_state() returned {shortened(repr(states[name]), 200)}, which a "
+                    f"checkpoint keeps as JSON: {error}. Return numbers of Python, strings, lists, and dicts of these."
+                ) from error
+        return json.dumps({"evaluated": self.evaluated, "callbacks": states})
 
     def restore_best(self) -> int | None:
         """Go back to the checkpoint with the best evaluation; its step, ``None`` if the newest one is it."""

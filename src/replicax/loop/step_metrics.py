@@ -99,7 +99,7 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:
         name = number_name(path)
-        check_names([name], f"{whose} returned")
+        check_names([name], f"{whose} returned", dict.fromkeys(numbers, "another one has that name"))
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
@@ -108,15 +108,29 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
                 f"{whose} returned {value!r} as {name!r}. A step of replicax.train returns what is to be logged: a "
                 "number, a dict of numbers, or None; what else it computes it keeps in variables."
             )
-        check_numbers(value, _source(whose, name))
-        if np.ndim(value):
-            raise ValueError(
-                f"{whose} returned an array of shape {np.shape(value)} as {name!r}. A step of replicax.train returns "
-                "numbers, which are logged: reduce it first, for a mean over the global batch with "
-                "replicax.compute_average_loss, or keep it in a variable."
-            )
+        check_number(value, whose, name)
         numbers[name] = value
     return numbers
+
+
+def check_number(value: Any, whose: str, name: str) -> None:
+    """Raise unless ``value``, which a function has returned, is one real number.
+
+    Raises:
+      TypeError, ValueError: names it.
+    """
+    check_numbers(value, _source(whose, name))
+    if np.ndim(value):
+        raise ValueError(
+            f"{whose} returned an array of shape {np.shape(value)} as {name!r}, and replicax.train logs numbers: "
+            "reduce it first, for a mean over the global batch with replicax.compute_average_loss, or keep it in a "
+            "variable."
+        )
+    if np.iscomplexobj(value):
+        raise TypeError(
+            f"{whose} returned a complex number as {name!r}, and replicax.train logs real numbers: return its "
+            "jnp.real, jnp.imag or jnp.abs."
+        )
 
 
 TAKEN = {"step": "train.csv and evaluation.csv have the step's number in the column of that name"}
@@ -125,9 +139,23 @@ TAKEN = {"step": "train.csv and evaluation.csv have the step's number in the col
 
 def check_names(names: Iterable[str], source: str, taken: Mapping[str, str] = TAKEN) -> None:
     """Raise a ValueError if a number has a name that is taken; ``source`` begins it, and ``taken`` says by what."""
+    taken = TAKEN | dict(taken)
     for name in names:
         if name in taken:
             raise ValueError(f"{source} a number called {name!r}: {taken[name]}. Give yours another name.")
+
+
+def results_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of metrics by name; resets the metrics.
+
+    Raises:
+      TypeError, ValueError: a result is no number; names it.
+    """
+    results = {name: metric.result() for name, metric in metrics.items()}
+    for name, metric in metrics.items():
+        check_number(results[name], f"{type(metric).__name__}.result()", name)
+        metric.reset()
+    return results
 
 
 # --- over replicas --------------------------------------------------------------------------------------

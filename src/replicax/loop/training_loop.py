@@ -27,7 +27,7 @@ from replicax.loop.logs.speed import Speed, flops_of
 from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
 from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
-from replicax.loop.step_metrics import DONE, TAKEN, Combination, FiniteWatch, NumberedStep, Pending, check_names
+from replicax.loop.step_metrics import DONE, Combination, FiniteWatch, NumberedStep, Pending, check_names, results_of
 from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
 from replicax.loop.training_run import TrainingRun
@@ -96,7 +96,7 @@ class TrainingLoop:
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
         self._speed = Speed(strategy, tokens_per_example, plan)
         own = [*self._speed.names, *(["loss_scale"] if self._precision and self._precision.variables else ())]
-        self._taken = TAKEN | dict.fromkeys(own, "replicax.train logs one of its own by that name")
+        self._taken = dict.fromkeys(own, "replicax.train logs one of its own by that name")
         check_names(metrics, "replicax.train(metrics=…) got", self._taken)
         self._taken |= dict.fromkeys(metrics, "a metric of the run has that name")
         self._restores = best_of(callbacks)
@@ -293,10 +293,7 @@ class TrainingLoop:
     def _log(self) -> None:
         """Start to fetch the numbers of this step, and log those that were due one interval ago."""
         with self._wall.on("logging"):
-            numbers = self._combination.combined(self._outputs, self._strategy)
-            for name, metric in self._metrics.items():
-                numbers[name] = metric.result()
-                metric.reset()
+            numbers = self._combination.combined(self._outputs, self._strategy) | results_of(self._metrics)
             if self._precision is not None and self._precision.variables:
                 numbers["loss_scale"] = self._precision.variables["scale"].read_value()
             pending = Pending(self._run.step, numbers, self._run.examples, self._wall.training)

@@ -13,8 +13,10 @@ from jax import lax
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
+from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, PlacementError, TraceError
 from replicax.execution.program.marks import assigns
+from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
 from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
@@ -280,12 +282,12 @@ class _Run:
         numbers = []
         for leaf in leaves:
             value = leaf.value if isinstance(leaf, Variable) else leaf
-            if not isinstance(value, jax.Array | int | float) or jnp.ndim(value):
+            if not isinstance(value, ARRAYS) or jnp.ndim(value):
                 raise ValueError(
                     f"{self._step.__name__}: a step whose gradients are accumulated returns numbers, got {value!r}: "
                     "reduce it first (replicax.compute_average_loss), or keep it in a variable"
                 )
-            array = jnp.asarray(value)
+            array = as_array(value, f"what {self._step.__name__} returned")
             numbers.append(lax.convert_element_type(array, array.dtype))
         return store, gradients, numbers, left
 
