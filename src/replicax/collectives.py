@@ -400,11 +400,11 @@ class Communicator(Protocol):
     def add_up(self, count: int) -> int:
         """The sum of the replicas' counts, such as the sizes of their batches; a compiled step needs no collective."""
 
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool, known before the step runs.
 
         Raises an error that names the caller ``what`` if it can't be known. With ``refused``, raises an error with
-        this text if they do.
+        this text if they do. With ``otherwise``, raises one if they surely don't, each in its row, and only then.
         """
 
     def components(self, value: Any) -> Sequence[Any]:

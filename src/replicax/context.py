@@ -62,7 +62,7 @@ class SingleReplica:
     def add_up(self, count: int) -> int:
         return count
 
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         return False
 
     def components(self, value: Any) -> Sequence[Any]:

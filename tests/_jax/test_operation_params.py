@@ -43,7 +43,8 @@ def operation(fn: Callable[..., Any], *args: Any, among: frozenset[str]) -> _jax
     return found
 
 
-ALONG_DIMS, REDUCTIONS, WINDOWED = (primitives_with("examples", word) for word in ("along", "reduced", "windowed"))
+REDUCTIONS, WINDOWED = (primitives_with("examples", word) for word in ("reduced", "windowed"))
+ALONG_DIMS = frozenset().union(*(primitives_with("examples", word) for word in ("along", "sorted", "reversed")))
 UNSTACKS, LOOKUPS = map(primitives_named, ("unstack", "gather"))
 READERS: dict[str, tuple[frozenset[str], Callable[[_jax.Equation], Any]]] = {
     "dims_along": (

@@ -233,6 +233,58 @@ def test_losses_and_metrics_need_an_entry_for_each_row(pair, options) -> None:
         pair.run(lambda x: mean.update(x.reshape(-1)), args=(batch,), options=options)
 
 
+MOVED = {
+    "sorted": lambda x: jnp.sort(x)[::-1],
+    "flipped": jnp.flip,
+    "shuffled": lambda x: jnp.tanh(x[jax.random.permutation(jax.random.key(0), 4)]),
+    "looked up in the order of a sort": lambda x: x[jnp.argsort(x)],
+}
+IN_THEIR_ROWS = {
+    "mixed with others": lambda x: 0.75 * x + 0.25 * x[::-1],
+    "sorted and put back": lambda x: x[jnp.argsort(x)][jnp.argsort(jnp.argsort(x))],
+    "ranks": lambda x: jnp.argsort(jnp.argsort(x)),
+    "joined and parted": lambda x: jnp.split(jnp.concatenate([x, x]), 2)[0],
+    "computed in two halves": lambda x: jnp.concatenate([jnp.sin(x[:2]), x[2:]]),
+    "of all pairs": lambda x: jnp.diag(x[:, None] * x[None]),
+}
+
+
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+def test_losses_and_metrics_refuse_rows_that_have_moved_for_sure(pair, options) -> None:
+    batch = padded_batch(pair, X[:5, 0], 4)
+    with pair.scope():
+        mean = replicax.Mean()
+    for moved in MOVED.values():
+        for use in (replicax.compute_average_loss, mean.update):
+            with pytest.raises(ValueError, match=r"padded to 4 rows, in their order, got rows in another order"):
+                pair.run(lambda x, use=use, moved=moved: use(moved(x)), args=(batch,), options=options)
+    assert float(mean.result()) == 0
+
+    def each(x: Any) -> Any:
+        context, x = replicax.get_replica_context(), jnp.nan_to_num(x)
+        values = {name: fn(x).astype(jnp.float32) for name, fn in IN_THEIR_ROWS.items()}
+        own = {name: jnp.where(context.example_mask, v, 0).sum() / 5 for name, v in values.items()}
+        return {name: replicax.compute_average_loss(v) for name, v in values.items()}, own
+
+    shares, own = (pair.reduce("sum", found) for found in pair.run(each, args=(batch,), options=options))
+    for name, share in shares.items():
+        close(share, own[name])
+
+
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+def test_rows_that_are_not_those_of_the_batch_are_not_taken_for_no_examples(pair, options) -> None:
+    def step(x: Any) -> Any:
+        features = jnp.median(jnp.nan_to_num(x), axis=0)
+        return [x[:3, 0], jnp.tanh(jnp.sort(x, axis=0)[:3]), jnp.diff(x, axis=0), jnp.append(x[:, 0], 1.0)], features
+
+    refused, features = pair.run(step, args=(padded_batch(pair, X[:5], 4),), options=options)
+    for value in refused:
+        for combine in (lambda v: pair.reduce("sum", v, axis=0), lambda v: pair.gather(v, axis=0)):
+            with pytest.raises(ValueError, match=r"along dim 0 of a value of shape .*can't be told"):
+                combine(value)
+    assert pair.gather(features, axis=0).shape == (6,)
+
+
 @pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
 def test_a_given_size_divides_and_infinite_padding_is_nothing(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)

@@ -117,7 +117,7 @@ reduce_window_max reduce_window_min reduce_window_sum: base_dilation padding win
     window_strides | examples windowed
 remat2: differentiated jaxpr policy prevent_cse
 reshape: dimensions new_sizes sharding | examples reshaped | terms first | also moving
-rev: dimensions | examples along | terms first | also moving
+rev: dimensions | examples reversed | terms first | also moving
 rng_bit_generator: algorithm dtype out_sharding shape
 rng_uniform: shape | replicas own
 round: rounding_method | examples elementwise
@@ -131,13 +131,13 @@ select_n: | examples elementwise | terms selected
 shard_map: check_vma in_specs jaxpr mesh newly_manual_axes out_specs | also placing
 sharding_constraint: context_mesh layout sharding unconstrained_dims | examples each | terms first | also placing
 slice: limit_indices start_indices strides | examples part | terms first | also moving cutting
-sort: dimension is_stable num_keys | examples along | also expensive
+sort: dimension is_stable num_keys | examples sorted | also expensive
 split: axis sizes | examples along | terms first | also cutting
 squeeze: dimensions | examples taken | terms first | also moving cutting
 stack: axis | examples stacked | terms together
 svd: algorithm compute_uv full_matrices subset_by_index | examples matrices
 tile: reps | examples part
-top_k: axis k | examples along
+top_k: axis k | examples sorted
 transpose: permutation | examples moved | terms first | also moving
 triangular_solve: conjugate_a left_side lower transpose_a unit_diagonal | examples matrices
 unstack: axis | examples taken | terms first | also cutting

@@ -8,14 +8,14 @@ followed from the arguments on, operation by operation, by the rules of
 * ``None``: it has no dim along which examples lie (a parameter, a sum over the examples, a number);
 * ``Rows(dim)``: row ``i`` along ``dim`` is about example ``i``. ``Rows(dim, outer, inner)``: they are in the middle of
   a dim that a reshape has made of several;
-* ``UNKNOWN``: examples may be anywhere in it, such as after sorting them; ``PART``: some of them, such as the first;
+* ``UNKNOWN``: examples may be anywhere in it, such as in their products; ``PART``: some of them, such as the first.
+  ``Untraceable(…, dim)``: they lie along ``dim``, but not each in its row, such as sorted, or without the last;
 * ``Index`` and ``Columns``: no examples, but the numbers of rows, as in ``scores[jnp.arange(rows), labels]``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -26,14 +26,16 @@ Shape = tuple[int, ...]
 
 
 @declared
-class Untraceable(enum.Enum):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Untraceable:
     """Examples that can't be told from padding any more."""
 
-    UNKNOWN = "unknown"
-    PART = "part"
+    is_part: bool
+    dim: int | None = None
+    """Along which they lie for sure, but not each in its row."""
 
 
-UNKNOWN, PART = Untraceable
+UNKNOWN, PART = Untraceable(False), Untraceable(True)
 
 
 @declared
@@ -94,12 +96,14 @@ def joined(places: Iterable[Place]) -> Place:
     found: Place = None
     for place in places:
         if isinstance(place, Rows | Untraceable):
-            found = place if found in (None, place) else PART if PART in (found, place) else UNKNOWN
+            is_part = any(isinstance(p, Untraceable) and p.is_part for p in (found, place))
+            found = place if found in (None, place) else Untraceable(is_part)
     return found
 
 
-def reshaped(place: Rows, old: Shape, new: Shape, rows: int) -> Place:
+def reshaped(place: Rows, old: Shape, new: Shape) -> Place:
     """Where ``place`` is when an array of shape ``old`` gets the shape ``new``."""
+    rows = old[place.dim] // (place.outer * place.inner)
     # In the flat order of elements: so many blocks of `rows` steps each.
     blocks = math.prod(old[: place.dim]) * place.outer
     candidates = []

@@ -7,6 +7,7 @@ without a rule gives ``UNKNOWN``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,10 +43,8 @@ def result_places(operation: OperationShapes) -> list[Place]:
         found = [number]
     elif kind == "each":
         found = [p if isinstance(p, Rows | Untraceable) else None for p in operation.places]
-    elif PART in operation.places:
-        found = [PART] * len(operation.results)
-    elif UNKNOWN in operation.places:
-        found = [UNKNOWN] * len(operation.results)
+    elif any(isinstance(p, Untraceable) for p in operation.places):
+        found = _followed(operation, kind)
     elif not any(isinstance(p, Rows | Columns) for p in operation.places):
         found = [None] * len(operation.results)
     elif kind in _RULES:
@@ -54,9 +53,29 @@ def result_places(operation: OperationShapes) -> list[Place]:
     else:
         found = [UNKNOWN] * len(operation.results)
     if operation.name in families.CUTTING:
-        found = [PART if p is UNKNOWN else p for p in found]
+        found = [Untraceable(True, p.dim) if isinstance(p, Untraceable) else p for p in found]
     # A number is of all examples or of none, unless some have been left out before.
-    return [p if shape or p is PART else None for p, shape in zip(found, operation.results, strict=True)]
+    return [p if shape or p == PART else None for p, shape in zip(found, operation.results, strict=True)]
+
+
+def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
+    """Where examples are that can't be told from padding, if the dim along which they lie is known."""
+    place, rule = joined(o.places), _RULES.get("elementwise" if kind == "reversed" else kind)
+    assert isinstance(place, Untraceable)
+    dims: Sequence[int | None] = [None] * len(o.results)
+    if kind == "lookup" and isinstance(o.places[0], Rows):  # by numbers in any order
+        found: Any = gather(dataclasses.replace(o, places=(o.places[0], None)))
+        return [found if isinstance(found, Untraceable) else Untraceable(place.is_part)]
+    if place.dim is not None and rule is not None:
+        rows = [Rows(p.dim) if isinstance(p, Untraceable) and p.dim is not None else p for p in o.places]
+        found = rule(dataclasses.replace(o, places=tuple(rows)))
+        found = found if isinstance(found, list) else [found] * len(o.results)
+        # What is mixed again, and has as many rows as the batch, may be in order.
+        dims = [
+            p.dim if isinstance(p, Rows) or (p is not None and p.dim is not None and shape[p.dim] != o.rows) else None
+            for p, shape in zip(found, o.results, strict=True)
+        ]
+    return [Untraceable(place.is_part, dim) for dim in dims]
 
 
 def _elementwise(o: OperationShapes) -> Place:
@@ -73,9 +92,18 @@ def _of_rows(rule: Callable[[OperationShapes, Rows], Any]) -> Callable[[Operatio
     return applied
 
 
-def _along_others(o: OperationShapes, place: Rows) -> Place:
+def _along_others(o: OperationShapes, place: Rows) -> Any:
     """The examples stay where they are, unless their dim is one that the operation goes along: then they are mixed."""
-    return UNKNOWN if place.dim in dims_along(o.params, len(o.shapes[0])) else place
+    return _mixed(o, place.dim) if place.dim in dims_along(o.params, len(o.shapes[0])) else place
+
+
+def _reordered(o: OperationShapes, place: Rows) -> Place:
+    return Untraceable(False, place.dim) if place.dim in dims_along(o.params, len(o.shapes[0])) else place
+
+
+def _mixed(o: OperationShapes, dim: int) -> list[Place]:
+    """Of examples mixed along ``dim``: with as many rows as the batch each may be in its own, as in a running sum."""
+    return [Untraceable(False, None if shape[dim : dim + 1] in ((), (o.rows,)) else dim) for shape in o.results]
 
 
 def _reduced(o: OperationShapes, place: Rows) -> Place:
@@ -99,17 +127,17 @@ def _moved(o: OperationShapes, place: Rows) -> Place:
 
 
 def _reshape(o: OperationShapes, place: Rows) -> Place:
-    return reshaped(place, o.shapes[0], o.results[0], o.rows)
+    return reshaped(place, o.shapes[0], o.results[0])
 
 
-def _same_size(o: OperationShapes, place: Rows) -> Place:
+def _same_size(o: OperationShapes, place: Rows) -> Any:
     """What is cut out, or what is put in, has all of the examples."""
     sizes = {shape[place.dim] for shape in (*o.shapes, *o.results) if len(shape) > place.dim}
-    return place if len(sizes) == 1 else UNKNOWN
+    return place if len(sizes) == 1 else _mixed(o, place.dim)
 
 
-def _windows(o: OperationShapes, place: Rows) -> Place:
-    return place if place.dim in untouched_dims(o.params) else UNKNOWN
+def _windows(o: OperationShapes, place: Rows) -> Any:
+    return place if place.dim in untouched_dims(o.params) else _mixed(o, place.dim)
 
 
 def _matrices(o: OperationShapes, place: Rows) -> list[Place] | Place:
@@ -160,6 +188,8 @@ _RULES: Mapping[str | None, Callable[[OperationShapes], Any]] = {
     "random": _elementwise,
     "reduced": _of_rows(_reduced),
     "along": _of_rows(_along_others),
+    "sorted": _of_rows(_reordered),
+    "reversed": _of_rows(_reordered),
     "moved": _of_rows(_moved),
     "reshaped": _of_rows(_reshape),
     "taken": _of_rows(_taken_away),

@@ -132,7 +132,7 @@ def stacked_place(place: Place, over_examples: bool) -> Place:
     if isinstance(place, Rows):
         return UNKNOWN if over_examples else place.moved(place.dim + 1)
     if isinstance(place, Untraceable):
-        return place
+        return Untraceable(place.is_part)
     return Rows(0) if over_examples else None
 
 

@@ -43,7 +43,7 @@ def gather(o: OperationShapes) -> Place:
     of_indices = [d for d in range(len(o.results[0])) if d not in dims.windows.values()]
     indices = _rows_of_indices(o.places[1])
     if isinstance(indices, Untraceable):
-        return indices
+        return Untraceable(indices.is_part)
     found: list[Place] = []
     if isinstance(indices, Rows):
         found.append(indices.moved(of_indices[indices.dim]) if indices.dim < len(of_indices) else UNKNOWN)
@@ -55,7 +55,8 @@ def gather(o: OperationShapes) -> Place:
         elif window is not None and o.results[0][window] == shape[operand.dim]:
             found.append(operand.moved(window))
         else:
-            return UNKNOWN
+            holding = of_indices if window is None else [window]
+            return Untraceable(True, holding[0] if indices is None and len(holding) == 1 else None)
     return joined(found)
 
 
@@ -68,7 +69,7 @@ def scatter(o: OperationShapes) -> Place:
     goes_to.update((window, d) for d, window in dims.windows.items() if slices[window] == shape[d])
     indices, updates = _rows_of_indices(o.places[1]), o.at(2)
     if isinstance(indices, Untraceable):
-        return indices
+        return Untraceable(indices.is_part)
     sources = [updates] if updates is not None else []
     if isinstance(indices, Rows):
         if indices.dim >= len(of_indices):
@@ -124,7 +125,7 @@ def _reshaped_number(o: OperationShapes) -> Place:
     place = o.places[0]
     if not isinstance(place, Index):
         return None
-    found = reshaped(Rows(place.dim), o.shapes[0], o.results[0], o.shapes[0][place.dim])
+    found = reshaped(Rows(place.dim), o.shapes[0], o.results[0])
     return Index(found.dim, place.kind) if isinstance(found, Rows) and found.outer == found.inner == 1 else None
 
 

@@ -21,27 +21,41 @@ class Question:
       dim: which one.
       what: the operation that asks, for the error's text.
       rows: how many rows a replica has.
-      refused: the error's text if they do; ``None`` if they may.
       look: finds out where the examples are in a concrete array; for the per-replica executor.
+      refused: the error's text if they do; ``None`` if they may.
+      otherwise: the error's text if they surely don't, each in its row. Then the answer is yes, also if it can't be
+        told. ``None``: they need not.
 
     Attributes:
       answer: ``None`` until it is known.
     """
 
     def __init__(
-        self, dim: int, what: str, rows: int, refused: str | None = None, look: Callable[[Any], Place] | None = None
+        self,
+        dim: int,
+        what: str,
+        rows: int,
+        look: Callable[[Any], Place] | None = None,
+        refused: str | None = None,
+        otherwise: str | None = None,
     ) -> None:
-        self.dim, self.what, self.rows, self.refused, self.look = dim, what, rows, refused, look
-        self.answer: bool | None = None
+        self.dim, self.what, self.rows, self.look = dim, what, rows, look
+        self.refused, self.otherwise = refused, otherwise
+        self.answer: bool | None = None if otherwise is None else True
 
     def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
         """The answer, from where the examples are.
 
         Raises:
-          ValueError: it can't be told, or they are there in part.
+          ValueError: it can't be told, or they are there in part; or it is not as it must be.
         """
+        lies_along = place.dim if isinstance(place, Rows | Untraceable) else None
+        if self.otherwise is not None:
+            if self.rows > 1 and lies_along is not None and place != Rows(self.dim):
+                raise ValueError(self.otherwise)
+            return True
         dim, unclear = dim_of_examples(place, shape, self.rows)
-        if unclear and (not isinstance(place, Rows) or place.dim == self.dim):
+        if unclear and lies_along in (None, self.dim):
             raise cant_be_told(self.what, self.dim, shape)
         if dim == self.dim and self.refused is not None:
             raise ValueError(self.refused)
@@ -61,4 +75,6 @@ def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[in
     """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
-    return None, isinstance(place, Untraceable) and any(size and size % rows == 0 for size in shape)
+    if not isinstance(place, Untraceable):
+        return None, False
+    return None, any(size and (dim == place.dim or size % rows == 0) for dim, size in enumerate(shape))

@@ -120,10 +120,10 @@ class PerReplicaCommunicator:
     def add_up(self, count: int) -> int:
         return sum(self.meet("adding up sizes", count))
 
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
-        question = Question(dim, what, self.examples.mask.shape[0], refused, self._place_of)
+        question = Question(dim, what, self.examples.mask.shape[0], self._place_of, **errors)
         return asks_p.bind(jax.lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:

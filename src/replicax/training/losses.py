@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
+from replicax.argument_checks import mask_of_rows
 from replicax.collectives import share_p
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError, ShareWarning, stack_level
@@ -82,6 +83,9 @@ def compute_average_loss(
             ShareWarning,
             stacklevel=stack_level(),
         )
+    examples = replica._communicator.examples
+    if examples is not None:
+        mask = mask_of_rows(losses, replica._communicator, "compute_average_loss: per_example_loss")
     if sample_weight is not None:
         weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
@@ -90,17 +94,9 @@ def compute_average_loss(
                 f"{losses.shape}"
             )
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
-    examples = replica._communicator.examples
     if examples is not None:
-        rows = examples.mask.shape[0]
-        if losses.shape[0] != rows:
-            raise ValueError(
-                f"compute_average_loss: the batch is padded to {rows} rows, so per_example_loss must have an entry for "
-                f"each of them, got shape {losses.shape}: padding could not be left out. Reduce within each example "
-                "only, not over several."
-            )
         # Selected, not multiplied: the loss of padding may be infinite.
-        losses = jnp.where(along_rows(examples.mask, losses), losses, jnp.zeros_like(losses))
+        losses = jnp.where(along_rows(mask, losses), losses, jnp.zeros_like(losses))
         if global_batch_size is None:
             global_batch_size = examples.count
     if global_batch_size is None:

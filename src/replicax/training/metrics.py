@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.argument_checks import checked_name
+from replicax.argument_checks import checked_name, mask_of_rows
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
 from replicax.name_hints import NameHints
@@ -89,13 +89,8 @@ class Mean(NameHints):
                 f"{values.shape}"
             )
         weight = jnp.broadcast_to(along_rows(weight, values), values.shape)
-        mask = replica.example_mask
-        if mask is not None and values.ndim:
-            if values.shape[0] != mask.shape[0]:
-                raise ValueError(
-                    f"{type(self).__name__}.update: the batch is padded to {mask.shape[0]} rows, so values must have "
-                    f"an entry for each of them, got shape {values.shape}: padding could not be left out"
-                )
+        if replica.example_mask is not None and values.ndim:
+            mask = mask_of_rows(values, replica._communicator, f"{type(self).__name__}.update: values")
             real = along_rows(mask, values)
             values, weight = (jnp.where(real, x, jnp.zeros_like(x)) for x in (values, weight))
         self._total.assign_add(jnp.sum(values * weight))

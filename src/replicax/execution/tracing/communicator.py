@@ -57,10 +57,10 @@ class SpmdCommunicator:
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
 
-    def lie_along(self, value: Any, dim: int, what: str, refused: str | None = None) -> Any:
+    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
-        question = registry.padded_steps()[1](dim, what, self.examples.mask.shape[0], refused)
+        question = registry.padded_steps()[1](dim, what, self.examples.mask.shape[0], **errors)
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
