@@ -181,6 +181,16 @@ def test_mean_with_an_axis_counts_elements(pair: replicax.Strategy) -> None:
         pair.reduce("sum", value)
 
 
+@pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float32, np.int32)], ids=["of one dtype", "of two"])
+def test_an_axis_that_leaves_sizes_that_differ_is_refused(pair: replicax.Strategy, dtypes) -> None:
+    value = per_replica(pair, lambda i: np.ones((2, 1 + i, 3), dtypes[i]))
+    for axis, needed in ((0, r"\(0, 1\)"), (-1, r"\(1, 2\)")):
+        text = rf"different shapes \[\(2, 1, 3\), \(2, 2, 3\)\], and axis={axis} leaves .*; pass axis={needed} "
+        with pytest.raises(ValueError, match=text):
+            pair.reduce("mean", value, axis=axis)
+    np.testing.assert_array_equal(pair.reduce("mean", value, axis=1), np.ones((2, 3)))
+
+
 def test_empty_components_give_no_nan(pair: replicax.Strategy) -> None:
     value = per_replica(pair, lambda i: np.zeros(0 if i else 2, np.float32) + 3)
     assert float(pair.reduce("mean", value, axis=0)) == 3.0

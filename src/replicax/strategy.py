@@ -300,7 +300,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         return it.
 
         Raises:
-          ValueError: unknown op; an axis out of range; a shared value with SUM; different shapes without axis.
+          ValueError: unknown op; an axis out of range; a shared value with SUM; different shapes that ``axis`` leaves.
           ContextError: called inside a replica.
 
         One fused all-reduce for all leaves.

@@ -83,8 +83,8 @@ def reduce(
             for value in values:
                 _check_dim_is_known(value, axis, what)
         for value in values:
-            if axis is None and isinstance(value.form, Ragged):
-                raise _of_different_shapes(value.form.shapes, what)
+            if isinstance(value.form, Ragged):
+                _check_can_be_reduced(value.form.shapes, axis, what)
         reduced = _by_form(
             programs,
             values,
@@ -339,15 +339,11 @@ def _reduce_components(op: ReduceOp, values: list[tuple[Any, ...]], axis: Axis, 
     results = []
     for components in values:
         arrays = _on_one_device(components, what)
-        if axis is None and len({a.shape for a in arrays}) > 1:
-            raise _of_different_shapes([a.shape for a in arrays], what)
+        _check_can_be_reduced([a.shape for a in arrays], axis, what)
         sums, counts = zip(*(_sum_along(a, axis, op) for a in arrays), strict=True)
         total = jnp.sum(jnp.stack(sums), 0)
         results.append(total if op is ReduceOp.SUM else _mean(total, max(1, sum(counts)), arrays[0].dtype))
     return results
-
-
-_REDUCE_FIRST = "strategy.reduce(op, value, axis=0) reduces along that dim too"
 
 
 def _gather_components(components: tuple[Any, ...], axis: int) -> jax.Array:
@@ -361,9 +357,17 @@ def _check_can_be_gathered(shapes: Sequence[tuple[int, ...]], axis: int) -> None
     check_other_dims(shapes, min(dims), "strategy.gather: the components")
 
 
-def _of_different_shapes(shapes: Sequence[tuple[int, ...]], what: str) -> ValueError:
-    hint = "pass axis=0 to reduce along that dim too" if what == "strategy.reduce" else _REDUCE_FIRST
-    return ValueError(f"{what}: the components have different shapes {list(shapes)}; {hint}")
+def _check_can_be_reduced(shapes: Sequence[tuple[int, ...]], axis: Axis, what: str) -> None:
+    along = [() if axis is None else checked_axes(axis, shape, "reduce") for shape in shapes]
+    if len({tuple(np.delete(shape, dims)) for shape, dims in zip(shapes, along, strict=True)}) == 1:
+        return
+    hint = "make them of one rank"
+    if len(set(map(len, shapes))) == 1:
+        differing = {dim for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1}
+        dims = tuple(sorted(differing.union(*along)))
+        hint = f"pass axis={dims[0] if len(dims) == 1 else dims} to strategy.reduce, to reduce along what differs, too"
+    given = "" if axis is None else f", and axis={axis} leaves sizes that differ"
+    raise ValueError(f"{what}: the components have different shapes {list(shapes)}{given}; {hint}")
 
 
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:
@@ -397,9 +401,7 @@ def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) ->
 
 def _sum_along(value: Any, axis: Axis, op: ReduceOp) -> tuple[jax.Array, int]:
     """The sum along ``axis``, and how many numbers each of its elements adds up."""
-    value = jnp.asarray(value)
-    if op is ReduceOp.MEAN:
-        value = countable(value, op)
+    value = countable(jnp.asarray(value), op)
     if axis is None:
         return value, 1
     axes = checked_axes(axis, value.shape, "reduce")
