@@ -101,6 +101,26 @@ def test_the_first_replicas_value_of_different_shapes(pair) -> None:
     assert (first.values.tolist(), first.indices.tolist()) == ([1.0], [3])
 
 
+@pytest.mark.parametrize("options", [None, replicax.RunOptions("per_replica")], ids=["compiled", "per replica"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_the_first_replicas_random_keys_can_be_had_but_no_sum_of_keys(pair, shape, options) -> None:
+    def keys(ctx):
+        return jax.random.split(jax.random.key(ctx.replica_id_in_sync_group), shape)
+
+    value = pair.distribute_values_from_function(keys)
+
+    def inside(keys):
+        ctx = replicax.get_replica_context()
+        return ctx.merge_call(lambda s, v: s.extended.reduce_to("only_first_replica", v), args=(keys,))
+
+    for first in (pair.extended.reduce_to("only_first_replica", value), pair.run(inside, (value,), options=options)):
+        expected = jax.random.key_data(jax.random.split(jax.random.key(0), shape))
+        np.testing.assert_array_equal(jax.random.key_data(first), expected)
+    for op in ("sum", "mean"):
+        with pytest.raises(TypeError, match="random keys can't be added up or averaged .*'only_first_replica'"):
+            pair.reduce(op, value)
+
+
 def ids_of_rows(strategy, rows):
     return strategy.distribute_values_from_function(lambda ctx: np.atleast_1d(rows[ctx.replica_id_in_sync_group]))
 

@@ -26,7 +26,7 @@ from replicax.communication import (
     ring_sum,
     watched,
 )
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh
 from replicax.devices.summation_order import sum_in_order
 
@@ -283,9 +283,16 @@ def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.A
     array = as_array(array, COMBINED)
     if lax.axis_size(REPLICA_AXIS) == 1:
         return gathered_p.bind(array)[0]
+    if is_key(array.dtype):
+        return of_key_data(lambda data: from_first(data, options), array)
     mine = lax.axis_index(REPLICA_AXIS) == 0
     kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
     return sum_over_replicas([kept], options)[0].astype(array.dtype)
+
+
+def of_key_data(fn: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array:
+    """The random keys whose numbers ``fn`` makes from those of ``keys``."""
+    return jax.random.wrap_key_data(fn(jax.random.key_data(keys)), impl=jax.random.key_impl(keys))
 
 
 def divide(total: jax.Array, count: Any) -> jax.Array:
@@ -357,6 +364,11 @@ def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) ->
 
 def countable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
     """``array`` as it is added up: booleans as int32; for MEAN these and integers as floats, as in ``jnp.mean``."""
+    if is_key(array.dtype):
+        raise TypeError(
+            "random keys can't be added up or averaged over the replicas: combine the numbers that are drawn from "
+            "them, or take the first replica's keys, with 'only_first_replica' (extended.reduce_to, aggregation)"
+        )
     is_bool = array.dtype == jnp.bool_
     if op is ReduceOp.MEAN and (is_bool or jnp.issubdtype(array.dtype, jnp.integer)):
         return array.astype(jnp.result_type(float))

@@ -16,9 +16,18 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.collectives import COMBINED, ReduceOp, ReplicaExamples, check_other_dims, checked_axes, countable, divide
+from replicax.collectives import (
+    COMBINED,
+    ReduceOp,
+    ReplicaExamples,
+    check_other_dims,
+    checked_axes,
+    countable,
+    divide,
+    of_key_data,
+)
 from replicax.context import Options
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, is_key
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
 from replicax.locality import Locality, M, R, T
@@ -110,6 +119,8 @@ class PerReplicaCommunicator:
 
     def from_first(self, array: Any) -> Any:
         array = as_array(array, COMBINED)
+        if is_key(array.dtype):
+            return of_key_data(self.from_first, array)
         if array.ndim:  # the others' arrays may have another size
             size = self.meet("the first replica's value", array.shape[0])[0]
             return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from replicax import collectives
 from replicax.devices.arrays import put
-from replicax.devices.host_values import is_key, kind_of
+from replicax.devices.host_values import kind_of
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
@@ -189,16 +188,8 @@ def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
     """
     is_split = isinstance(variable.layout, Split)
     spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)
-    generator = jax.random.key_impl(array) if is_key(variable.dtype) else None
-
-    def first(array: Any) -> Any:
-        if generator is None:
-            return collectives.from_first(array)
-        data = collectives.from_first(jax.random.key_data(array))
-        return jnp.asarray(jax.random.wrap_key_data(data, impl=generator))
-
     mapped = jax.shard_map(
-        first,
+        collectives.from_first,
         mesh=variable.replicas.mesh,
         in_specs=spec,
         out_specs=spec,
