@@ -270,8 +270,20 @@ def test_the_rest_of_a_pass_is_padded_to_a_full_batch_although_the_first_one_was
 
 
 def test_a_worker_that_looks_at_the_form_of_its_batches_drops_the_same_elements_as_the_others(tmp_path) -> None:
-    sized = written_lines(tmp_path, range(24), [24])
+    sized = written_lines(tmp_path, range(24), range(24, 29))
     run = Run(lambda context: sized(8), 2, 1, InputOptions(partial_batch="drop"))
     assert run.datasets[0].element_spec.shape == (4,)
     run.iterators = run.each(lambda mine, i: iter(run.datasets[i]))
-    assert [step[0].sizes for step in run.steps()] == [(4, 1)]
+    assert [step[0].sizes for step in run.steps()] == [(4, 4)]
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_first_element_for_which_one_workers_files_are_short_is_dropped(tmp_path, short) -> None:
+    files = [range(24), [24]]
+    sized = written_lines(tmp_path, files[1 - short], files[short])
+    run = Run(lambda context: sized(8), 2, 2, InputOptions(partial_batch="drop"))
+    with pytest.raises(ValueError, match="gave no element"):
+        run.steps()
+    run.close()
+    first_rows = Run(lambda context: sized(8).map(lambda batch: batch[:1]), 2, 1, InputOptions(partial_batch="drop"))
+    assert [step[0].sizes for step in first_rows.steps()] == [(1, 1)]

@@ -228,6 +228,7 @@ class InputPipeline:
             rows = (
                 (batch,) * workers.replicas if self.whole else workers.rows_of_replicas(batch, self.sharding.one_stream)
             )
+        own = () if self._examples is None else tuple(workers.rows_of_workers(self._examples))
         new = self.reading.gives_new_arrays
         kind = self.source.kind
-        return Division(kind, workers.replicas, workers.mine, partial, self.whole, self.examples, rows, new)
+        return Division(kind, workers.replicas, workers.mine, partial, self.whole, self.examples, rows, own, new)

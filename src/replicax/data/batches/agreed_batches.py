@@ -150,7 +150,7 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
                 + "; ".join(f"worker {w} has {in_words(theirs)}" for w, theirs in there)
             )
         if self._rows is None:
-            self._rows = (max(sizes),) * len(sizes) if division.whole else sizes
+            self._rows = (max(sizes),) * len(sizes) if division.whole else self._full_sizes(announcements)
         local_batch = self._local_batch()
         if local_batch is END:
             local_batch = self._nothing(announcements)
@@ -159,6 +159,14 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
                 local_batch.tree, local_batch.parts, sizes, len(set(sizes)) == 1, joined=local_batch.joined
             )
         return GlobalBatch(local_batch.tree, local_batch.parts, sizes, False, kinds)
+
+    def _full_sizes(self, announcements: Sequence[Announcement]) -> tuple[int, ...]:
+        """The sizes of a full element: of workers that read equally many examples, one may have a short first batch."""
+        largest: dict[tuple[int, int], tuple[int, ...]] = {}
+        kinds = [(n, len(w.sizes)) for n, w in zip(self._division.examples_of_workers, announcements, strict=True)]
+        for kind, worker in zip(kinds, announcements, strict=True):
+            largest[kind] = max(worker.sizes, largest.get(kind, ()), key=sum)
+        return tuple(size for kind in kinds for size in largest[kind])
 
     def _announcement(self, local_batch: LocalBatch) -> Announcement:
         kinds = tuple(part.kinds() for part in local_batch.parts)

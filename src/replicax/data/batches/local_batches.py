@@ -24,6 +24,7 @@ class Division:
       whole: whether a batch is for one replica, rather than for all.
       examples: whether it is one example of a replica, whose arrays need have no rows.
       rows: each replica's number of rows of a full batch; ``None``: as many as of the first batch.
+      examples_of_workers: how many examples of a batch each worker reads; empty if all read the same batches.
       new: whether each batch is in new arrays that no other code holds.
     """
 
@@ -34,6 +35,7 @@ class Division:
     whole: bool = False
     examples: bool = False
     rows: tuple[int, ...] | None = None
+    examples_of_workers: tuple[int, ...] = ()
     new: bool = False
 
 
