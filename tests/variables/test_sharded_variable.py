@@ -88,6 +88,22 @@ def test_slots_are_split_as_their_variable(pair: replicax.Strategy) -> None:
     assert all(isinstance(s.layout, Split) for s in (slots[0], slots[1]))
 
 
+@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_one_without_elements_is_assigned_and_read(pair: replicax.Strategy, shape: tuple[int, int], options) -> None:
+    v = make(pair, jnp.zeros(shape))
+
+    def step() -> None:
+        v.assign(v.value + 1)
+
+    for _ in range(2):
+        pair.run(step, options=options)
+        assert v.numpy().shape == shape
+    v.assign(jnp.ones(shape))
+    assert v.numpy().shape == shape
+    assert [len(piece) for piece in pair.local_results(v)] == [shape[0] // 2] * 2
+
+
 def test_a_value_read_before_stays_valid(pair: replicax.Strategy) -> None:
     v = make(pair)
     before = v.value

@@ -79,7 +79,8 @@ class TracedStore:
             [value] = self.expect([value], frozenset({T}), must_be_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
-        if not any(w is variable for w in self.writes):
+        # One without elements never changes; and XLA gives each device all of an empty output, also if it is split.
+        if variable.size and not any(w is variable for w in self.writes):
             self.writes.append(variable)
 
     def copies(self, variable: Variable) -> PerReplica:
