@@ -202,6 +202,13 @@ def test_several_steps_in_one_call() -> None:
         np.testing.assert_allclose(found.numpy(), one_by_one, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_of_arrays_without_elements() -> None:
+    strategy = on_devices(6, 2)
+    empty = strategy.distribute_values_from_function(lambda ctx: np.ones((3, 0), np.float32))
+    assert strategy.reduce("sum", empty).shape == (3, 0)
+    assert strategy.reduce("mean", empty).shape == (3, 0)
+
+
 def test_what_can_not_be_reproducible() -> None:
     with pytest.raises(ValueError, match=r"replicas of a device run one after the other, but 2 of them"):
         replicax.MirroredStrategy(["cpu:0"], num_replicas=4, replicas_at_once=2, reproducible=True)

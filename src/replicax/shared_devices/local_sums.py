@@ -119,7 +119,8 @@ class LocalSums:
             value = jnp.asarray(value)
             value = Each(jnp.broadcast_to(value, (self.per_device, *value.shape)))
         array = wide(value.array)
-        return added_in_pairs(jnp.moveaxis(array.reshape(blocks.count, -1, *array.shape[1:]), 1, 0))
+        terms = array.reshape(blocks.count, len(array) // blocks.count, *array.shape[1:])
+        return added_in_pairs(jnp.moveaxis(terms, 1, 0))
 
 
 def wide(term: Any) -> Any:
