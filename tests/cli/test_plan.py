@@ -11,9 +11,11 @@ import textwrap
 
 import jax
 import pytest
+import rich.console
 
 import replicax
 from replicax.cli import main
+from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -230,11 +232,18 @@ def test_a_file_that_turns_out_not_to_be_writable(model, capsys, in_place, tmp_p
     assert (tmp_path / "plan.json").read_text() == "{}"
 
 
+def test_the_file_is_written_though_nobody_reads_the_report(model, in_place, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(replicax, "plan", lambda *args, **options: Found())
+    with unread_output(), pytest.raises(SystemExit, match="1"):
+        main(["plan", str(model), "--json", str(tmp_path / "plan.json")])
+    assert (tmp_path / "plan.json").read_text() == "{}"
+
+
 class Found:
     fits = True
 
     def print(self) -> None:
-        print("the report")
+        rich.console.Console().print("the report")
 
     def write_html(self, path) -> None:
         path.write_text("a page")

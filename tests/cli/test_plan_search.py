@@ -17,6 +17,7 @@ from replicax.cli import main
 from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import SearchCase
+from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
 
@@ -135,6 +136,14 @@ def test_the_order_of_a_search(model, capsys, faked) -> None:
     table = capsys.readouterr().out.partition("strategy ")[2].splitlines()[1:]
     cells = [line.split()[0] for line in table if line.strip()]
     assert [cell for cell in cells if cell in "abcde"] == ["d", "a", "b", "e", "c"]
+
+
+def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -> None:
+    faked(CaseOutcome(case("a"), found(2.0)), CaseOutcome(case("b"), found(1.0)))
+    given = ["--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]
+    with unread_output():
+        assert main(["plan", "model.py", *given, "--json", "found.json"]) == 0
+    assert len(json.loads((model.parent / "found.json").read_text())["cases"]) == 2
 
 
 @pytest.mark.parametrize(

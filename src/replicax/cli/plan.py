@@ -181,19 +181,17 @@ def run(args: argparse.Namespace) -> int:
     if args.case is not None:
         _write_case(args.case, strategy, element, found.to_dict())
         return 0
-    found.print()
-    failures = []
-    for path, write in ((args.html, found.write_html), (args.json, lambda path: path.write_text(found.to_json()))):
-        if path is None:
-            continue
-        if (failure := written(path, write)) is None:
+    writers = ((args.html, found.write_html), (args.json, lambda path: path.write_text(found.to_json())))
+    failures = {path: written(path, write) for path, write in writers if path is not None}
+    found.print()  # after the files, which are written even if standard output is closed
+    for path, failure in failures.items():
+        if failure is None:
             print(f"Written: {path}")
         else:
-            failures.append(failure)
             print(f"{_PROG}: {failure}", file=sys.stderr)
     if found.fits is False:
         print(f"{_PROG}: {found.step} {found.verdict}", file=sys.stderr)
-    return NOT_WRITTEN if failures else 1 if found.fits is False else 0
+    return NOT_WRITTEN if any(failures.values()) else 1 if found.fits is False else 0
 
 
 # --- a search, and its cases ----------------------------------------------------------------------------

@@ -43,11 +43,9 @@ def search(
       check: raises if the function does not take these arguments; gets their names, with arbitrary values.
       checks: for each option that may be varied, a function that raises for an invalid value.
     """
-    from rich.console import Console
-
     cases = cases_of(_choices(args, module, checks))
     check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = _console(goes_on=args.json is not None)
     deadline = args.deadline or _DEADLINE
     jobs = min(args.jobs or len(os.sched_getaffinity(0)), len(cases))
     with tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name:
@@ -67,6 +65,10 @@ def search(
     rows = ranked(found)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
     commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
+    failure = None
+    if args.json is not None:
+        text = json.dumps(as_data(rows, commands, unfinished), indent=2)
+        failure = written(args.json, lambda path: path.write_text(text))
     if rows:
         print_ranking(rows, console)
     if is_interrupted:
@@ -75,10 +77,7 @@ def search(
     if best is not None:
         console.print("The first alone, with all its tables:", style="bold")
         console.print(commands[best.case], soft_wrap=True, markup=False)
-    failure = None
     if args.json is not None:
-        text = json.dumps(as_data(rows, commands, unfinished), indent=2)
-        failure = written(args.json, lambda path: path.write_text(text))
         print(f"Written: {args.json}" if failure is None else f"{_PROG}: {failure}")
     if is_interrupted:
         return 130
@@ -158,6 +157,19 @@ def _measured(path: Path, devices: int, console: Console) -> Path:
 
 
 # --- on the way -----------------------------------------------------------------------------------------
+
+
+def _console(goes_on: bool) -> Console:
+    """Standard output; if it is closed, as by ``| head``, the command exits, or goes on to write its file."""
+    from rich.console import Console
+
+    class GoingOn(Console):
+        def on_broken_pipe(self) -> None:
+            with contextlib.suppress(SystemExit):
+                super().on_broken_pipe()
+
+    kind = GoingOn if goes_on else Console
+    return kind(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _followed(
