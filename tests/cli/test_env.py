@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import json
 import pathlib
 import re
@@ -17,6 +19,7 @@ import replicax
 from replicax.cli import main
 from replicax.cli.diagnosis import device_check, environment_variables
 from replicax.cli.diagnosis.findings import ok, wrong
+from tests.cli.unread_output import unread_output
 
 
 @pytest.fixture
@@ -70,6 +73,34 @@ def test_what_is_not_well_is_in_it(devices, capsys) -> None:
     assert "devices" not in report
     assert "devices: importing JAX did not end within 20.0 s" in report["problems"]
     assert report["environment"] == {"NCCL_DEBUG": "INFO"}
+
+
+def test_characters_that_the_encoding_of_the_output_lacks(devices) -> None:
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as output, contextlib.redirect_stdout(output):
+        assert main(["env"]) == 0
+        assert rb"8 \xd7 NVIDIA H100" in output.buffer.getvalue()
+
+
+def test_an_output_that_nobody_reads(devices, capsys) -> None:
+    with unread_output():
+        assert main(["env"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_an_output_that_can_not_be_written(devices, capsys) -> None:
+    with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+        assert main(["env"]) == 1
+    assert capsys.readouterr().err == "replicax: error: standard output can't be written (No space left on device)\n"
+
+
+def test_closed_standard_streams(devices, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with contextlib.redirect_stdout(None):
+        assert main(["env"]) == 1
+        sys.stdout.close()
+    assert capsys.readouterr().err == "replicax: error: standard output can't be written (Bad file descriptor)\n"
+    with sys.stdin as stdin, pytest.raises(OSError, match="Bad file descriptor"):
+        stdin.read()
 
 
 def test_jax_has_the_extras_that_ours_bring() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import os
 import pathlib
 import re
 import shlex
@@ -65,6 +68,12 @@ def test_a_script_for_slurm(tmp_path, capsys) -> None:
     launch += ["--log-dir", "replicax-logs/12345", "--hosts", "node1,node2", "--port", str(61440 + 12345 % 4096)]
     assert called[start:] == [*launch, "no such/train.py", *ARGUMENTS]
     assert (requeued, code) == ([], 0)
+
+
+def test_names_of_files_are_written_whatever_the_encoding_of_the_output() -> None:
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as output, contextlib.redirect_stdout(output):
+        assert main(["launch", "--workers", "2", "--sbatch", "é.py"]) == 0
+        assert os.fsencode("é.py") in output.buffer.getvalue()
 
 
 @pytest.mark.parametrize(

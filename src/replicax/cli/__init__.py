@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from replicax import __version__
 from replicax.cli import demo, doctor, env, launch, plan
-from replicax.cli.command_line import CommandError, InputError, Parser, add_absent
+from replicax.cli.command_line import CommandError, InputError, OutputError, Parser, add_absent, standard_streams
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments, without the name of the program; by default those of the process.
 
     Returns:
-      0 if all went well, 1 if the command ran and reports a failure, 2 if its input was wrong (one line on
-      standard error says how, and nothing was run), 3 if a file could not be written after all, 130 if it was
-      interrupted.
+      0 if all went well, 1 if the command ran and reports a failure or standard output can't be written, 2 if its
+      input was wrong (one line on standard error says how, and nothing was run), 3 if a file could not be written
+      after all, 130 if it was interrupted.
     """
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
     parser.add_argument("--version", action="version", version=f"replicax {__version__}")
@@ -46,14 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in subparsers.choices:
             add_absent(subparsers, name, purpose)
     try:
-        args: argparse.Namespace = parser.parse_args(argv)
-        return int(args.run(args))
+        with standard_streams():
+            args: argparse.Namespace = parser.parse_args(argv)
+            return int(args.run(args))
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2
     except InputError as error:
         print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except OutputError as error:
+        if not isinstance(error.__cause__, BrokenPipeError):  # which is usual, as in "| head"
+            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

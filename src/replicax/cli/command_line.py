@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,11 +23,44 @@ class InputError(Exception):
     """The same, in a message before which :func:`replicax.cli.main` puts the command's name."""
 
 
+class OutputError(Exception):
+    """Standard output can't be written; the cause is the ``OSError``."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that raises :class:`CommandError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{self.prog}: error: {message} (see {self.prog} --help)")
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Reports failures of standard output, and prints characters that its encoding lacks as escapes.
+
+    Raises:
+      OutputError: standard output is closed, or a write to it failed.
+    """
+    for name, mode, wrong_mode in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY)):
+        if getattr(sys, name) is None:  # closed: any use of this one fails, and no other file gets its number
+            setattr(sys, name, open(os.open(os.devnull, wrong_mode), mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    except OSError:
+        _write_out("\n")  # fails again if it was standard output that could not be written
+        raise
+    finally:
+        _write_out("")
+
+
+def _write_out(text: str) -> None:
+    try:
+        print(end=text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at the end fails, too
+        raise OutputError(f"standard output can't be written ({error.strerror or error})") from error
 
 
 def add_absent(subparsers: Any, name: str, purpose: str) -> None:

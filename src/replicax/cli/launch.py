@@ -236,10 +236,10 @@ def _write_job(args: argparse.Namespace, settings: LaunchSettings) -> int:
         _refuse(args, "is for --jobset: Slurm runs jobs without a container", "image")
     text = sbatch_script(request) if args.sbatch else jobset_manifest(request)
     if args.out is None:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(os.fsencode(text))  # file names are bytes, whatever the terminal's encoding has
         return 0
     try:
-        args.out.write_text(text)
+        args.out.write_bytes(os.fsencode(text))
     except OSError as error:
         raise InputError(f"--out {args.out}: can't be written ({error.strerror or error})") from error
     return 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,18 +57,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if something has no counterpart or can't be read, or 3 if it can't be written."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's encoding has no arrow
-    try:
-        status = _run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as behind "| head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at the end fails, too
-        return 1
-    return status
-
-
-def _run(args: argparse.Namespace) -> int:
     from replicax_migrate.source_files import STANDARD_INPUT, UnreadableError, program_files, read_program
     from replicax_migrate.uses import find_uses
 

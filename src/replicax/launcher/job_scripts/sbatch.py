@@ -36,7 +36,7 @@ def sbatch_script(request: JobRequest) -> str:
         f"#SBATCH --signal=TERM@{grace + 60}",
         "",
         "# Written by `replicax launch --sbatch`. One task a node: the launcher, which starts the node's workers.",
-        "# Partition, account and the like: `sbatch --partition=NAME …` with this script, or further #SBATCH lines.",
+        "# Partition, account and the like: `sbatch --partition=NAME ...` with this script, or further #SBATCH lines.",
         "# What makes `replicax` a command (modules, a virtual environment) belongs here.",
         "set -uo pipefail",
         "",
