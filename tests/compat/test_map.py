@@ -31,6 +31,16 @@ def test_map(executor: Executor, count: int) -> None:
 
 
 @on_both
+def test_outputs_that_are_no_arrays(executor: Executor) -> None:
+    d = two_towers()
+    with entered(d, executor):
+        assert float(d.reduce("mean", d.map([1.0, 2.0, 3.0], lambda item: 5.0))) == 5.0
+        assert d.reduce("mean", d.map([1.0, 2.0, 3.0], lambda item: None)) is None
+        found = d.reduce("sum", d.map([1.0, 2.0, 3.0], lambda item: {"count": 1, "item": item + 0}))
+        assert (int(found["count"]), float(found["item"])) == (3, 6.0)
+
+
+@on_both
 def test_map_in_a_merge_fn(executor: Executor) -> None:
     d = two_towers()
 

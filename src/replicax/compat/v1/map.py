@@ -56,8 +56,9 @@ class MapOutput(PerReplica):
             for path, leaf in jax.tree_util.tree_flatten_with_path(registered(output), is_leaf=is_leaf)[0]:
                 check_numbers(leaf, f"distribution.reduce: the output of map for item {i}{jax.tree_util.keystr(path)}")
         outputs = self.outputs
-        if not context.in_step():
-            outputs = jax.device_put(outputs, next(iter(jax.tree_util.tree_leaves(outputs)[0].devices())))
+        arrays = [leaf for leaf in jax.tree_util.tree_leaves(outputs) if isinstance(leaf, jax.Array)]
+        if arrays and not context.in_step():
+            outputs = jax.device_put(outputs, next(iter(arrays[0].devices())))
         if aggregation is VariableAggregation.ONLY_FIRST_TOWER:
             return outputs[0]
         combine = jnp.sum if aggregation is VariableAggregation.SUM else jnp.mean
