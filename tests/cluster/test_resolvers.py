@@ -168,8 +168,17 @@ def test_jobs_are_put_together() -> None:
 
     assert union(PAIR, PAIR) == PAIR  # as in the original's example of overriding the number of GPUs
     assert union(PAIR, {"worker": ["c:1"]}) == {"worker": ["a:1", "b:1", "c:1"]}
+    assert union({"worker": ["a:1"]}, {"worker": ["b:1"]}, {"worker": ["b:1"]}) == PAIR
     assert union({"worker": {0: "a:1"}}, {"worker": {2: "c:1"}}) == {"worker": {0: "a:1", 2: "c:1"}}
     assert union({"worker": {1: "b:1"}}, PAIR) == PAIR
+
+
+def test_a_task_has_its_index_in_the_concatenated_list() -> None:
+    first, second = simple(PAIR), simple({"worker": ["c:1"]}, task_type="worker", task_id=0)
+    assert UnionClusterResolver(first, second).task_id == 2
+    assert UnionClusterResolver(second, first).task_id == 0
+    elsewhere = simple({"ps": ["p:1"]}, task_type="worker", task_id=1)  # only the other has the addresses of its job
+    assert UnionClusterResolver(first, elsewhere).task_id == 1
 
 
 @pytest.mark.parametrize(

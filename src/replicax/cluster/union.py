@@ -11,13 +11,13 @@ from replicax.cluster.spec import ClusterSpec
 class UnionClusterResolver(ClusterResolver):
     """Several resolvers as one: it has the tasks of all; everything else comes from the first one that knows it.
 
-    Jobs of the same name are merged. Two equal lists are one list. Two lists without an address in common are
-    concatenated. Where tasks are given by index, each index may have one address.
+    Jobs of the same name are merged. Equal lists are one list. Lists without an address in common are concatenated, so
+    tasks of the second get other indices. Where tasks are given by index, each index may have one address.
 
     Args:
       *cluster_resolvers: the resolvers; at least one.
       task_type: the job of this process; ``None`` means that of the first resolver that knows which task it is.
-      task_id: its number in the job; ``None`` means as for ``task_type``.
+      task_id: its number in the job; ``None`` means the index that the task of that resolver has in the union.
       rpc_layer: the prefix of the addresses that :meth:`master` returns; ``None`` means that of the first resolver with
         one.
 
@@ -61,16 +61,20 @@ class UnionClusterResolver(ClusterResolver):
         """
         merged: dict[str, Any] = {}
         origin: dict[str, str] = {}
+        seen: list[tuple[str, Any]] = []
         for number, resolver in enumerate(self._resolvers):
             name = f"resolver {number} ({type(resolver).__name__})"
             for job, tasks in resolver.cluster_spec().as_dict().items():
+                if (job, tasks) in seen:
+                    continue
+                seen.append((job, tasks))
                 merged[job] = _joined(job, merged[job], tasks, origin[job], name) if job in merged else tasks
                 origin.setdefault(job, name)
         return ClusterSpec(merged)
 
     @property
     def task_type(self) -> str | None:
-        return self._task()[0]
+        return self._knowing().task_type if self._task_type is None else self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -78,17 +82,21 @@ class UnionClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        return self._task()[1]
+        if self._task_id is not None:
+            return self._task_id
+        resolver = self._knowing()
+        job, index, own = resolver.task_type, resolver.task_id, resolver.cluster_spec()
+        if self._task_type not in (None, job) or job not in own.jobs or index not in own.task_indices(job):
+            return index
+        return self.cluster_spec().job_tasks(job).index(own.task_address(job, index))
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
 
-    def _task(self) -> tuple[str | None, int | None]:
-        """The given task, or else type and index from one resolver: mixed from two they could name no task at all."""
-        known = [(r.task_type, r.task_id) for r in self._resolvers]
-        kind, index = next((task for task in known if None not in task), known[0])
-        return kind if self._task_type is None else self._task_type, index if self._task_id is None else self._task_id
+    def _knowing(self) -> ClusterResolver:
+        """The first that knows type and index of its task: mixed from two resolvers they could name no task at all."""
+        return next((r for r in self._resolvers if None not in (r.task_type, r.task_id)), self._resolvers[0])
 
     @property
     def rpc_layer(self) -> str | None:
