@@ -261,6 +261,14 @@ def test_the_disk_for_checkpoints(monkeypatch, tmp_path) -> None:
     [finding] = host_machine.look_at_disk(pathlib.Path("/proc/self"))  # nobody can write there, not even root
     assert finding.state is State.WRONG
     assert re.match(r"/proc/self can't be written \(.+\)", finding.what)
+    too_long, deleted = tmp_path / ("a" * 300), tmp_path / "deleted"
+    [finding] = host_machine.look_at_disk(too_long)
+    assert finding.what == f"{too_long} can't be written (File name too long)"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    [finding] = host_machine.look_at_disk(pathlib.Path())
+    assert finding.what == ". can't be written (No such file or directory)"
     full = type(host_machine.shutil.disk_usage(tmp_path))(2**40, 2**40, 0)
     monkeypatch.setattr(host_machine.shutil, "disk_usage", lambda path: full)
     assert "0.0 of 1024.0 GiB free → make room for checkpoints" in told(host_machine.look_at_disk(tmp_path))
@@ -308,6 +316,13 @@ def test_a_cluster_on_this_machine(monkeypatch) -> None:
     assert found == (
         f"cluster: worker 0 can't listen at {first}: the port is in use → end what uses it, or choose another port"
     )
+
+
+def test_an_address_to_listen_at_that_is_none(monkeypatch) -> None:
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "here")
+    found = told(in_cluster(monkeypatch, 0, here(), here()), State.WRONG)
+    assert found.startswith("cluster: JAX_COORDINATOR_BIND_ADDRESS: 'here' has no port; expected 'HOST:PORT'")
+    assert found.endswith("→ correct it, or unset the variable")
 
 
 def test_hosts_out_of_reach(monkeypatch) -> None:

@@ -77,7 +77,9 @@ def test_addresses(address, parts) -> None:
         assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", ["", ":80", "a:", "a b:80", "a:b:80", "[::1", "[::1]80", "[::1]:", "a:0", "a:x"])
+@pytest.mark.parametrize(
+    "address", ["", ":80", "a:", "a b:80", "a:b:80", "[::1", "[::1]80", "[::1]:", "a:0", "a:x", "a..b:80", "a" * 64]
+)
 def test_what_is_no_address(address) -> None:
     with pytest.raises(ValueError, match=r"^the chief: "):
         split_address(address, "the chief")

@@ -121,8 +121,14 @@ def test_a_slurm_step_is_found_by_jax(monkeypatch) -> None:
     assert detected_group(10) == WorkerGroup("n1:2222", 4, 3, "the slurm that JAX finds", is_detected=True)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "n9:1")
     assert detected_group(10).coordinator == "n9:1"
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "n9")
+    with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS: 'n9' has no port; expected 'HOST:PORT'"):
+        detected_group(10)
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert detected_group(10) is None
+    monkeypatch.setenv("SLURM_NTASKS", "x")
+    with pytest.raises(RuntimeError, match=r"fails to read its variables \(ValueError: .*'x'\): correct them, or set"):
+        detected_group(10)
 
 
 def test_nothing_is_found_where_there_is_nothing(monkeypatch) -> None:

@@ -165,12 +165,21 @@ def detected_group(timeout_seconds: float) -> WorkerGroup | None:
 
     Raises:
       RuntimeError: JAX detects such a cluster, but fails to read it.
+      ValueError: the coordinator has no valid address.
     """
-    found = _jax.detected_cluster(timeout_seconds)
+    try:
+        found = _jax.detected_cluster(timeout_seconds)
+    except (ValueError, LookupError) as error:
+        raise RuntimeError(
+            f"JAX detects a cluster, such as that of Slurm or Open MPI, but fails to read its variables "
+            f"({type(error).__name__}: {error}): correct them, or set {COORDINATOR}, {COUNT} and {INDEX}"
+        ) from error
     if found is None:
         return None
-    coordinator = os.environ.get(COORDINATOR) or found.coordinator
-    return WorkerGroup(coordinator, found.count, found.index, f"the {found.name} that JAX finds", is_detected=True)
+    source, told = f"the {found.name} that JAX finds", os.environ.get(COORDINATOR)
+    coordinator = told or found.coordinator
+    host_and_port(coordinator, COORDINATOR if told else source)
+    return WorkerGroup(coordinator, found.count, found.index, source, is_detected=True)
 
 
 def _with_jax_variables(group: WorkerGroup) -> WorkerGroup:

@@ -38,6 +38,13 @@ def split_address(address: str, what: str) -> tuple[str, int | None]:
         raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
     if not host or any(c.isspace() or c == "/" for c in host):
         raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+    try:
+        host.encode("idna")  # as sockets do
+    except UnicodeError as error:
+        raise ValueError(
+            f"{what}: expected an address, {EXPECTED}; got {address!r}, whose host is not a valid name: each part "
+            "between dots has 1 to 63 characters"
+        ) from error
     if not port:
         return host, None
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):

@@ -88,20 +88,20 @@ def look_at_disk(directory: Path) -> list[Finding]:
     Args:
       directory: the folder, or the nearest existing one above it.
     """
-    there = directory.absolute()
-    while not there.exists():
-        there = there.parent
     data = {"directory": str(directory)}
-    if not there.is_dir():
-        return [wrong("disk", f"{there} is a file", "name a folder: --directory", **data)]
     try:
+        there = directory.absolute()
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            return [wrong("disk", f"{there} is a file", "name a folder: --directory", **data)]
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"\0" * 4096)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         to_do = "checkpoints can't go there: make room, change its rights, or name another: --directory"
-        return [wrong("disk", f"{there} can't be written ({error.strerror})", to_do, **data)]
+        return [wrong("disk", f"{directory} can't be written ({error.strerror})", to_do, **data)]
     usage = shutil.disk_usage(there)
     what = f"{directory}: {usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free"
     sizes = {**data, "total": usage.total, "free": usage.free}

@@ -45,6 +45,8 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
     bind = bind_address(group)
     try:
         listening_socket(bind).close()
+    except ValueError as error:  # JAX_COORDINATOR_BIND_ADDRESS is no address
+        return [wrong("cluster", str(error), "correct it, or unset the variable")]
     except OSError as error:
         why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
         return [wrong("cluster", f"worker 0 can't listen at {bind}: {why}", "end what uses it, or choose another port")]
@@ -98,8 +100,8 @@ def _why_not(address: str, deadline: float) -> str | None:
     host, port = split_address(address, "a worker")
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        return f"the name {host!r} is not known here ({getattr(error, 'strerror', error)})"
+    except socket.gaierror as error:
+        return f"the name {host!r} is not known here ({error.strerror})"
     if port is None:
         return None
     with contextlib.suppress(ConnectionRefusedError):  # the host answers, but no program listens yet
