@@ -247,6 +247,12 @@ def test_group_false_gives_a_list_for_each_device(pair) -> None:
         2,
         2,
     ]
+    central = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"])
+    with central.scope():
+        of_each = replicax.Variable(0.0, synchronization="on_read", aggregation="sum")
+    assert central.extended.update(of_each, lambda v: 1, group=False) == [1, 1]
+    of_four = make(logical_strategy(2, 2))
+    assert of_four.strategy.extended.update(of_four, lambda v: 1, group=False) == [1, 1, 1, 1]
 
 
 @executors

@@ -154,7 +154,7 @@ class Updating:
           fn: assigns to variables that belong to no other, such as counters.
           args: a tuple of pytrees of plain values. Locality N: placed like the non-slot variables.
           kwargs: the same, by name.
-          group: as in :meth:`update`, also for the errors.
+          group: as in :meth:`update`, with an entry for each of the :meth:`non_slot_devices`; also for the errors.
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -207,5 +207,5 @@ class Updating:
         result = self._laid(layout, result)
         if group:
             return result
-        n = len(self.parameter_devices)
+        n = len(self.parameter_devices if var is None else layout.sharding(self.replicas.mesh).device_set)
         return jax.tree_util.tree_map(lambda leaf: [leaf] * n, registered(result), is_leaf=is_leaf)
