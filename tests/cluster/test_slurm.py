@@ -143,6 +143,22 @@ def test_what_is_wrong_with_a_step(step, variables, arguments, message) -> None:
         SlurmClusterResolver(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"gpus_per_node": 4, "gpus_per_task": -1}, ValueError, "gpus_per_task must be an int of at least 0, got -1"),
+        ({"jobs": {"worker": 5.0}}, ValueError, r"jobs\['worker'\] must be an int of at least 0, got 5\.0"),
+        ({"jobs": ["worker"]}, TypeError, r"jobs must be a dict from jobs to .*; got \['worker'\]"),
+        ({"port_base": "8888"}, ValueError, "port_base must be an int of at least 1, got '8888'"),
+        ({"tasks_per_node": {"big": -1}}, ValueError, r"tasks_per_node\['big'\] must be an int of at least 0, got -1"),
+    ],
+)
+def test_arguments_that_are_no_numbers(step, arguments, error, message) -> None:
+    step()
+    with pytest.raises(error, match=message):
+        SlurmClusterResolver(**arguments)
+
+
 def test_gpus_that_are_hidden(step, monkeypatch) -> None:
     step()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")

@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from typing import Any
 
+from replicax.argument_checks import checked_integer
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import few, shortened
@@ -40,7 +42,8 @@ class SlurmClusterResolver(ClusterResolver):
 
     Raises:
       RuntimeError: this is not a Slurm step, there are too few GPUs or tasks, or ``--distribution`` is ``arbitrary``.
-      ValueError: a list of nodes or tasks is not in Slurm's format.
+      ValueError: a list of nodes or tasks is not in Slurm's format; a number is not an int, or negative.
+      TypeError: ``jobs`` is not a dict.
 
     >>> import os, replicax
     >>> step = {"NODELIST": "node[01-02]", "NUM_TASKS": "4", "TASKS_PER_NODE": "2(x2)"}
@@ -64,10 +67,16 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
+        if not isinstance(jobs, Mapping | None):
+            raise TypeError(
+                f"SlurmClusterResolver: jobs must be a dict from jobs to their numbers of tasks, {{'worker': 3}}; got "
+                f"{jobs!r}"
+            )
+        port_base = checked_integer(port_base, "SlurmClusterResolver: port_base")
         self._rank = _number("SLURM_PROCID")
         nodes = _tasks_of_nodes(tasks_per_node)
         count = sum(nodes.values())
-        jobs = {"worker": count} if jobs is None else dict(sorted(jobs.items()))
+        jobs = {"worker": count} if jobs is None else dict(sorted(_counts(jobs, "jobs").items()))
         if sum(jobs.values()) != count:
             raise RuntimeError(
                 f"SlurmClusterResolver: jobs={jobs!r} are {sum(jobs.values())} tasks, and the step has {count}: "
@@ -81,8 +90,8 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = [join_address(node, port_base + place) for node, place in places]
         self._cluster_spec = ClusterSpec(_by_job(jobs, addresses))
         most = max(nodes.values())
-        gpus_per_node = _gpus_of_this_node() if gpus_per_node is None else gpus_per_node
-        self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else gpus_per_task
+        gpus_per_node = _gpus_of_this_node() if gpus_per_node is None else _count(gpus_per_node, "gpus_per_node")
+        self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else _count(gpus_per_task, "gpus_per_task")
         if most * self._gpus_per_task > gpus_per_node:
             raise RuntimeError(
                 f"SlurmClusterResolver: {most} tasks of a node with {self._gpus_per_task} GPUs each need "
@@ -193,10 +202,10 @@ def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
       RuntimeError: Slurm's variables are missing, or contradict each other.
     """
     if isinstance(tasks_per_node, Mapping):
-        return dict(tasks_per_node)
+        return _counts(tasks_per_node, "tasks_per_node")
     nodes = expand_hostlist(_variable("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
     if tasks_per_node is not None:
-        return dict.fromkeys(nodes, tasks_per_node)
+        return dict.fromkeys(nodes, _count(tasks_per_node, "tasks_per_node"))
     text = _variable("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     counts = expand_tasks_per_node(text)
     if len(counts) != len(nodes):
@@ -301,6 +310,14 @@ def _number(name: str) -> int:
     if not text.isdigit():
         raise RuntimeError(f"SlurmClusterResolver: {name}={text}, which is no number")
     return int(text)
+
+
+def _count(value: Any, name: str) -> int:
+    return checked_integer(value, f"SlurmClusterResolver: {name}", 0)
+
+
+def _counts(values: Mapping[str, Any], name: str) -> dict[str, int]:
+    return {key: _count(value, f"{name}[{key!r}]") for key, value in values.items()}
 
 
 def _listed(nodes: Mapping[str, int]) -> str:
