@@ -78,6 +78,8 @@ def test_initial_values() -> None:
         assert 0.2 < np.abs(found).max() <= (6 / 60) ** 0.5  # Glorot's
         assert not np.array_equal(found, value("g", shape=[40, 20]))
         assert value("h", shape=[5]).std() > 0
+        np.testing.assert_array_equal(value("j", shape=[2], initializer=jax.nn.initializers.ones), [1.0, 1.0])
+        assert value("k", shape=[40, 20], initializer=jax.nn.initializers.he_normal()).std() > 0
         for wrong in ({}, {"dtype": jnp.float32}):
             with pytest.raises(ValueError, match="a new variable 'i' needs a shape"):
                 tf.get_variable("i", **wrong)

@@ -180,8 +180,9 @@ def get_variable(
       name: follows the prefix of :func:`variable_scope`, whose ``reuse`` says whether such a variable exists.
       shape: of a new variable.
       dtype: of a new variable; by default that of the initial value, or float32.
-      initializer: the initial value; or a function of ``(shape, dtype)``, such as ``jnp.zeros``, or without arguments;
-        by default Glorot's uniform one, and zeros for integers.
+      initializer: the initial value; or a function of ``(shape, dtype)``, such as ``jnp.zeros``, of ``(key, shape,
+        dtype)``, such as ``jax.nn.initializers.he_normal()``, or without arguments; by default Glorot's uniform one,
+        and zeros for integers.
       trainable: see :class:`replicax.Variable`, as for ``partitioner``, ``synchronization`` and ``aggregation``.
       partitioner: likewise.
       synchronization: likewise.
@@ -253,10 +254,14 @@ def _check_same(known: Variable, name: str, shape: Sequence[int] | None, dtype: 
 
 def _initial(name: str, shape: Sequence[int] | None, dtype: Any, initializer: Any) -> Any:
     """The initial value for ``replicax.Variable``."""
+    seed = zlib.crc32(name.encode())  # the same in every process
     if callable(initializer):
-        takes = inspect.signature(initializer).parameters.values()
-        if shape is None or not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in takes):
+        parameters = inspect.signature(initializer).parameters.values()
+        takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if shape is None or not takes:
             return initializer
+        if takes[0] == "key":  # as those of jax.nn.initializers
+            return lambda: initializer(jax.random.key(seed), tuple(shape), dtype or jnp.float32)
         return lambda: initializer(tuple(shape), dtype or jnp.float32)
     if initializer is not None:
         if shape is None:
@@ -267,11 +272,10 @@ def _initial(name: str, shape: Sequence[int] | None, dtype: Any, initializer: An
     kind = jnp.dtype(dtype or jnp.float32)
     if not jnp.issubdtype(kind, jnp.floating):
         return lambda: jnp.zeros(tuple(shape), kind)
-    key = zlib.crc32(name.encode())  # the same in every process
     if len(shape) < 2:
         limit = (6 / (1 + sum(shape))) ** 0.5
-        return lambda: jax.random.uniform(jax.random.key(key), tuple(shape), kind, -limit, limit)
-    return lambda: jax.nn.initializers.glorot_uniform()(jax.random.key(key), tuple(shape), kind)
+        return lambda: jax.random.uniform(jax.random.key(seed), tuple(shape), kind, -limit, limit)
+    return lambda: jax.nn.initializers.glorot_uniform()(jax.random.key(seed), tuple(shape), kind)
 
 
 # --- the global step ------------------------------------------------------------------------------------
