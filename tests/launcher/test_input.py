@@ -41,8 +41,9 @@ def refused(capsys, *words: str) -> str:
     ("words", "message"),
     [
         (["train.py"], "the following arguments are required: --workers"),
-        (["--workers", "0", "train.py"], "argument --workers: expected N or N:MAX with 1 <= N <= MAX, got '0'"),
-        (["--workers", "4:2", "train.py"], "expected N or N:MAX with 1 <= N <= MAX, got '4:2'"),
+        (["--workers", "0", "train.py"], "argument --workers: expected N or N:MAX with 1 <= N <= MAX < 65536, got '0'"),
+        (["--workers", "4:2", "train.py"], "expected N or N:MAX with 1 <= N <= MAX < 65536, got '4:2'"),
+        (["--workers", "9" * 20, "train.py"], f"expected N or N:MAX with 1 <= N <= MAX < 65536, got '{'9' * 20}'"),
         (["--workers", "two", "train.py"], "got 'two'"),
         (["--workers", "2"], "expected a script, or -m and a module, after the options"),
         (["--workers", "2", "-m"], "-m: expected the name of a module after it"),

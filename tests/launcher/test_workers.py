@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from replicax.cli import main
 from replicax.launcher import LaunchError
 from replicax.launcher.device_allocation import allocate_devices
+from tests.cli.unread_output import unread_output
 from tests.launcher.launches import ROOT, launched
 
 ARGUMENTS = ["--rate", "0.1", "--workers", "9", "--help", "--", "a b", "", "--no-such=x", "-m", "$HOME", "--max"]
@@ -141,6 +143,14 @@ def test_a_dry_run_prints_commands_that_do_the_same_and_starts_nothing(tmp_path)
     assert arguments == ["a b"]
     assert environment["JAX_PROCESS_ID"] == "1"
     assert "JAX_PROCESS_ID=0" in first
+
+
+def test_a_dry_run_that_nobody_reads(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with unread_output():
+        assert main(["launch", "--workers", "2", "--dry-run", "train.py"]) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_the_launcher_does_not_import_jax() -> None:

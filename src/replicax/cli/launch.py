@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from replicax.launcher.supervisor import Supervisor
 
 _PROG = "replicax launch"
+_MOST_WORKERS = 65536
+"""Each worker of a machine has a port."""
 _EPILOG = """\
 Options of the launcher come before the script; all that follows the script is the script's. Workers find each other by
 their environment (TF_CONFIG and JAX's variables), so a script with replicax.MultiWorkerMirroredStrategy() needs no
@@ -146,8 +148,6 @@ def run(args: argparse.Namespace) -> int:
         return _run(args)
     except LaunchError as error:
         raise InputError(str(error)) from error
-    except OSError as error:  # from the workers' program; the launcher has checked its own files before
-        raise InputError(f"a worker can't be started: {error}") from error
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -164,7 +164,10 @@ def _run(args: argparse.Namespace) -> int:
         _show_plan(supervisor, settings.program.command)
         return 0
     log_files.check_log_folder(settings.log_dir)
-    return supervisor.run()
+    try:
+        return supervisor.run()
+    except OSError as error:  # from the workers' program; the launcher has checked its own files before
+        raise InputError(f"a worker can't be started: {error}") from error
 
 
 def _settings(args: argparse.Namespace) -> LaunchSettings:
@@ -257,8 +260,8 @@ def _refuse(args: argparse.Namespace, why: str, *names: str) -> None:
 def _workers(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError(f"expected N or N:MAX with 1 <= N <= MAX, got {text!r}")
+    if not 1 <= least <= most < _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"expected N or N:MAX with 1 <= N <= MAX < {_MOST_WORKERS}, got {text!r}")
     return least, most
 
 
