@@ -263,6 +263,14 @@ def test_names_alone_are_marked() -> None:
     assert (run.edit, old.edit.new if old.edit else None) == (None, "run")
 
 
+def test_names_that_are_tensorflows_in_one_branch_only_are_marked() -> None:
+    text = f"{TF}d = tf.distribute if x else torch.distributed\n"
+    [op, get, scope, run] = uses_of(f"{text}d.ReduceOp\ns = d.get_strategy()\ns.scope(); s.experimental_run_v2(f)\n")
+    assert [use.is_assumed for use in (op, get, scope, run)] == [True, True, True, False]
+    assert [use.is_assumed for use in uses_of(f"{TF}d = tf.distribute if x else None\nd.ReduceOp\n")] == [False]
+    assert uses_of(f"{text}d.init_process_group()\n") == []  # perhaps a name of the other library
+
+
 def test_tower_programs_keep_their_words() -> None:
     uses = {use.name: use.counterpart for use in uses_of(TOWERS)}
     assert uses["MirroredStrategy"].today == "replicax.compat.v1.MirroredStrategy"

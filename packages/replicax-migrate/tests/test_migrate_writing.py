@@ -94,6 +94,15 @@ def test_a_name_that_two_stars_may_have_brought_stays() -> None:
         f"{TF}try:\n    pass\nexcept E as tf:\n    s = tf.distribute.get_strategy()\n",
         f"{TF}def f(*tf):\n    s = tf.distribute.get_strategy()\n",
         f"{TF}match x:\n    case [*tf]:\n        s = tf.distribute.get_strategy()\n",
+        f"if tensorflow:\n    {TF}    d = tf.distribute\nelse:\n    import torch.distributed as d\nd.ReduceOp.SUM\n",
+        "try:\n    import tensorflow.distribute as d\nexcept E:\n    import torch.distributed as d\nd.ReduceOp.SUM\n",
+        f"{TF}class A:\n    def f(self): self.d = tf.distribute\n"
+        "class B:\n    def f(self): self.d = torch.distributed; self.d.ReduceOp.SUM\n",
+        f"{TF}class A:\n    d = tf.distribute\n    def f(self): self.d = torch.distributed; self.d.ReduceOp.SUM\n",
+        f"{TF}d = tf.distribute if x else torch.distributed\nd.ReduceOp.SUM\n",
+        f"{TF}d = torch.distributed or tf.distribute\nd.ReduceOp.SUM\n",
+        f"{TF}def f(d): d.ReduceOp.SUM\nf(tf.distribute)\nf(torch.distributed)\n",
+        f"{TF}def f():\n    if x:\n        return tf.distribute\n    return torch.distributed\nf().ReduceOp.SUM\n",
     ],
 )
 def test_what_is_perhaps_something_else_stays(text: str) -> None:

@@ -20,7 +20,8 @@ _PROG = "replicax migrate"
 _EPILOG = """\
 One line for each use: FILE:LINE:COLUMN  the name as it is written → what takes its place. What behaves differently
 stands behind it, the first time in a file. Programs for the tower API of TensorFlow 1.9 to 1.12 are shown the name
-in replicax.compat.v1, and today's. A "?" marks a guess: nothing but its name says what a value is.
+in replicax.compat.v1, and today's. A "?" marks a guess: only its name says what a value is, or it is TensorFlow's in
+one branch and something else in another.
 
 --write changes what is no more than a name, and adds the import that it needs. All else stays as it is, byte for byte.
 Tensors, variables, models and optimizers are for you to change. Notebooks are left alone. You may use it again.

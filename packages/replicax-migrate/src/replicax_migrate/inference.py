@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from replicax_migrate.bindings import Binding, Bindings, NameScope, defaults, last_name, parameters, returned
@@ -16,9 +16,15 @@ from replicax_migrate.run_names import RUNS
 
 @dataclasses.dataclass(frozen=True)
 class DottedName:
-    """A dotted name of TensorFlow's, after ``tensorflow.``; of today's, with ``replicax`` before it."""
+    """A dotted name of TensorFlow's, after ``tensorflow.``; of today's, with ``replicax`` before it.
+
+    Attributes:
+      path: the name.
+      is_sure: whether the program never binds anything else to it.
+    """
 
     path: str
+    is_sure: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,16 +156,15 @@ class Inference:
             case ast.IfExp():
                 return self._first([node.body, node.orelse])
             case ast.BoolOp():
-                return self._first(node.values)
+                return self._first(node.values if isinstance(node.op, ast.Or) else node.values[-1:])
             case ast.NamedExpr() | ast.Await():
                 return self.of(node.value)
         return None
 
-    def _first(self, nodes: Iterable[ast.AST]) -> Known | None:
-        known = [found for found in map(self.of, nodes) if found is not None]
-        return next(
-            (found for found in known if not isinstance(found, Instance) or found.is_sure), next(iter(known), None)
-        )
+    def _first(self, nodes: Iterable[ast.AST], bindings: Sequence[Binding] = ()) -> Known | None:
+        """What one of several expressions is, which the name that has the bindings, if there is one, stands for."""
+        found = ((self.of(node), node) for node in nodes)
+        return _one_of([known for known, node in found if known or not self._is_none_or_of(node, bindings)])
 
     def name(self, name: str, scope: NameScope) -> Known | None:
         """What a name is in a scope."""
@@ -167,26 +172,21 @@ class Inference:
         if not bindings and (found := self._from_star(name)) is not None:
             return found
         if name in ("tf", "tf1", "tf2") and all(binding.how == "import" for binding in bindings):
-            return self._bound(bindings) or DottedName("")  # imported from a module of the program's own
+            known = self._bound(bindings) or DottedName("")  # imported from a module of the program's own
+            return dataclasses.replace(known, is_sure=True) if isinstance(known, DottedName) else known
         return self._bound(bindings) or by_name(name)
 
     def _bound(self, bindings: list[Binding]) -> Known | None:
-        each = [self._binding(binding) for binding in bindings]
-        if any(binding.how == "import" for binding in bindings) and any(
-            found is None and binding.how != "import" and not self._is_none_or_of(binding, bindings)
-            for found, binding in zip(each, bindings, strict=True)
-        ):
-            return None  # what is imported is put aside for something else
-        known = [found for found in each if found is not None]
-        return next(
-            (found for found in known if not isinstance(found, Instance) or found.is_sure), next(iter(known), None)
-        )
+        found = ((self._binding(binding), binding) for binding in bindings)
+        return _one_of([known for known, binding in found if known or self._may_differ(binding, bindings)])
 
-    def _is_none_or_of(self, binding: Binding, bindings: list[Binding]) -> bool:
-        """Whether a name is set to ``None``, or to something made from itself, as in ``tf = tf.compat.v1``."""
-        if binding.how != "value":
-            return False
-        node = binding.node
+    def _may_differ(self, binding: Binding, bindings: list[Binding]) -> bool:
+        """Whether a binding of which nothing is known may be to something else than the others."""
+        is_value = binding.how == "value"
+        return binding.how != "annotation" and not (is_value and self._is_none_or_of(binding.node, bindings))
+
+    def _is_none_or_of(self, node: ast.AST, bindings: Sequence[Binding]) -> bool:
+        """Whether an expression is ``None``, or made from the name that it is bound to, as in ``tf = tf.compat.v1``."""
         names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
         scopes = self.bindings.scope_of
         is_of = any(name in scopes and scopes[name].lookup(name.id) is bindings for name in names)
@@ -257,7 +257,7 @@ class Inference:
             if argument is not None
         ]
         default = defaults(function).get(parameter.arg)
-        found = self._first([*given, *([default] if default is not None else [])])
+        found = self._first([*given, *([default] if default is not None else [])], scope.names[parameter.arg])
         if found is None and index == 0:
             found = self._role(function)
         return found
@@ -276,7 +276,8 @@ class Inference:
         owner = self.of(node.value)
         if isinstance(owner, DottedName):
             whole = f"{owner.path}.{node.attr}".lstrip(".")
-            return DottedName(whole if whole.startswith("replicax.") else canonical(f"tf.{whole}") or "")
+            path = whole if whole.startswith("replicax.") else canonical(f"tf.{whole}") or ""
+            return dataclasses.replace(owner, path=path)
         if isinstance(owner, Instance):
             given = KINDS.get(f"{owner.kind}.{node.attr}")
             if given in ("Strategy", "StrategyExtended", "ClusterResolver", "Topology") and node.attr != "scope":
@@ -293,7 +294,8 @@ class Inference:
     def _member_function(self, owner: Definition, name: str) -> Known | None:
         if not isinstance(owner.node, ast.ClassDef):
             return None
-        found = self._bound(self.bindings.definitions[owner.node].names.get(name, []))
+        own = self.bindings.definitions[owner.node].names.get(name)
+        found = self._bound([*own, *self.bindings.attributes.get(name, [])]) if own else None
         if isinstance(found, Definition) and isinstance(found.node, ast.FunctionDef):
             decorators = [last_name(decorator) or "" for decorator in found.node.decorator_list]
             if any(decorator.endswith("property") for decorator in decorators):
@@ -344,16 +346,25 @@ class Inference:
             is_today = called.path.startswith("replicax")
             if is_today or called.path in _CLASSES:
                 kind = KINDS.get(last)
-                return Instance(kind, is_today=is_today) if kind else None
+                return Instance(kind, called.is_sure, is_today) if kind else None
             owner, _, member = called.path.rpartition(".")
             kind = KINDS.get(f"{_CLASSES.get(owner, '')}.{member}")
-            return Instance(kind) if kind else None
+            return Instance(kind, called.is_sure) if kind else None
         if isinstance(called, Method):
             kind = KINDS.get(f"{called.of.kind}.{called.name}")
             return dataclasses.replace(called.of, kind=kind) if kind else None
         if isinstance(called, Definition) and isinstance(called.node, ast.ClassDef):
             return next((made for base in called.node.bases if (made := self._made(self.of(base)))), None)
         return None
+
+
+def _one_of(found: Sequence[Known | None]) -> Known | None:
+    """What is one of several things, of which perhaps not all are known: what is said of it for sure, if anything."""
+    known = [each for each in found if each is not None]
+    chosen = next((each for each in known if not isinstance(each, Instance) or each.is_sure), next(iter(known), None))
+    if isinstance(chosen, DottedName) and any(each != chosen for each in found):
+        return dataclasses.replace(chosen, is_sure=False)
+    return chosen
 
 
 def by_name(name: str) -> Instance | None:

@@ -61,7 +61,7 @@ class NameUse:
       column: likewise, from 1.
       name: as it is written.
       counterpart: what takes its place.
-      is_assumed: whether only the name of a value says what it is.
+      is_assumed: whether only the name of a value says what it is, or it may be something else as well.
       edit: what ``--write`` does.
     """
 
@@ -165,13 +165,14 @@ class _Search:
             is_inside = any(known.path.startswith(f"{module}.") for module in _MODULES)
             is_internal = _INTERNAL.match(known.path) is not None
             is_own = known.path in self.stored  # what the program has put there itself
-            if is_module or is_own or not (is_inside or is_internal) or isinstance(parent, ast.Attribute):
+            is_unknown = is_inside or is_internal
+            if not known.is_sure or is_module or is_own or not is_unknown or isinstance(parent, ast.Attribute):
                 return None
             what = Counterpart("nothing: no public name of tf.distribute's that is known here")
             counterpart = _INTERNALS if is_internal else what
-        is_sure = known.path not in self.stored and not self._is_from_one_of_stars(node)
+        is_sure = known.is_sure and known.path not in self.stored and not self._is_from_one_of_stars(node)
         edit = self._replacing(node, counterpart) if is_sure else None
-        return self._noted(known.path, self._use(node, ast.unparse(node), counterpart, edit=edit))
+        return self._noted(known.path, self._use(node, ast.unparse(node), counterpart, not known.is_sure, edit))
 
     def _noted(self, path: str, use: NameUse) -> NameUse:
         """``use``, noted down if the name is of steps rather than of distribution."""
@@ -315,7 +316,9 @@ class _Search:
             elif keyword.arg in KEYWORDS and not (isinstance(function, DottedName) and function.path in _KNOWN):
                 counterpart = KEYWORDS[keyword.arg]
             if counterpart is not None:
-                found.append(self._use(keyword, f"{last_name(call.func) or '…'}({keyword.arg}=)", counterpart))
+                is_assumed = isinstance(function, DottedName) and not function.is_sure
+                name = f"{last_name(call.func) or '…'}({keyword.arg}=)"
+                found.append(self._use(keyword, name, counterpart, is_assumed))
         return found
 
     # --- all of them --------------------------------------------------------------------------------------
