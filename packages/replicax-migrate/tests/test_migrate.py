@@ -87,6 +87,24 @@ def test_wrong_arguments(tmp_path: pathlib.Path, capsys, name: str, message: str
     assert message in capsys.readouterr().err
 
 
+def test_an_empty_argument_is_not_the_current_folder(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    (tmp_path / "p.py").write_text(STRATEGY)
+    monkeypatch.chdir(tmp_path)
+    assert main(["migrate", "--write", ""]) == 2
+    assert "argument FILE: must name a file, got an empty string" in capsys.readouterr().err
+    assert (tmp_path / "p.py").read_text() == STRATEGY
+
+
+@pytest.mark.parametrize("report", ["p.py", "new.ipynb", "link.json"])
+def test_a_report_does_not_take_the_place_of_a_program(tmp_path: pathlib.Path, capsys, report: str) -> None:
+    (tmp_path / "p.py").write_text(STRATEGY)
+    (tmp_path / "link.json").symlink_to(tmp_path / "p.py")
+    assert main(["migrate", "--json", str(tmp_path / report), str(tmp_path / "p.py")]) == 2
+    assert f"{report}: can't be written (it is a program, or has the name of one)" in capsys.readouterr().err
+    assert (tmp_path / "p.py").read_text() == STRATEGY
+    assert not (tmp_path / "new.ipynb").exists()
+
+
 def test_standard_input(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(STRATEGY.encode())))
     assert main(["migrate", "-"]) == 0

@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,17 +49,24 @@ def add_parser(subparsers: Any) -> None:
         "files",
         metavar="FILE",
         nargs="+",
-        type=Path,
+        type=_named,
         help="a Python file, a notebook, a folder, or - for a program on standard input",
     )
     parser.add_argument("--write", action="store_true", help="change the names that are sure")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--json", type=_named, metavar="FILE", help="write the report as JSON")
     parser.set_defaults(run=run)
+
+
+def _named(text: str) -> Path:
+    """The file of an argument, which is not the current folder if it is empty, as that of a shell's unset variable."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a file, got an empty string")
+    return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if something has no counterpart or can't be read, or 3 if it can't be written."""
-    from replicax_migrate.source_files import STANDARD_INPUT, UnreadableError, program_files, read_program
+    from replicax_migrate.source_files import STANDARD_INPUT, SUFFIXES, UnreadableError, program_files, read_program
     from replicax_migrate.uses import find_uses
 
     for path in args.files:
@@ -68,10 +76,13 @@ def run(args: argparse.Namespace) -> int:
             continue
         if not path.exists():
             raise CommandError(f"{_PROG}: error: there is no file {path}")
-        if path.is_file() and path.suffix not in (".py", ".ipynb"):
+        if path.is_file() and path.suffix not in SUFFIXES:
             raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
-    if args.json is not None and (why := why_not_writable(args.json)) is not None:
-        raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
+    if args.json is not None:
+        is_program = any(Path(path).suffix in SUFFIXES for path in (args.json, os.path.realpath(args.json)))
+        why = "it is a program, or has the name of one" if is_program else why_not_writable(args.json)
+        if why is not None:
+            raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
 
     files = program_files(args.files)
     report, uses_of_all, read, failed, unwritten = [], [], 0, False, False

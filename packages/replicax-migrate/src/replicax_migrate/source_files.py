@@ -26,6 +26,9 @@ _WORDS = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|#.*""")
 _MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|\w+\s*=\s*[!%])")
 
 
+SUFFIXES = (".py", ".ipynb")
+"""Of the names of Python files and of notebooks."""
+
 STANDARD_INPUT = Path("-")
 """The file that stands for standard input."""
 
@@ -78,7 +81,7 @@ def program_files(arguments: Iterable[Path]) -> list[Path]:
             continue
         for folder, folders, files in os.walk(argument):
             folders[:] = sorted(f for f in folders if f not in _SKIPPED and not f.startswith("."))
-            found.update((Path(folder, f), None) for f in sorted(files) if f.endswith((".py", ".ipynb")))
+            found.update((Path(folder, f), None) for f in sorted(files) if f.endswith(SUFFIXES))
     return list(found)
 
 
