@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import pathlib
@@ -12,6 +13,8 @@ import sys
 import pytest
 
 from replicax.cli import main
+from replicax_migrate import uses
+from replicax_migrate.uses import find_uses
 from tensorflow_programs import STRATEGY, TF
 
 
@@ -141,6 +144,22 @@ def test_one_file_of_many_is_bad(tmp_path: pathlib.Path, capsys) -> None:
     assert "1 use of 1 name in 2 files" in captured.out
     assert (tmp_path / "good.py").read_text() == f"import replicax\n{STRATEGY.replace('tf.distribute', 'replicax')}"
     assert (tmp_path / "empty.py").read_bytes() == b""
+
+
+def test_a_file_that_is_nested_too_deeply_does_not_end_the_command(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    (tmp_path / "p.py").write_text(STRATEGY)
+    (tmp_path / "q.py").write_text(f"{STRATEGY}s.run(f)\n")
+
+    def find(tree: ast.Module, lines: list[str]) -> list[uses.NameUse]:
+        if len(tree.body) == 2:
+            raise RecursionError("maximum recursion depth exceeded")
+        return find_uses(tree, lines)
+
+    monkeypatch.setattr(uses, "find_uses", find)
+    assert main(["migrate", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "p.py: maximum recursion depth exceeded" in captured.err
+    assert "q.py:2:5" in captured.out
 
 
 def test_the_exit_statuses_are_in_the_help(capsys) -> None:

@@ -176,6 +176,20 @@ def test_all_else_stays_byte_for_byte(tmp_path: pathlib.Path, raw: bytes) -> Non
     assert path.read_bytes() == after
 
 
+@pytest.mark.parametrize("more", ["x = (y" + "\n .add(1)" * 1000 + ")\n", "x = y" + " + y" * 2000 + "\n"])
+def test_long_expressions_are_no_hindrance(tmp_path: pathlib.Path, more: str) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(GET + more)
+    assert main(["migrate", "--write", str(path)]) == 0
+    assert path.read_text() == f"import replicax\n{TF}s = replicax.get_strategy()\n{more}"
+
+
+def test_warnings_of_a_program_are_its_own(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(f"{GET}x = 1 is 1\n")
+    assert main(["migrate", "--write", str(path)]) == 0  # in tests a warning is an error
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     path = tmp_path / "program.py"
     path.write_text(STRATEGY)

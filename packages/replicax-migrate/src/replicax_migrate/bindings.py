@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator
 from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Defining: TypeAlias = Function | ast.ClassDef
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Let functions call themselves as deeply as Python's own parser lets expressions be nested, about 3000 nodes."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 20_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +76,7 @@ class Bindings(ast.NodeVisitor):
       stars: the modules of which everything is imported, ``from module import *``.
     """
 
+    @deep_recursion()
     def __init__(self, tree: ast.Module) -> None:
         self.scope = self.module = NameScope(tree, None)
         self.scope_of: dict[ast.AST, NameScope] = {}

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     for path in files:
         try:
             program = read_program(path)
-        except UnreadableError as error:
+            uses = find_uses(program.tree, program.lines)
+        except (UnreadableError, RecursionError) as error:
             print(f"{_PROG}: {path}: {error}", file=sys.stderr)
             failed = True
             continue
@@ -97,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{_PROG}: {path}: {what}", file=sys.stderr)
             failed = True
         read += 1
-        uses = find_uses(program.tree, program.lines)
         uses_of_all += uses
         _show(program, uses)
         report += [_as_data(program, use) for use in uses]
@@ -139,14 +139,14 @@ def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
         if any(use.edit for use in uses):
             print(f"{program.path}: a notebook, which --write leaves alone", file=sys.stderr)
         return True
-    text = rewritten(program, uses)
-    if text == program.text:
-        if any(use.edit for use in uses) and binds_replicax(program):
-            print(f"{program.path}: has a replicax of its own, so --write leaves it alone", file=sys.stderr)
-        return True
     try:
+        text = rewritten(program, uses)
+        if text == program.text:
+            if any(use.edit for use in uses) and binds_replicax(program):
+                print(f"{program.path}: has a replicax of its own, so --write leaves it alone", file=sys.stderr)
+            return True
         write_program(program, text)
-    except (OSError, UnreadableError) as error:
+    except (OSError, UnreadableError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         print(f"{_PROG}: {program.path}: can't be written ({reason})", file=sys.stderr)
         return False

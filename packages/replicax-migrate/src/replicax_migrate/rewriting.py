@@ -7,12 +7,13 @@ import errno
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from replicax_migrate.bindings import Bindings
 from replicax_migrate.counterparts import V1
-from replicax_migrate.source_files import SourceProgram, UnreadableError, endings, parse
+from replicax_migrate.source_files import SourceProgram, UnreadableError, endings
 from replicax_migrate.uses import NameUse
 
 
@@ -46,7 +47,8 @@ def write_program(program: SourceProgram, text: str) -> None:
       UnreadableError: the result would be no Python, or the file is not what was read.
     """
     try:
-        compile(parse(text), str(program.path), "exec", dont_inherit=True)
+        with warnings.catch_warnings(action="ignore"):  # about the program's own strings
+            compile(text, str(program.path), "exec", dont_inherit=True)
     except SyntaxError as error:
         raise UnreadableError(f"with the new names line {error.lineno} would not compile: {error.msg}") from error
     target = Path(os.path.realpath(program.path))  # a link stays a link

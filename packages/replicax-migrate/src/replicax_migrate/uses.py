@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import re
 
-from replicax_migrate.bindings import last_name
+from replicax_migrate.bindings import deep_recursion, last_name
 from replicax_migrate.counterparts import (
     OF_STEPS,
     TF_CONFIG,
@@ -89,6 +89,7 @@ _INTERNALS = Counterpart("nothing: TensorFlow's own internals")
 _STAR = "the names that it brings are followed, but for those that the program binds itself"
 
 
+@deep_recursion()
 def find_uses(tree: ast.Module, source_lines: list[str]) -> list[NameUse]:
     """All uses in a program, in the order of the source.
 
