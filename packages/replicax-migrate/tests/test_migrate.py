@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -82,7 +84,13 @@ def test_files_that_are_no_programs(tmp_path: pathlib.Path, capsys, text: str | 
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("none.py", "there is no file"), ("notes.txt", "is neither a Python file")]
+    ("name", "message"),
+    [
+        ("none.py", "there is no file"),
+        ("notes.txt/none.py", "there is no file"),
+        ("notes.txt", "is neither a Python file"),
+        (f"{'x' * 300}.py", "can't be read (File name too long)"),
+    ],
 )
 def test_wrong_arguments(tmp_path: pathlib.Path, capsys, name: str, message: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
@@ -181,6 +189,33 @@ def test_folders_and_json(tmp_path: pathlib.Path, capsys) -> None:
     assert data[0]["today"] == "replicax.MirroredStrategy"
     assert data[0]["status"] == "name"
     assert main(["migrate", str(tmp_path / "a.py"), "--json", str(tmp_path / "no" / "report.json")]) == 2
+
+
+def test_folders_that_can_not_be_read_are_named(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    (tmp_path / "p.py").write_text(STRATEGY)
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def scan(folder: str) -> object:
+        if str(folder).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert main(["migrate", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == f"replicax migrate: {tmp_path}/locked: can't be read (Permission denied)\n"
+    assert "p.py:2:5" in captured.out
+
+
+@pytest.mark.parametrize("name", [".#p.py", "._p.py", "pipe.py"])
+def test_what_is_no_program_in_a_folder_is_skipped(tmp_path: pathlib.Path, capsys, name: str) -> None:
+    if name == "pipe.py":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("nowhere")
+    assert main(["migrate", str(tmp_path)]) == 0
+    assert "in 0 files" in capsys.readouterr().out
 
 
 def notebook(*cells: str) -> str:

@@ -29,7 +29,7 @@ Tensors, variables, models and optimizers are for you to change. Notebooks are l
 
 exit status:
   0  every use has a counterpart
-  1  a use has none, or a file could not be read, or the output was closed; the other files are read all the same
+  1  a use has none, or a file or folder could not be read, or the output was closed; all others are read all the same
   2  an argument is wrong, such as a file that is not there; nothing was done
   3  a file could not be written after all
 """
@@ -74,8 +74,12 @@ def run(args: argparse.Namespace) -> int:
             if args.write:
                 raise CommandError(f"{_PROG}: error: --write can't change standard input; name a file")
             continue
-        if not path.exists():
-            raise CommandError(f"{_PROG}: error: there is no file {path}")
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CommandError(f"{_PROG}: error: there is no file {path}") from error
+        except OSError as error:
+            raise CommandError(f"{_PROG}: error: {path} can't be read ({error.strerror})") from error
         if path.is_file() and path.suffix not in SUFFIXES:
             raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
     if args.json is not None:
@@ -84,8 +88,11 @@ def run(args: argparse.Namespace) -> int:
         if why is not None:
             raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
 
-    files = program_files(args.files)
-    report, uses_of_all, read, failed, unwritten = [], [], 0, False, False
+    failures: list[OSError] = []
+    files = program_files(args.files, failures.append)
+    for failure in failures:
+        print(f"{_PROG}: {failure.filename}: can't be read ({failure.strerror})", file=sys.stderr)
+    report, uses_of_all, read, failed, unwritten = [], [], 0, bool(failures), False
     for path in files:
         try:
             program = read_program(path)

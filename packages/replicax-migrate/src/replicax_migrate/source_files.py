@@ -11,10 +11,13 @@ import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+_SKIPPED_FILES = (".#", "._")
+"""How the names of Emacs' locks and of macOS' attributes begin."""
+
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _PYTHON_2 = re.compile(
     r"""^\s*(print\s+[^(=\s]|print\s*$|exec\s+["'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)|`\w+`|<>|(?<![\w.])0[0-7]+\b(?!\.)|\bur["']""",
@@ -72,16 +75,23 @@ class SourceProgram:
         return f"{self.path}[cell {number}]:{line - self.cells[number - 1] + 1}:{column}"
 
 
-def program_files(arguments: Iterable[Path]) -> list[Path]:
-    """The files that arguments name: files as they are, folders with all Python files and notebooks in them."""
+def program_files(arguments: Iterable[Path], on_error: Callable[[OSError], object]) -> list[Path]:
+    """The files that arguments name: files as they are, folders with all Python files and notebooks in them.
+
+    Args:
+      arguments: the paths.
+      on_error: called with the error of each folder that can't be read.
+    """
     found: dict[Path, None] = {}
     for argument in arguments:
         if not argument.is_dir():
             found[argument] = None
             continue
-        for folder, folders, files in os.walk(argument):
+        for folder, folders, files in os.walk(argument, onerror=on_error):
             folders[:] = sorted(f for f in folders if f not in _SKIPPED and not f.startswith("."))
-            found.update((Path(folder, f), None) for f in sorted(files) if f.endswith(SUFFIXES))
+            names = (f for f in sorted(files) if f.endswith(SUFFIXES) and not f.startswith(_SKIPPED_FILES))
+            paths = (Path(folder, name) for name in names)
+            found.update((path, None) for path in paths if os.path.isfile(path) or not os.path.exists(path))  # no pipe
     return list(found)
 
 
