@@ -218,6 +218,14 @@ def test_what_is_no_program_in_a_folder_is_skipped(tmp_path: pathlib.Path, capsy
     assert "in 0 files" in capsys.readouterr().out
 
 
+def test_names_of_files_that_are_no_text(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.py")
+    path.write_text(STRATEGY)
+    report = tmp_path / "report.json"
+    assert main(["migrate", "--json", str(report), str(path)]) == 0
+    assert json.loads(report.read_text())[0]["place"] == f"{path}:2:5"
+
+
 def notebook(*cells: str) -> str:
     kinds = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
     return json.dumps({"cells": [{"cell_type": "markdown", "source": "# Title"}, *kinds], "nbformat": 4})

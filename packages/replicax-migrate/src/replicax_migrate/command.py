@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         unwritten |= args.write and not _write(program, uses)
     print(_summary(read, uses_of_all, args.write))
     if args.json is not None:
-        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(report, indent=1) + "\n"  # in ASCII, as names of files may be no text
         if (why := written(args.json, lambda path: path.write_text(text, encoding="utf-8"))) is not None:
             print(f"{_PROG}: {why}", file=sys.stderr)
             unwritten = True
