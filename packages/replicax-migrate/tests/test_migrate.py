@@ -253,6 +253,29 @@ def test_notebooks(tmp_path: pathlib.Path, capsys) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("cell", "place"),
+    [
+        ("%time s.experimental_run_v2(f)", "1:7"),
+        ("if x:\n  %timeit -n 1 -r3 -q s.experimental_run_v2(f)", "2:23"),
+        ("%time y = s.experimental_run_v2(f)\nz = y", "1:11"),
+        ("%time for x in y: f(x)\ns.experimental_run_v2(f)", "2:1"),
+        ("\n  \n%%time\ns.experimental_run_v2(f)", "4:1"),
+        ("files, a[0].n = !ls\ns.experimental_run_v2(f)", "2:1"),
+        ("print('''\nloss = %d''' % x)\ns.experimental_run_v2(f)", "3:1"),
+    ],
+)
+def test_what_only_notebooks_understand(tmp_path: pathlib.Path, capsys, cell: str, place: str) -> None:
+    path = tmp_path / "n.ipynb"
+    path.write_text(notebook(cell))
+    assert main(["migrate", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    [use, summary] = captured.out.splitlines()
+    assert use.startswith(f"{path}[cell 1]:{place}  s.experimental_run_v2 → s.run")
+    assert summary == "1 use of 1 name in 1 file: 1 with a name of today."  # which --write leaves alone
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": [{}]}', '{"worksheets": []}'])
 def test_what_is_no_notebook(tmp_path: pathlib.Path, capsys, text: str) -> None:
     path = tmp_path / "n.ipynb"

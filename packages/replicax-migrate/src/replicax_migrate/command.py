@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     files = program_files(args.files, failures.append)
     for failure in failures:
         print(f"{_PROG}: {failure.filename}: can't be read ({failure.strerror})", file=sys.stderr)
-    report, uses_of_all, read, failed, unwritten = [], [], 0, bool(failures), False
+    report, uses_of_all, read, edits, failed, unwritten = [], [], 0, 0, bool(failures), False
     for path in files:
         try:
             program = read_program(path)
@@ -106,10 +106,11 @@ def run(args: argparse.Namespace) -> int:
             failed = True
         read += 1
         uses_of_all += uses
+        edits += sum(use.edit is not None for use in uses if not program.cells)
         _show(program, uses)
         report += [_as_data(program, use) for use in uses]
         unwritten |= args.write and not _write(program, uses)
-    print(_summary(read, uses_of_all, args.write))
+    print(_summary(read, uses_of_all, 0 if args.write else edits))
     if args.json is not None:
         text = json.dumps(report, indent=1) + "\n"  # in ASCII, as names of files may be no text
         if (why := written(args.json, lambda path: path.write_text(text, encoding="utf-8"))) is not None:
@@ -161,7 +162,7 @@ def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
     return True
 
 
-def _summary(read: int, uses: list[NameUse], is_written: bool) -> str:
+def _summary(read: int, uses: list[NameUse], edits: int) -> str:
     kinds = collections.Counter(_status(use) for use in uses)
     parts = [
         f"{kinds[status]} {words}"
@@ -176,8 +177,7 @@ def _summary(read: int, uses: list[NameUse], is_written: bool) -> str:
         if kinds[status]
     ]
     names = len({use.name.rpartition(".")[2] for use in uses})
-    edits = sum(use.edit is not None for use in uses)
-    write = "" if is_written or not edits else f" --write can rename {edits}."
+    write = f" --write can rename {edits}." if edits else ""
     found = f"{_counted(len(uses), 'use')} of {_counted(names, 'name')} in {_counted(read, 'file')}"
     return f"{found}: {', '.join(parts)}.{write}" if parts else f"{found}."
 

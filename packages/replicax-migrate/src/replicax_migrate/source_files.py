@@ -26,8 +26,9 @@ _PYTHON_2 = re.compile(
 _WORDS = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|#.*""")
 """Strings and comments, as far as a line by itself can tell."""
 
-_MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|\w+\s*=\s*[!%])")
-
+_MAGIC = re.compile(r"^(\s*)(!|%\w|\?|[\w.]+\?+\s*$|[\w.,*()\[\] ]+=\s*[!%])")
+_TIMED = re.compile(r"^(\s*)(%(?:time|timeit)(?:\s+-\w+(?:\s+\d+)?)*\s+)(?=\S)(?!(?:for|while|if|with|try|async)\b)")
+"""A magic before a statement: of those on one line, which can stand behind a colon."""
 
 SUFFIXES = (".py", ".ipynb")
 """Of the names of Python files and of notebooks."""
@@ -145,9 +146,8 @@ def _read_notebook(path: Path, raw: bytes) -> SourceProgram:
     left_out = []
     line = 1
     for number, source in enumerate(sources, 1):
-        code = _without_magic(source)
         try:
-            parse(code)
+            code = _code(source)
         except UnreadableError as error:
             left_out.append(f"cell {number}: {error}")
             code = "\n" * (len(_NEWLINE.split(source)) - 1)
@@ -158,18 +158,36 @@ def _read_notebook(path: Path, raw: bytes) -> SourceProgram:
     return SourceProgram(path, text, parse(text), raw, cells=tuple(starts) or (1,), left_out=tuple(left_out))
 
 
+def _code(source: str) -> str:
+    """The Python of a cell, in as many lines.
+
+    Raises:
+      UnreadableError: it has none.
+    """
+    try:
+        parse(source)
+    except UnreadableError:
+        source = _without_magic(source)
+        parse(source)
+    return source
+
+
 def _without_magic(source: str) -> str:
     """A cell with ``pass`` for what is no Python in it, line by line."""
     lines = _NEWLINE.split(source)
-    if lines[0].startswith("%%"):
-        if not re.match(r"%%(writefile\s+\S+\.py\b|time|timeit|capture)", lines[0]):
+    first = next((i for i, line in enumerate(lines) if line.strip()), 0)
+    if lines[first].startswith("%%"):
+        if not re.match(r"%%(writefile\s+(-a\s+)?\S+\.py\b|time|timeit|capture)", lines[first]):
             return "\n" * (len(lines) - 1)
-        lines[0] = "pass"
+        lines[first] = "pass"
     indent = re.match(r"\s*", next((line for line in lines if line.strip()), ""))
     if indent and indent[0]:  # which IPython takes off, too
         lines = [line.removeprefix(indent[0]) for line in lines]
     goes_on = False
     for i, line in enumerate(lines):
+        if timed := _TIMED.match(line):
+            lines[i] = f"{timed[1]}{'if 1:'.ljust(len(timed[2]))}{line[timed.end() :]}"  # each word in its column
+            continue
         magic = _MAGIC.match(line)
         if magic or goes_on:
             lines[i] = f"{magic[1] if magic else ''}pass"
