@@ -67,6 +67,7 @@ def test_exit_status(tmp_path: pathlib.Path, capsys, text: str, status: int) -> 
         ("x = `y`\n", "is Python 2"),
         ("# `word` <> 0777\ndef f(:\n", "line 2: is no Python"),
         ("x = = '`word` <>'  # `word`\n", "line 1: is no Python"),
+        ("# coding: undefined\n", "is not text in UTF-8, or in the encoding that it names"),
         ("# coding: no-such-code\n", "is not text in UTF-8, or in the encoding that it names"),
         ("x = 'ü'\n".encode("latin-1"), "is not text in UTF-8, or in the encoding that it names"),
         ("(" * 2000, "is no Python"),

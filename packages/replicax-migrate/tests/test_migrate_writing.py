@@ -190,6 +190,20 @@ def test_warnings_of_a_program_are_its_own(tmp_path: pathlib.Path) -> None:
     assert main(["migrate", "--write", str(path)]) == 0  # in tests a warning is an error
 
 
+@pytest.mark.parametrize(
+    ("encoding", "more"),
+    [("cp932", b"x = '\xee\xf9'\n"), ("unicode_escape", b"x = '\\x61'\n"), ("utf-7", b"x = '+AGE-'\n")],
+)
+def test_a_file_whose_other_bytes_would_change_is_left_alone(
+    tmp_path: pathlib.Path, capsys, encoding: str, more: bytes
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_bytes(raw := f"# coding: {encoding}\n{GET}".encode() + more)
+    assert main(["migrate", "--write", str(path)]) == 3
+    assert f"can't be written (in {encoding} some characters have several codes" in capsys.readouterr().err
+    assert path.read_bytes() == raw
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     path = tmp_path / "program.py"
     path.write_text(STRATEGY)

@@ -154,7 +154,7 @@ def _write(program: SourceProgram, uses: list[NameUse]) -> bool:
                 print(f"{program.path}: has a replicax of its own, so --write leaves it alone", file=sys.stderr)
             return True
         write_program(program, text)
-    except (OSError, UnreadableError, RecursionError) as error:
+    except (OSError, UnicodeError, UnreadableError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         print(f"{_PROG}: {program.path}: can't be written ({reason})", file=sys.stderr)
         return False

@@ -44,8 +44,12 @@ def write_program(program: SourceProgram, text: str) -> None:
 
     Raises:
       OSError: it can't be written.
-      UnreadableError: the result would be no Python, or the file is not what was read.
+      UnicodeError: nor can its text, in its encoding.
+      UnreadableError: the result would be no Python, its other bytes would not stay the same, or the file is not what
+        was read.
     """
+    if program.text.encode(program.encoding) != program.raw:
+        raise UnreadableError(f"in {program.encoding} some characters have several codes; make it UTF-8 first")
     try:
         with warnings.catch_warnings(action="ignore"):  # about the program's own strings
             compile(text, str(program.path), "exec", dont_inherit=True)

@@ -111,7 +111,7 @@ def read_program(path: Path) -> SourceProgram:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+    except (SyntaxError, UnicodeError, LookupError) as error:
         raise UnreadableError(f"is not text in UTF-8, or in the encoding that it names ({error})") from error
     return SourceProgram(path, text, parse(text), raw, encoding)
 
