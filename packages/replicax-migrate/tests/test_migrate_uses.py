@@ -301,6 +301,17 @@ def test_names_in_terms_of_themselves() -> None:
     uses_of(f"{TF}a = b\nb = a\na.scope()\ndef f(x=None):\n    return f(f(x))\nf(a).run()\n")
 
 
+@pytest.mark.parametrize("imports", ["", TF])
+def test_towers_of_something_else_are_marked(imports: str) -> None:
+    uses = uses_of(f"{imports}print(args.num_towers, cell.tower_id)\n")
+    assert [(use.is_assumed, use.edit, use.counterpart.modern) for use in uses] == [(True, None, None)] * 2
+
+
+def test_a_program_with_towers_of_its_own_has_none_of_tensorflows() -> None:
+    text = f"{TF}class M(tf.keras.Model):\n    def f(self): self.num_towers = 2\n"
+    assert found_in(f"{text}s = tf.distribute.get_strategy()\ns.scope()\n")["s.scope"] == "s.scope"
+
+
 def test_variables_of_estimators_are_not_towers() -> None:
     """Such a program may name a strategy of contrib, and have no other word of the tower API."""
     text = f"{TF}s = tf.contrib.distribute.MirroredStrategy()\nv = tf.get_variable('v')\n"

@@ -22,6 +22,9 @@ UNMISTAKABLE = {
 } | {"num_replicas_in_sync": "Strategy", "create_per_worker_dataset": "ClusterCoordinator"}
 """Members that nothing else has, by the kind of what has them."""
 
+COMMON_WORDS = {"num_towers", "tower_id"}
+"""Members of the tower API that other programs have, too, for something of their own."""
+
 _TOWER_WORDS = {"run_steps_on_dataset", "worker_device_index"}
 _TOWER_NAMES = {name for names in (*TOWER.values(), *TOWER_MEMBERS.values()) for name in names.split()}
 _MODERN_WORDS = {
@@ -86,7 +89,7 @@ def may_use(tree: ast.Module) -> bool:
 def has_tower_words(tree: ast.Module) -> bool:
     """Whether a program has words that only the tower API of 1.9 to 1.12 has."""
     words, _ = _words_and_modules(tree)
-    return any("tower" in word for word in words & _TOWER_NAMES) or bool(words & _TOWER_WORDS)
+    return any("tower" in word for word in (words & _TOWER_NAMES) - COMMON_WORDS) or bool(words & _TOWER_WORDS)
 
 
 def is_tower_program(tree: ast.Module) -> bool:

@@ -23,6 +23,7 @@ from replicax_migrate.inference import DISTINCT, Definition, DottedName, Inferen
 from replicax_migrate.original_names import MODERN, TOWER
 from replicax_migrate.telltale_words import (
     ATTRIBUTES,
+    COMMON_WORDS,
     ESTIMATOR,
     KEYWORDS,
     STRATEGY_KINDS,
@@ -239,7 +240,9 @@ class _Search:
             name = f"….{whole.attr}" if whole is node else f"….{node.attr}.{whole.attr}"
             return self._use(node, name, ATTRIBUTES[node.attr], is_assumed=ATTRIBUTES[node.attr] is ESTIMATOR)
         if owner is None and isinstance(node.ctx, ast.Load) and node.attr in UNMISTAKABLE:
-            return self._member(node, node.attr, Instance(UNMISTAKABLE[node.attr]))
+            use = self._member(node, node.attr, Instance(UNMISTAKABLE[node.attr]))
+            is_guess = node.attr in COMMON_WORDS and not self.is_tower
+            return dataclasses.replace(use, is_assumed=True, edit=None) if use is not None and is_guess else use
         if owner is None and self._is_of_a_model(node):
             return self._member(node, node.attr, Instance("Model", is_sure=False))
         is_called = isinstance(parent, ast.Call) and parent.func is node and self.imports_tensorflow
