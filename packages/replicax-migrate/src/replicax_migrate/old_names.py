@@ -207,23 +207,35 @@ _FURTHER: dict[str, dict[str, str]] = {
 _GPUS = "name this worker's devices: devices=['gpu:0', 'gpu:1']; without the argument all are used"
 _OPTIONS_OF_EACH = name_hints.ARGUMENTS["MirroredStrategy.__init__"]["cross_device_ops"]
 _NO_SESSION = "nothing: JAX needs no session to see its devices"
+_OF_CLOUD = "coordinator_address coordinator_name credentials discovery_url job_name project service zone"
+_FOUND = "leave it out: JAX finds its devices by itself"
+_NO_STRINGS = "leave it out: variables hold no strings"
 
 _FURTHER_ARGUMENTS: dict[str, dict[str, str]] = {
+    "ClusterCoordinator.fetch": {"val": "values"},
     "ClusterResolver.num_accelerators": {"config_proto": _NO_SESSION},
     "InputOptions.__init__": {"experimental_prefetch_to_device": "use prefetch, in elements; 0 for none"},
+    "MaxSizePartitioner.__init__": {"bytes_per_string": _NO_STRINGS},
+    "MinSizePartitioner.__init__": {"bytes_per_string": _NO_STRINGS},
     "MirroredStrategy.__init__": {"cross_tower_ops": _OPTIONS_OF_EACH, "num_gpus_per_worker": _GPUS},
     "MultiStepContext.set_last_step_output": {"aggregation": "reduce_op"},
     "MultiWorkerMirroredStrategy.__init__": {"num_gpus_per_worker": _GPUS},
     "ReplicaContext.all_reduce": {"aggregation": "reduce_op"},
     "SimpleClusterResolver.num_accelerators": {"config_proto": _NO_SESSION},
     "SlurmClusterResolver.num_accelerators": {"config_proto": _NO_SESSION},
+    "Strategy.make_numpy_dataset": {"session": "leave it out: there are no sessions"},
     "Strategy.reduce": {"aggregation": "reduce_op"},
     "Strategy.run_steps": {"dataset": "iterator", "iterations": "steps"},
     "StrategyExtended.batch_reduce_to": {"aggregation": "reduce_op", "method_string": "reduce_op"},
+    "StrategyExtended.colocate_vars_with": {"colocate_with_variable": "variable"},
     "StrategyExtended.reduce_to": {"aggregation": "reduce_op", "method_string": "reduce_op"},
     "StrategyExtended.update": {"grouped": "group"},
     "StrategyExtended.update_non_slot": {"grouped": "group"},
+    "TPUClusterResolver.__init__": dict.fromkeys(_OF_CLOUD.split(), _FOUND),
+    "TPUClusterResolver.connect": {"project": _FOUND, "zone": _FOUND},
+    "TPUClusterResolver.num_accelerators": {"config_proto": _NO_SESSION},
     "TPUStrategy.__init__": {
+        "experimental_spmd_xla_partitioning": "leave it out: XLA always partitions steps",
         "num_cores": "the resolver finds the cores; choose among them by device_assignment",
         "steps_per_run": "strategy.run_steps takes the number of steps",
     },

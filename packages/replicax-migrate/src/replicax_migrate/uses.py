@@ -307,8 +307,8 @@ class _Search:
         old: dict[str, str] = {}
         if isinstance(function, DottedName) and not self.is_tower:
             counterpart = of_path(function.path)
-            today = counterpart.today if counterpart else function.path
-            old = keywords(None, today.removeprefix("replicax."))
+            path, _, last = (counterpart.today if counterpart else function.path).rpartition(".")
+            old = keywords(None, last) or keywords(path.rpartition(".")[2], last)
         elif isinstance(call.func, ast.Attribute) and not self.is_tower:
             owner = self.inference.of(call.func.value)
             if isinstance(owner, Instance):
