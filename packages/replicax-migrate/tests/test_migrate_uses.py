@@ -279,6 +279,10 @@ def test_names_that_are_tensorflows_in_one_branch_only_are_marked() -> None:
     assert [use.is_assumed for use in (op, get, scope, run)] == [True, True, True, False]
     assert [use.is_assumed for use in uses_of(f"{TF}d = tf.distribute if x else None\nd.ReduceOp\n")] == [False]
     assert uses_of(f"{text}d.init_process_group()\n") == []  # perhaps a name of the other library
+    both = (
+        "try:\n    from tensorflow.distribute import ReduceOp\nexcept E:\n    from tensorflow.python import ReduceOp\n"
+    )
+    assert not any(use.is_assumed for use in uses_of(f"{both}ReduceOp.SUM"))  # two releases of TensorFlow
 
 
 def test_tower_programs_keep_their_words() -> None:

@@ -26,6 +26,10 @@ class DottedName:
     path: str
     is_sure: bool = True
 
+    def is_like(self, other: DottedName) -> bool:
+        """Whether both are surely the same name, perhaps of two releases, which had it in different modules."""
+        return self.is_sure and other.is_sure and self.path.rpartition(".")[2] == other.path.rpartition(".")[2]
+
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
@@ -362,7 +366,9 @@ def _one_of(found: Sequence[Known | None]) -> Known | None:
     """What is one of several things, of which perhaps not all are known: what is said of it for sure, if anything."""
     known = [each for each in found if each is not None]
     chosen = next((each for each in known if not isinstance(each, Instance) or each.is_sure), next(iter(known), None))
-    if isinstance(chosen, DottedName) and any(each != chosen for each in found):
+    if isinstance(chosen, DottedName) and not all(
+        isinstance(each, DottedName) and each.is_like(chosen) for each in found
+    ):
         return dataclasses.replace(chosen, is_sure=False)
     return chosen
 
