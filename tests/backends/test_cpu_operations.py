@@ -282,6 +282,16 @@ def test_small_sums_are_packed_unless_options_tell_how(pair: Any, sizes: Any, op
     assert [type(rule) for rule in found] == rules
 
 
+@pytest.mark.parametrize("number", [1.0, np.int32(4), np.float32(0), np.complex64(2j)])
+def test_numbers_are_summed_together_with_arrays(pair: Any, number: Any) -> None:
+    def step(x: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("sum", [x, number, number, x.astype(jnp.result_type(number))])
+
+    total, *numbers, other = pair.run(step, args=(np.arange(3, dtype=np.float32),))
+    np.testing.assert_array_equal([total, other.real], [[0, 2, 4]] * 2)
+    assert numbers == [2 * number] * 2
+
+
 def test_a_function_that_is_called_often_is_still_one_to_the_compiler() -> None:
     @jax.jit
     def block(x: Any, kernel: Any) -> Any:

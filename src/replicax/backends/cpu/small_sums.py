@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from replicax import _jax
 from replicax.backends.cpu.apart import cut_alike
@@ -26,13 +27,16 @@ class SmallSums(CPURule):
             return False
         options = equation.params["options"] or CommunicationOptions()
         is_plain = not options.bytes_per_pack and options.implementation is not CommunicationImplementation.RING
-        return is_plain and bool(packs([v.aval for v in equation.invars], PACK_LIMIT)[0])
+        avals = [v.aval for v in equation.invars]
+        # XLA aborts at sums of complex constants with several elements, which scalars that are packed would become.
+        return is_plain and not any(map(jnp.iscomplexobj, avals)) and bool(packs(avals, PACK_LIMIT)[0])
 
     def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        groups, whole = packs(operands, PACK_LIMIT)
-        buffers = [jnp.concatenate([operands[i].reshape(-1) for i in members]) for members in groups]
+        avals: list[Any] = [v.aval for v in equation.invars]  # operands may be plain numbers
+        groups, whole = packs(avals, PACK_LIMIT)
+        buffers = [jnp.concatenate([lax.reshape(operands[i], (avals[i].size,)) for i in members]) for members in groups]
         totals = all_reduce_p.bind(*buffers, *(operands[i] for i in whole), **equation.params)
         results = dict(zip(whole, totals[len(groups) :], strict=True))
         for members, total in zip(groups, totals, strict=False):
-            results.update(zip(members, cut_alike(total, [operands[i].shape for i in members]), strict=True))
+            results.update(zip(members, cut_alike(total, [avals[i].shape for i in members]), strict=True))
         return [results[i] for i in range(len(operands))]
