@@ -149,6 +149,24 @@ def test_a_host_callback_that_fails_in_a_pipeline(check) -> None:
     assert (float(first), float(second)) == (3, 3)
 
 
+@FAILING
+def test_a_host_callback_without_a_use_that_fails_in_a_pipeline(check) -> None:
+    strategy = logical_strategy(2, 2)
+    with strategy.scope():
+        w = replicax.Variable(0.0, name="w")
+
+    def step(x):
+        x = strategy.assign_to_logical_device(x, 0)
+        by_debug_callback(check(x))
+        w.assign_add(strategy.assign_to_logical_device(x, 1))
+
+    strategy.run(step, args=(1.0,))
+    with pytest.raises(Exception, match=r"too large: 3\.0") as failed:
+        strategy.run(step, args=(3.0,))
+    assert "step writes have the values from before it" in "".join(failed.value.__notes__)
+    assert float(w) == 1
+
+
 def test_an_ordered_callback_that_fails_does_not_fail_the_next_one() -> None:
     one = strategy_of(1)
     with one.scope():

@@ -241,6 +241,19 @@ def test_microbatches_share_their_programs():
     assert more_programs - programs < (more_launches - launches) / 2
 
 
+def test_microbatches_print_what_each_does(capsys):
+    strategy = strategy_of(1, 2)
+
+    def step(x):
+        for name in ("first", "second"):
+            h = strategy.assign_to_logical_device(x + 1, 1)
+            jax.debug.print(name + " {}", h)
+            x = strategy.assign_to_logical_device(h * 2, 0)
+
+    strategy.run(step, args=(1.0,))
+    assert capsys.readouterr().out == "first 2.0\nsecond 5.0\n"
+
+
 @pytest.mark.soak
 def test_both_executors_agree():
     model = mlp(2)

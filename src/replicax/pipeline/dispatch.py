@@ -57,7 +57,7 @@ class Launch:
       gives: where its results will be.
       avals: of its operands.
       operations: how many of each kind it has.
-      calls_back: whether it calls Python functions on the host.
+      calls_back: whether it calls Python functions on the host, or prints.
       sends: what is sent when it has been launched.
       free: what is not needed any more then.
     """
@@ -88,6 +88,7 @@ class LaunchPlan:
       launches: the regions.
       written: where the new arrays of variables will be.
       results: where the results will be.
+      signals: where something will be from each region that only calls back or prints, when it has succeeded.
     """
 
     slots: int
@@ -99,6 +100,7 @@ class LaunchPlan:
     launches: list[Launch]
     written: list[int]
     results: list[int]
+    signals: list[int]
     _compiled: list[Any] | None = None
     _lock: Any = dataclasses.field(default_factory=threading.Lock)
 
@@ -113,7 +115,7 @@ class LaunchPlan:
         """The program of each launch, before it is compiled; and a key, which is that of other launches of the same."""
         for number, launch in enumerate(self.launches):
             lowered = launch.jitted.lower(*launch.avals)
-            # The text of a program does not tell which Python function it calls back.
+            # The text of a program does not tell which Python function it calls back, nor what it prints.
             yield (launch.device, lowered.as_text(), number if launch.calls_back else None), lowered
 
     def _compile(self) -> list[jax.stages.Compiled]:
@@ -150,6 +152,7 @@ class LaunchPlan:
                 _send(send, values)
             for slot in launch.free:
                 values[slot] = None
+        jax.block_until_ready([values[i] for i in self.signals])
         return [values[i] for i in self.written], [values[i] for i in self.results]
 
 

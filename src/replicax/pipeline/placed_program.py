@@ -221,6 +221,7 @@ class _Planner:
             launches=launches,
             written=[ends[i] for i in written],
             results=ends[n_written:],
+            signals=[slot for (v, _), slot in self.slots.items() if v is _SIGNAL],
         )
         return PlacedExecutable(
             program=dataclasses.replace(program, constants=[]),
@@ -269,6 +270,8 @@ class _Planner:
         gives = [self.slot(v, device) for v in results] + [self.slot(_OUTPUT, i) for i in region.outputs]
         atoms = results + [outputs[i][0] for i in region.outputs]
         layouts = [self.layout(v) for v in results] + [outputs[i][2] for i in region.outputs]
+        if not atoms:
+            gives, atoms, layouts = [self.slot(_SIGNAL, step)], [_NUMBER], [of_value(M, self.program.replicas)]
 
         # An operand that no later region needs gives its memory to a result that lies just as it does.
         ends_here = {v for v in region.needs if last_use[self.slot(v, device)] == step}
@@ -303,7 +306,7 @@ class _Planner:
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),
             operations=collections.Counter(e.primitive.name for e in jaxpr.eqns),
-            calls_back=_jax.calls_back(jaxpr),
+            calls_back=_jax.calls_back(jaxpr) or _jax.prints(jaxpr),
             sends=self._sends([(v, device) for v in results], used_on),
             free=[self.slot(v, device) for v in ends_here] + sorted(sent_only),
         )
@@ -311,6 +314,11 @@ class _Planner:
 
 _OUTPUT = object()
 """As a value it stands for an output of the program, whose number takes the place of the device."""
+
+_SIGNAL = object()
+"""As a value it stands for what a region returns that has no other result, which tells that it has succeeded."""
+
+_NUMBER = _jax.Literal(np.int32(0), _jax.ShapedArray((), np.dtype(np.int32)))
 
 
 def _kind(atom: Any, layout: Layout) -> Any:
