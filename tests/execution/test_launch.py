@@ -213,6 +213,11 @@ def test_a_nan_leaves_variables_as_they_were(pair) -> None:
     assert float(w) == pytest.approx(2)
 
 
+def test_a_print_that_fails_in_a_step_without_outputs(pair) -> None:
+    with pytest.raises(Exception, match="format code 'd'"):
+        pair.run(lambda x: jax.debug.print("{x:d}", x=x), args=(1.0,))
+
+
 def test_a_print_that_fails_says_what_is_lost(pair) -> None:
     with pair.scope():
         w = replicax.Variable(1.0, name="w")

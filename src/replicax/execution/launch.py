@@ -138,9 +138,7 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
         timeout = executable.program.timeout
         if timeout is not None:
             call = functools.partial(call_watched, call, replicas, timeout)
-        results = jax.block_until_ready(call(donated, kept, placed, constants))
-        if not any(results):
-            jax.effects_barrier()  # nothing else tells when it is done
+        results = _finished(call(donated, kept, placed, constants))
         release = hold_signals()
         returned.append(results)
         return release
@@ -155,6 +153,13 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
         policy.known = before
     return release
+
+
+def _finished(results: Any) -> Any:
+    """What a program returns, when it is done."""
+    if not any(jax.block_until_ready(results)):
+        jax.effects_barrier()  # nothing else tells when it is done
+    return results
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
@@ -210,7 +215,7 @@ def _wait(executable: Executable, returned: list[Any], begun: LaunchedProgram | 
       Exception: it has failed. The variables that it was to write have no value any more.
     """
     try:
-        jax.block_until_ready(returned[0])
+        _finished(returned[0])
     except Exception as error:
         _jax.drop_failed_tokens()
         for slot in executable.written:
