@@ -249,6 +249,7 @@ def test_microbatches_print_what_each_does(capsys):
             h = strategy.assign_to_logical_device(x + 1, 1)
             jax.debug.print(name + " {}", h)
             x = strategy.assign_to_logical_device(h * 2, 0)
+        return x
 
     strategy.run(step, args=(1.0,))
     assert capsys.readouterr().out == "first 2.0\nsecond 5.0\n"
