@@ -237,6 +237,28 @@ def test_a_linear_loss_whose_cotangents_are_constants(x):
     np.testing.assert_allclose(g0, expected[0], atol=1e-6)
 
 
+def test_gradients_go_back_also_if_the_loss_is_not_returned(x):
+    strategy = strategy_of(1, 4)
+    w0, w1 = variables(strategy)
+
+    def step(x):
+        def loss():
+            h = strategy.assign_to_logical_device(jnp.tanh(x @ w0), 2)
+            return jnp.mean(strategy.assign_to_logical_device(h @ w1, 0))
+
+        return replicax.value_and_grad(loss, [w0, w1])()[1]
+
+    gradients = strategy.run(step, args=(x,))
+    assert [where(strategy, g) for g in gradients] == [0, 2]
+    expected = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w[0]) @ w[1]))([WEIGHTS[0], WEIGHTS[1]])
+    for found, wanted in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    counts = [
+        device.operations["dot_general"] for device in strategy.extended.trace(step, args=(x,)).placement().devices
+    ]
+    assert counts == [2, 0, 2, 0]  # the last one forward is not done, as nothing needs the loss
+
+
 def test_a_variable_that_two_stages_need_is_assigned_to_one_and_sent_to_the_other(strategy, x):
     [w] = variables(strategy, 1)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from replicax.collectives import gathered_p
 from replicax.errors import PlacementError
 from replicax.execution.program.collective_operations import AGREEING, ONE_BY_ONE
 from replicax.execution.program.inlining import Inlining, needed
-from replicax.execution.program.marks import assigns
+from replicax.execution.program.marks import assign_p, assigns
 from replicax.execution.program.program import Program
 
 
@@ -52,7 +52,7 @@ class Flat:
 
     Attributes:
       inputs: the variables that it reads, its arguments, and its constants, in this order.
-      operations: in an order in which they can run.
+      operations: in an order in which they can run. Some only tell where values were whose gradients go back there.
       outputs: the new values of the variables that it writes, and its results; some may be literals.
       closed_over: those of the inputs that are constants.
       constants: their values.
@@ -68,6 +68,10 @@ class Flat:
         """The same as a jaxpr."""
         return _jax.program_of(like, self.inputs, [o.equation for o in self.operations], self.outputs)
 
+    def used(self) -> list[FlatOperation]:
+        """The operations that have to run."""
+        return _used(self.operations, self.outputs)
+
 
 def flatten(program: Program, mesh: Mesh) -> Flat:
     """The operations of ``program``, for the mesh of one logical device of each replica.
@@ -79,8 +83,9 @@ def flatten(program: Program, mesh: Mesh) -> Flat:
     run = _Flattening(_jax.abstract_mesh(mesh, mesh.axis_names))
     inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
     outputs = run.inline(program.jaxpr, inputs)
-    kept = needed(run.operations, _values(outputs), lambda o: _jax.acts_outside(o.equation))
-    operations = _sums_in_order(kept, outputs)
+    assignments = [o.equation for o in _used(run.operations, outputs) if o.equation.primitive is assign_p]
+    sent_back = {equation.params["number"] for equation in assignments if equation.params["back"]}
+    operations = _sums_in_order(_used(run.operations, outputs, sent_back), outputs)
     closed_over = [*inputs[len(program.reads) + len(program.arguments) :], *run.constants]
     constants = [*program.constants, *run.constants.values()]
     return Flat([*inputs, *run.constants], operations, outputs, closed_over, constants)
@@ -134,6 +139,19 @@ class _Flattening(Inlining[Any]):
             f"the mutable array at {line} can't be placed: a step that assigns values to logical devices may have none "
             "(jax.new_ref)"
         )
+
+
+def _used(
+    operations: Sequence[FlatOperation], outputs: Sequence[Any], assignments: Container[int] = ()
+) -> list[FlatOperation]:
+    """Those operations that act, or that one of the ``outputs`` depends on, or one of the ``assignments``."""
+
+    def stays(operation: FlatOperation) -> bool:
+        equation = operation.equation
+        is_assignment = equation.primitive is assign_p and equation.params["number"] in assignments
+        return is_assignment or _jax.acts_outside(equation)
+
+    return needed(operations, _values(outputs), stays)
 
 
 def _values(atoms: Iterable[Any]) -> list[Any]:

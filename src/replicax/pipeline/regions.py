@@ -80,10 +80,11 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
       moves: its assigned values.
       wanted: values, and the devices where they are needed at the end.
     """
+    used = set(flat.used())
     computed = [
         (i, placement.devices[i], operation.equation)
         for i, operation in enumerate(flat.operations)
-        if placement.devices[i] is not None and operation.equation.primitive is not assign_p
+        if operation in used and placement.devices[i] is not None and operation.equation.primitive is not assign_p
     ]
     needs = {i: needed(e.invars, placement, moves) for i, _, e in computed}
     made_on = {v: k for _, k, e in computed for v in e.outvars}
