@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import replicax
+from tests.conftest import logical_strategy
 
 
 def test_every_example_counts_the_same_and_weights_count_as_they_say(strategy) -> None:
@@ -20,6 +21,16 @@ def test_every_example_counts_the_same_and_weights_count_as_they_say(strategy) -
     assert float(mean.result()) == pytest.approx(np.average(values, weights=weights))
     mean.reset()
     assert float(mean.result()) == 0.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_values_may_be_on_any_stage_of_a_pipeline(replicas) -> None:
+    strategy = logical_strategy(replicas, 2)
+    with strategy.scope():
+        mean = replicax.Mean()
+    strategy.run(lambda x: mean.update(strategy.assign_to_logical_device(x, 1)), args=(np.arange(8, dtype=np.float32),))
+    assert mean.variables["total"].layout.logical_device == 1
+    assert float(mean.result()) == 3.5
 
 
 def test_accuracy_takes_classes_or_scores() -> None:

@@ -104,6 +104,7 @@ class Mean(NameHints):
         """
         _check_outside(f"{type(self).__name__}.result")
         total, weight = (jnp.asarray(v.read_value()) for v in (self._total, self._weight))
+        weight = jax.device_put(weight, total.sharding)  # in a pipeline they may be on two logical devices
         nothing = weight == 0
         return jnp.where(nothing, jnp.zeros_like(total), total / jnp.where(nothing, jnp.ones_like(weight), weight))
 
