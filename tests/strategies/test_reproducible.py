@@ -48,6 +48,7 @@ def sums(x: jax.Array) -> Any:
         "mean": replica.all_reduce("mean", {"x": x * x, "half": x.astype(jnp.bfloat16), "none": x[:0]}, ring),
         "of jax": lax.psum(x, REPLICA_AXIS),
         "of one value": lax.psum(jnp.full(3, 0.1) / 3, REPLICA_AXIS),
+        "of none": lax.psum(jnp.ones((0, 3)), REPLICA_AXIS),
         "used twice": (lax.psum(x, REPLICA_AXIS), x),
         "extremes": lax.pmax(x, REPLICA_AXIS),
         "part": lax.psum_scatter(jnp.outer(jnp.arange(n, dtype=x.dtype) + 1, x), REPLICA_AXIS),
