@@ -131,6 +131,14 @@ def test_what_is_done_in_turn_gives_the_same_bits(name: str) -> None:
     compare(step, 3, exactly=True)
 
 
+def test_products_with_experts_are_done_in_turn() -> None:
+    compare(lambda x: lax.ragged_dot(x, jnp.ones((2, 3, 4)), jnp.array([1, 3], jnp.int32)), 4, 3, exactly=True)
+
+
+def test_replicas_may_have_no_examples() -> None:
+    compare(lambda x: x * 2, 0, 3)
+
+
 def test_prints_come_once_for_each_replica(capfd: pytest.CaptureFixture[str]) -> None:
     def step(x: jax.Array) -> Any:
         jax.debug.print("replica {i}", i=context().replica_id_in_sync_group)

@@ -143,8 +143,8 @@ Each device asks the host, its own generator or uninitialised memory, and gets w
 "empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another has not.)
 """
 
-GENERATORS = primitives_named("rng_bit_generator")
-"""They make other bits for several states at once than for each alone."""
+UNBATCHED = primitives_named("ragged_dot_general rng_bit_generator")
+"""They make other bits for several states at once than for each alone, or JAX can't do several at once."""
 
 FOREIGN_CALLS = primitives_named("ffi_call")
 """They call functions that are compiled elsewhere."""

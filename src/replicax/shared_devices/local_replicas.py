@@ -161,7 +161,7 @@ class LocalReplicas:
         nothing_yet = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in stage.alike]
         mine = self.numbers, [env[v].array for v in given]
         if together:
-            mine = jax.tree.map(lambda x: x.reshape(-1, self.at_once, *x.shape[1:]), mine)
+            mine = jax.tree.map(lambda x: x.reshape(self.per_device // self.at_once, self.at_once, *x.shape[1:]), mine)
         (totals, alike), kept = lax.scan(turn, (self.sums.no_terms(stage.summed), nothing_yet), mine)
         if together:
             kept = [x.reshape(self.per_device, *x.shape[2:]) for x in kept]

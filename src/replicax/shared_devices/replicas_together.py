@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax._jax.primitive_families import CASTS, FOREIGN_CALLS, GENERATORS, HOST_CALLS, TRANSPOSITIONS
+from replicax._jax.primitive_families import CASTS, FOREIGN_CALLS, HOST_CALLS, TRANSPOSITIONS, UNBATCHED
 from replicax.devices.host_values import is_key
 from replicax.execution.program.marks import mark_p
 from replicax.shared_devices.local_collectives import widened
@@ -26,8 +26,8 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
     """Whether several replicas can do what each does by itself at the same time, and each gets what it would alone.
 
     Not what acts, calls other programs or changes mutable arrays. Not a branch in which replicas may go different ways:
-    together they would go all of them, and what ends for those that belong there may not end for others. And not random
-    bits of a generator that makes others for several keys at once.
+    together they would go all of them, and what ends for those that belong there may not end for others. And not what
+    JAX can't do for several at once, nor random bits of a generator that makes others for several keys at once.
     """
 
     def is_for_one(equation: _jax.Equation) -> bool:
@@ -35,7 +35,7 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
         decides = isinstance(_jax.control_flow_of(equation), _jax.Branches)
         return (
             is_action(equation)
-            or name in HOST_CALLS | FOREIGN_CALLS | GENERATORS
+            or name in HOST_CALLS | FOREIGN_CALLS | UNBATCHED
             or any(is_key(_dtype(v)) and _dtype(v) != _threefry() for v in operands)
             or any(map(_jax.is_mutable, [*operands, *equation.outvars]))
             or (decides and may_differ(operands[0]))
