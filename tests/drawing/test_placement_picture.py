@@ -53,6 +53,13 @@ def test_every_variable_and_device_is_in_it(tmp_path) -> None:
     assert words(draw(tmp_path, groups, None, [half])).count("1/2") == 4
 
 
+def test_names_may_have_characters_that_svg_has_not(tmp_path) -> None:
+    strategy = strategy_of(1)
+    with strategy.scope():
+        w = replicax.Variable(1.0, name="w\x1b\ud800\uffff")
+    assert r"w\x1b\ud800\uffff" in words(draw(tmp_path, strategy, None, [w]))
+
+
 @pytest.mark.parametrize("kind", [replicax.MirroredStrategy, replicax.ShardedStrategy])
 def test_a_notebook_shows_it(tmp_path, kind) -> None:
     strategy = kind([f"cpu:{i}" for i in range(4)])

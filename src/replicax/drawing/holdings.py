@@ -18,6 +18,7 @@ from replicax.devices.host_values import kind_of
 from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated, use_between_slices
 from replicax.hlo.executed import Walk
 from replicax.hlo.instructions import parse
+from replicax.system.printable import printable
 from replicax.variables.layout import Copies, Split
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
         return DevicePart(tuple(bounds), own, last - first, first, item)
 
     return Holding(
-        variable.name,
+        printable(variable.name),
         kind_of(variable),
         layout.describe(mesh, per_device),
         shape,

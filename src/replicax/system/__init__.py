@@ -1,1 +1,1 @@
-"""The operating system and other processes: exit codes, GPU memory, files, network addresses, and a registry."""
+"""The operating system and other processes: exit codes, GPU memory, files, network addresses, text, and a registry."""

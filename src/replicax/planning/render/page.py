@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from replicax.planning.render.tables import Section, printable, sections
+from replicax.planning.render.tables import Section, sections
+from replicax.system.printable import printable
 
 if TYPE_CHECKING:
     from replicax.planning.report import Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from replicax.planning.chip_specs import MEMORY_FRACTION
 from replicax.planning.report import Plan
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, OTHERS, VARIABLES
 from replicax.planning.timeline.prediction import Timeline
+from replicax.system.printable import printable
 from replicax.system.quantities import bytes_in_words, count_in_words, seconds_in_words
 
 _Cells = dict[str, Callable[[Any], str]]
@@ -358,13 +358,3 @@ def _sizes(section: Section) -> tuple[list[int], list[int], list[int]]:
 
 def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
-
-
-def printable(text: str) -> str:
-    r"""``text`` with escapes for what would act on a terminal, or is in no file: control characters and surrogates.
-
-    >>> from replicax.planning.render.tables import printable
-    >>> printable("w\x1b[31m"), printable("two\nlines")
-    ('w\\x1b[31m', 'two\nlines')
-    """
-    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
