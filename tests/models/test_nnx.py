@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 import replicax
+from tests.conftest import logical_strategy
 from tests.models.nets import CNN, MLP, Transformer, arrays, batches, check_alike, made, train_step, train_step_alone
 from tests.programs.programs import third_party
 
@@ -261,6 +262,17 @@ def test_metrics_take_in_all_replicas(pair) -> None:
     metrics.reset()
     pair.run(lambda metrics: metrics.update(x=2.0), args=(metrics,))
     assert float(metrics.mean.compute()) == 2
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.soak)])
+@third_party
+def test_metrics_may_get_values_from_any_stage_of_a_pipeline(replicas) -> None:
+    strategy, metric = logical_strategy(replicas, 2), nnx.metrics.Average("x")
+    [batch] = strategy.distribute_dataset([np.arange(8, dtype=np.float32)])
+    for _ in range(2):
+        strategy.run(lambda metric, x: metric.update(x=strategy.assign_to_logical_device(x, 1)), args=(metric, batch))
+        assert float(metric.compute()) == 3.5
+    assert int(metric.count[...]) == 16
 
 
 # --- the user's objects between steps -----------------------------------------------------------------------

@@ -18,10 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from replicax import _jax, context
+from replicax.devices.mesh import logical_device_mesh
 from replicax.models.nnx_parts import NNXParts
 from replicax.models.nnx_step import NNXStep
+from replicax.pipeline.dispatch import moved
 from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
@@ -115,9 +118,12 @@ class Cell:
         array = self.variable.slot.array
         if array is self._stored or not isinstance(array, jax.Array):
             return
-        shown, layout = array, self.variable.layout
+        shown, layout, mesh = array, self.variable.layout, self.variable.replicas.mesh
         if type(layout) is not Mirrored:
-            shown = layout.whole(layout.from_stored(array, self.variable.replicas.mesh))
+            shown = layout.whole(layout.from_stored(array, mesh))
+        elif layout.logical_device and isinstance(self.cell, nnx.metrics.MetricState):
+            # A metric computes with all of its state, which a pipeline may have put on several logical devices.
+            [shown] = moved([array], [NamedSharding(logical_device_mesh(mesh, 0), layout.spec)])
         _set(self.cell, "_raw_value", shown)  # NNX's own hooks are for assignments by users
         self._seen, self._stored = shown, array
         self._references = _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW
