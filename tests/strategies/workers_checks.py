@@ -315,6 +315,9 @@ def errors() -> dict[str, Any]:
     found["step"] = message_of(lambda: strategy.run([one, another][worker], args=(x,)))
     found["executor"] = message_of(lambda: strategy.run(one, args=(x,), options=[EXACT, None][worker]))
     found["plain value"] = message_of(lambda: strategy.run(one, args=(np.float32(worker),)))
+    rate, order = 1.0 + worker, [w, at_random][:: 1 - 2 * worker]
+    found["captured"] = message_of(lambda: strategy.run(lambda: w.assign(w * rate)))
+    found["order"] = message_of(lambda: strategy.run(lambda: [v.assign(v * 2) for v in order] and None))
     found["plain kind"] = message_of(lambda: strategy.run(one, args=(np.zeros(2 + worker),), options=EXACT))
     found["assign"] = message_of(lambda: w.assign(np.full(3, worker, np.float32)))
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.workers.digests import digest, unabridged
+import replicax
+from replicax.execution.program.program import Program
+from replicax.workers.digests import digest, outputs_of, unabridged
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
@@ -39,3 +44,28 @@ def test_what_differs_has_another() -> None:
 def test_where_an_array_lies_does_not_matter() -> None:
     for device in jax.devices()[:2]:
         assert digest(jax.device_put(jnp.arange(3), device)) == digest(np.arange(3, dtype=np.int32))
+
+
+def program_of(fn: Callable[..., Any], x: Any) -> Program:
+    strategy = replicax.MirroredStrategy(["cpu:0"])
+    strategy.run(fn, args=(x,))
+    [executable] = [e for e in strategy.extended.programs._entries.values() if e.program.name == fn.__name__]
+    return executable.program
+
+
+def test_programs_that_compute_the_same() -> None:
+    table = np.arange(4.0, dtype=np.float32)
+
+    def digests(rate: float = 2.0, table: Any = table, print_too: bool = False) -> Any:
+        def traced(x: Any) -> Any:
+            if print_too:
+                jax.debug.print("sum {}", jnp.exp(x).sum())
+            return jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x * rate + table), x)
+
+        return outputs_of(program_of(traced, np.ones(4, np.float32)))
+
+    first = digests()
+    assert [words for words, _ in first] == ["result 0"]
+    assert digests() == digests(print_too=True) == first
+    assert digests(rate=2.5) != first
+    assert digests(table=table + 1) != first

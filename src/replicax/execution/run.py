@@ -167,7 +167,7 @@ def run_compiled(
         executable = prepare(programs, fn, arguments, together=True)
         # Count first: the number of a call must be the same on all workers, whatever else is true of it.
         if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
-            check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program")
+            check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program", executable.program)
         return Dispatch(programs, executable, executable.placed(arguments), arguments.mask).launch(launched)
 
 

@@ -8,6 +8,7 @@ number is a power of two.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from replicax.errors import LocalityError
+from replicax.execution.program.program import Program
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import path_of
 from replicax.execution.tracing.stateful_arguments import StatefulArgument
@@ -22,14 +24,19 @@ from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import function_name
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
-from replicax.workers.digests import digest
+from replicax.workers.digests import digest, outputs_of
 from replicax.workers.lockstep import Lockstep
 
 
 def check_same_step(
-    lockstep: Lockstep, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, how: str
+    lockstep: Lockstep,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    how: str,
+    program: Program | None = None,
 ) -> None:
-    """Raise unless all workers are about to run the same step with the same plain arguments.
+    """Raise unless all workers are about to run the same step with the same plain arguments, which computes the same.
 
     Args:
       lockstep: of the workers.
@@ -37,20 +44,22 @@ def check_same_step(
       args: its arguments.
       kwargs: the same, by name.
       how: on which executor.
+      program: of the step, if it is compiled.
 
     Raises:
       DeadlockError: workers run another step, or none.
       ValueError: arguments of another kind.
-      LocalityError: plain values that differ between workers.
+      LocalityError: plain values that differ between workers, also those that the step has captured.
     """
     if not lockstep.several:
         return
     name = function_name(fn)
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
-    mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves]
+    computed = [] if program is None else outputs_of(program)
+    mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves], computed
     theirs = lockstep.exchange(f"runs the step {name!r} {how}", mine)
     first = theirs[0]
-    for worker, (structure, kinds, prints) in enumerate(theirs):
+    for worker, (structure, kinds, prints, computed) in enumerate(theirs):
         if structure != first[0]:
             raise ValueError(
                 f"{name}: the arguments differ in structure: worker 0 has {first[0]}, worker {worker} has {structure}"
@@ -67,6 +76,14 @@ def check_same_step(
                 f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
                 "a distributed dataset."
             )
+        for here, there in itertools.zip_longest(first[3], computed, fillvalue=("nothing", None)):
+            if here != there:
+                where = "otherwise than on" if here[0] == there[0] else f"where {here[0]} is computed on"
+                raise LocalityError(
+                    f"{name}: {there[0]} is computed on worker {worker} {where} worker 0. What a step captures, and "
+                    "the order of what it does, must be the same on all workers: draw random numbers from one seed, "
+                    "read no clock, and sort sets."
+                )
 
 
 def _differences(here: Sequence[Any], there: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:

@@ -1,15 +1,20 @@
-"""Digests: compare arrays by a few bytes of each."""
+"""Digests: compare arrays, and what programs compute, by a few bytes of each."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _jax
 from replicax.devices.arrays import here
+
+if TYPE_CHECKING:
+    from replicax.execution.program.program import Program
 
 Digest = tuple[str, tuple[int, ...], Any]
 """The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`: all of them)."""
@@ -29,8 +34,7 @@ def digest(value: Any) -> Digest:
         is_nan = np.isnan(numbers)
         if is_nan.any():
             numbers = np.where(is_nan, np.full((), np.nan, numbers.dtype), numbers)
-    digest = hashlib.blake2b(np.ascontiguousarray(numbers).tobytes(), digest_size=16).digest()
-    return name, shape, digest
+    return name, shape, _hashed(np.ascontiguousarray(numbers).tobytes())
 
 
 def unabridged(value: Any) -> Digest:
@@ -72,3 +76,64 @@ def _numbers_of(value: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any]]
     value = here(value) if isinstance(value, jax.Array) else np.asarray(value)
     is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return str(value.dtype), tuple(value.shape), np.asarray(jax.random.key_data(value) if is_key else value)
+
+
+# --- programs -------------------------------------------------------------------------------------------
+
+
+def outputs_of(program: Program) -> list[tuple[str, bytes]]:
+    """Each output of a program in words, and a digest of how it is computed, equal on workers that trace the same step.
+
+    Operations count by their names, their numbers and what they are given, in whatever order they are done. What no
+    output depends on does not count, such as a print on the chief only.
+    """
+    inputs = [f"variable {_number(use)}" for use in program.reads]
+    inputs += [f"argument {i}" for i in range(len(program.jaxpr.invars) - len(inputs) - len(program.constants))]
+    given = [*map(_hashed_parts, inputs), *(_hashed_parts(*digest(x)) for x in program.constants)]
+    words = [f"a new value of variable number {_number(use)}, {use.name!r}" for use in program.writes]
+    computed = _computed(program.jaxpr, given)
+    words += [f"result {i}" for i in range(len(computed) - len(words))]
+    return list(zip(words, computed, strict=True))
+
+
+def _number(use: Any) -> Any:
+    variable = use.variable()
+    return None if variable is None else variable.number
+
+
+def _computed(program: Any, operands: Sequence[bytes]) -> list[bytes]:
+    """A digest of each output of a jaxpr, by those of its inputs."""
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = [_hashed_parts(*digest(x)) for x in getattr(program, "consts", ())]
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *operands], strict=True))
+
+    def of(atom: Any) -> bytes:
+        if isinstance(atom, _jax.Literal):
+            return _hashed_parts(str(atom.aval), np.asarray(atom.val).tobytes())
+        return known[atom]
+
+    for equation in jaxpr.eqns:
+        params = (part for _, value in sorted(equation.params.items()) for part in _numbers_in(value))
+        result = _hashed_parts(equation.primitive, *params, *map(of, equation.invars))
+        known.update((v, _hashed_parts(result, i)) for i, v in enumerate(equation.outvars))
+    return list(map(of, jaxpr.outvars))
+
+
+def _numbers_in(param: Any) -> Iterator[Any]:
+    """The numbers in a parameter of an operation, and digests of the programs in it; other objects have no equals."""
+    if isinstance(param, _jax.Jaxpr | _jax.ClosedJaxpr):
+        jaxpr = getattr(param, "jaxpr", param)
+        yield from _computed(param, [_hashed_parts(i) for i in range(len(jaxpr.invars))])
+    elif isinstance(param, tuple | list):
+        for item in param:
+            yield from _numbers_in(item)
+    elif isinstance(param, bool | int | float):
+        yield param
+
+
+def _hashed_parts(*parts: Any) -> bytes:
+    return _hashed(repr(parts).encode())
+
+
+def _hashed(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

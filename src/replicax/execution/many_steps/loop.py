@@ -155,7 +155,7 @@ def _run_group(
     repeated = program.repeated(group.count)
     if replicas.lockstep.several and replicas.lockstep.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
-        check_same_step(replicas.lockstep, step, (group.described,), None, how)
+        check_same_step(replicas.lockstep, step, (group.described,), None, how, program.program)
     return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
 
 
