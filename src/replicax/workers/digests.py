@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,6 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.arrays import here
-
-if TYPE_CHECKING:
-    from replicax.execution.program.program import Program
 
 Digest = tuple[str, tuple[int, ...], Any]
 """The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`: all of them)."""
@@ -81,8 +78,8 @@ def _numbers_of(value: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any]]
 # --- programs -------------------------------------------------------------------------------------------
 
 
-def outputs_of(program: Program) -> list[tuple[str, bytes]]:
-    """Each output of a program in words, and a digest of how it is computed, equal on workers that trace the same step.
+def outputs_of(program: Any) -> list[tuple[str, bytes]]:
+    """Each output of a ``Program`` in words, and a digest of how it is computed: equal on workers that trace the same.
 
     Operations count by their names, their numbers and what they are given, in whatever order they are done. What no
     output depends on does not count, such as a print on the chief only.
