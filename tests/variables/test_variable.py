@@ -241,6 +241,43 @@ def test_two_models_with_the_same_code_have_their_own(pair) -> None:
     assert [float(pair.run(f)) for f in (first, second, first, second)] == [11, 21, 12, 22]
 
 
+def test_a_step_keeps_its_variables_when_a_number_that_it_captures_changes(pair) -> None:
+    rate, numbers, settings = 1.0, np.zeros(2), {"scale": 1.0}
+
+    def step():
+        total = replicax.Variable(0.0, name="total")
+        total.assign_add(rate * settings["scale"] + numbers[0])
+        return total.value
+
+    found = [float(pair.run(step))]
+    rate = 2.0
+    found.append(float(pair.run(step)))
+    settings["scale"] = 10.0
+    found.append(float(pair.run(step)))
+    with replicax.debug():
+        numbers = np.ones(2)
+        found.append(float(pair.run(step)))
+    assert found == [1.0, 3.0, 23.0, 44.0]
+
+
+def test_a_step_creates_other_variables_for_another_object_that_it_captures(pair) -> None:
+    class Model:
+        total = None
+
+        def __call__(self):
+            if self.total is None:
+                self.total = replicax.Variable(0.0, name="total")
+            return self.total.assign_add(1.0).value
+
+    def step():
+        return model()
+
+    model = Model()
+    assert [float(pair.run(step)) for _ in range(2)] == [1.0, 2.0]
+    model = Model()
+    assert float(pair.run(step)) == 1.0
+
+
 def test_created_inside_a_gradient(pair) -> None:
     def step(x):
         def loss():

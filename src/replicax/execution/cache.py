@@ -6,13 +6,17 @@ import collections
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
+from replicax import _jax
 from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, stack_level
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.tracing.arguments import came_apart, describe_difference
-from replicax.execution.tracing.function_key import FunctionKey, function_key
+from replicax.execution.tracing.function_key import FunctionKey, Wrapper, function_key
 from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
 from replicax.variables.collection import VariableCollection
@@ -145,16 +149,16 @@ class ProgramCache:
         self._fresh.discard(id(executable))
         return True
 
-    def created_by(self, key: FunctionKey) -> list[Variable]:
-        """The variables that the step with this key has created before."""
+    def created_by(self, fn: Callable[..., Any], key: FunctionKey) -> list[Variable]:
+        """The variables that this function has created before, or else another with the same key."""
         for dead in [k for k in self._created if k.is_dead]:
             del self._created[dead]
-        return self._created.get(key, [])
+        return next((self._created[k] for k in (_without_numbers(fn, key), key) if k in self._created), [])
 
-    def keep_created(self, variables: list[Variable], key: FunctionKey) -> None:
+    def keep_created(self, variables: list[Variable], fn: Callable[..., Any], key: FunctionKey) -> None:
         """Let the step find those that it has created; it may have another key after tracing."""
-        if variables:
-            self._created[key] = variables
+        for k in (_without_numbers(fn, key), key) if variables else ():
+            self._created.setdefault(k, variables)
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""
@@ -168,6 +172,23 @@ def _is_ours(code: Any) -> bool:
     """
     file = getattr(code, "co_filename", "")
     return file.startswith(PACKAGE) and not file.startswith(_MODELS)
+
+
+def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
+    """The key of this very function, which stays the same when numbers, strings and arrays that it captures change."""
+    while isinstance(fn, Wrapper):
+        fn = fn.fn
+    function = _jax.ById(getattr(fn, "__func__", fn))  # a method is another object each time
+    return FunctionKey(function, tuple(_besides_numbers((key.code, key.captured))), {}, frozenset())
+
+
+def _besides_numbers(key: Any) -> Iterator[Any]:
+    if not isinstance(key, tuple):
+        if not (isinstance(key, _jax.ById) and isinstance(key.value, jax.Array | np.ndarray)):
+            yield key
+    elif not (len(key) == 2 and isinstance(key[0], type) and key[0] in _jax.BY_VALUE):
+        for part in key:
+            yield from _besides_numbers(part)
 
 
 def _slots(executable: Executable) -> set[Slot]:

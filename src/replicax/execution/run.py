@@ -227,7 +227,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             why_not = programs.why_refused(key)
             if why_not is not None:
                 raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
-        created = programs.created_by(step)
+        created = programs.created_by(fn, step)
         creations = Creations(replicas, created)
         put_back = state_of_this_thread()
         name = getattr(fn, "__name__", "the step")
@@ -251,9 +251,9 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
                 replicas.lockstep.fail(error, f"{name}, while it was traced")
             raise
         finally:
-            programs.keep_created(created, step)
+            programs.keep_created(created, fn, step)
         after = key_after_tracing(fn, step)
-        programs.keep_created(created, after)
+        programs.keep_created(created, fn, after)
         if arguments.objects:
             arguments.look_into_objects(after.names, after_tracing=True)
         programs.add((after, arguments.key, key[2]), executable, fn)

@@ -60,7 +60,7 @@ def run_per_replica(
     replicas, key = programs.replicas, function_key(fn)
     mask = check_components(args, kwargs, replicas)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
-    variables = programs.created_by(key)
+    variables = programs.created_by(fn, key)
     known_before = len(variables)
     created = Creations(replicas, variables)
     try:
@@ -69,7 +69,7 @@ def run_per_replica(
         created.undo()
         raise
     finally:
-        programs.keep_created(variables, key)
+        programs.keep_created(variables, fn, key)
     release = hold_signals()
     try:
         store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
@@ -78,7 +78,7 @@ def run_per_replica(
     if replicas.remote_variables is not None:
         replicas.remote_variables.send([variable.slot for variable, _ in new])
     if len(variables) > known_before:  # the next call must find them, even if the function has changed what it captures
-        programs.keep_created(variables, key_after_tracing(fn, key))
+        programs.keep_created(variables, fn, key_after_tracing(fn, key))
     return results
 
 
