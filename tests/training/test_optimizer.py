@@ -462,3 +462,35 @@ def test_integers_that_are_too_large_for_a_gradient(pair, executor: str) -> None
     with pytest.raises(replicax.errors.IntegerRangeError, match="apply_gradients: value has the integer 1099511627776"):
         pair.run(lambda: slow.apply_gradients([(np.ones(2, np.float32), w)], value=2**40), options=options)
     assert w.numpy().tolist() == [0.0, 0.0]
+
+
+def test_setting_an_item_of_the_state_assigns_the_variable(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable([1.0, 1.0], name="w")
+        optimizer = replicax.Optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5, momentum=0.0))
+        tree = {"layer": {"w": w}}
+
+    def step():
+        optimizer.apply_gradients({"layer": {"w": jnp.ones(2)}}, tree, aggregate=False)
+
+    pair.run(step)
+    rate = optimizer.state.hyperparams["learning_rate"]
+    optimizer.state.hyperparams["learning_rate"] = 0.25
+    pair.run(step)
+    assert w.numpy().tolist() == [0.25, 0.25]
+    optimizer.state.hyperparams.update(learning_rate=0.0)
+    pair.run(step)
+    assert w.numpy().tolist() == [0.25, 0.25]
+    assert optimizer.state.hyperparams["learning_rate"] is rate
+    trace = next(s for s in optimizer.state.inner_state if hasattr(s, "trace")).trace
+    trace["layer"] = {"w": jnp.full(2, 7.0)}
+    assert pair.run(lambda: trace["layer"]["w"].value).tolist() == [7.0, 7.0]
+    arrays = jax.tree.map(jnp.asarray, optimizer.state)
+    arrays.hyperparams["learning_rate"] = 3.0
+    assert (arrays.hyperparams["learning_rate"], float(rate)) == (3.0, 0.0)
+
+
+def test_the_transformation_stays_the_same(pair) -> None:
+    optimizer = replicax.Optimizer(optax.sgd(0.5))
+    with pytest.raises(AttributeError, match="'tx' of 'Optimizer' object has no setter"):
+        optimizer.tx = optax.sgd(0.1)

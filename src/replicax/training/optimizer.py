@@ -17,7 +17,7 @@ from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
 from replicax.pytrees import is_leaf, registered
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
-from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of
+from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of, with_assigning_dicts
 from replicax.training.pairs import differentiable, pairs_of
 from replicax.training.step_hooks import update_hook
 from replicax.variables import Variable
@@ -62,12 +62,11 @@ class Optimizer:
     def __init__(self, tx: optax.GradientTransformation, name: str = "optimizer") -> None:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}")
-        self.tx = tx
+        self._tx = tx
         self.name = name
         self._variables: list[Variable] = []
         self._tree: Any = None
         self._state: Any = None
-        self._changes: tuple[Any, Callable[..., tuple[Any, Any]]] | None = None
 
     def __repr__(self) -> str:
         for_what = f"for {len(self._variables)} variables" if self._variables else "not built"
@@ -81,14 +80,23 @@ class Optimizer:
         )
 
     @property
+    def tx(self) -> optax.GradientTransformation:
+        """The transformation, which stays the same: steps that are traced already would go on with it."""
+        return self._tx
+
+    @property
     def variables(self) -> list[Variable]:
         """The optimizer's state, as variables; empty before it is built."""
         return [s for s in jax.tree_util.tree_leaves(self._state, is_leaf=is_leaf) if isinstance(s, Variable)]
 
     @property
     def state(self) -> Any:
-        """The transformation's state, a pytree of variables; ``None`` before it is built."""
-        return self._state
+        """The transformation's state, a pytree of variables; ``None`` before it is built.
+
+        Setting an item of a dict in it assigns the variable, as for a rate that is injected:
+        ``optimizer.state.hyperparams["learning_rate"] = 0.01``.
+        """
+        return with_assigning_dicts(self._state)
 
     @property
     def parameters(self) -> Any:
@@ -300,19 +308,18 @@ class Optimizer:
         for v, value in zip(written, [*new_values, *new_slots], strict=True):
             store.write(v, v.checked(value), f"{v.describe()}: its update differs between replicas")
 
-    @property
+    @functools.cached_property
     def _change(self) -> Callable[..., tuple[Any, Any]]:
         """A function from ``(gradients, state, parameters, further arguments)`` to new parameters and state."""
+        import optax  # takes 0.1 s; a user with a transformation has imported it already
+
         tx = self.tx
-        if self._changes is None or self._changes[0] is not tx:
-            import optax  # takes 0.1 s; a user with a transformation has imported it already
 
-            def change(gradients: Any, state: Any, parameters: Any, further: Any) -> tuple[Any, Any]:
-                updates, state = tx.update(gradients, state, parameters, **further)
-                return optax.apply_updates(parameters, updates), state
+        def change(gradients: Any, state: Any, parameters: Any, further: Any) -> tuple[Any, Any]:
+            updates, state = tx.update(gradients, state, parameters, **further)
+            return optax.apply_updates(parameters, updates), state
 
-            self._changes = tx, _jax.at_once(change, tx.update)
-        return self._changes[1]
+        return _jax.at_once(change, tx.update)
 
     def _check_same(self, variables: list[Variable]) -> None:
         if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):

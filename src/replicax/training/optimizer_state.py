@@ -1,4 +1,4 @@
-"""The names and layouts of the leaves of an optimizer's state.
+"""The names and layouts of the leaves of an optimizer's state, and what users see of it.
 
 Optax keeps its state in trees that contain trees like that of the parameters. So if the path of a leaf ends with the
 path of a variable in the parameters' tree, the leaf belongs to that variable.
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from replicax.pytrees import is_leaf, registered
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
 
@@ -48,3 +49,30 @@ def layout_of_slot(shape: tuple[int, ...], owner: Variable | None, variables: Se
     candidates = variables if owner is None else [owner, *variables]
     default = variables[0].strategy.extended.default_layout
     return next((v.layout for v in candidates if v.shape == shape), default)
+
+
+class AssigningDict(dict[Any, Any]):
+    """A dict of variables; setting an item assigns them, so that steps that are compiled already use the new value."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        old, new = (jax.tree_util.tree_leaves(item, is_leaf=is_leaf) for item in (self.get(key), value))
+        if not any(isinstance(x, Variable) for x in old):  # a copy of the state with arrays in place of variables
+            super().__setitem__(key, value)
+            return
+        for variable, x in zip(old, new, strict=True):
+            variable.assign(x)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+
+def with_assigning_dicts(state: Any) -> Any:
+    """A copy of a state whose dicts are of that kind."""
+
+    def copied(node: Any) -> Any:
+        if type(node) is not dict:
+            return node
+        return registered(AssigningDict({key: with_assigning_dicts(item) for key, item in node.items()}))
+
+    return jax.tree_util.tree_map(copied, state, is_leaf=lambda node: type(node) is dict or is_leaf(node))
