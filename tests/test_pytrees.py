@@ -118,6 +118,59 @@ def test_traced_once_for_all_containers_of_a_kind(pair: replicax.Strategy) -> No
     assert len(traced) == 1
 
 
+class AttributesAreItems(dict):
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        self.__dict__ = self
+
+
+class LooksUpAttributes(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class BothWays(collections.OrderedDict):
+    def __setitem__(self, name: Any, value: Any) -> None:
+        super().__setitem__(name, value)
+        vars(self)[name] = value
+
+
+class Named(dict):
+    def __init__(self, name: str, **entries: Any) -> None:
+        super().__init__(entries)
+        self.name, self.mask = name, jnp.ones(2)
+
+
+class NamedRow(list):
+    name = ""
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_containers_keep_their_attributes(pair: replicax.Strategy, executor: str) -> None:
+    options = replicax.RunOptions(executor)
+
+    def run(step: Any, nest: Any) -> Any:
+        return pair.run(step, args=(nest,), options=options)
+
+    for kind in (AttributesAreItems, LooksUpAttributes, BothWays):
+        nest = run(lambda nest: jax.tree.map(lambda x: x + nest.x, nest), kind(x=1.0))
+        assert (type(nest), float(nest.x), float(nest["x"])) == (kind, 2.0, 2.0)
+    traced = []
+
+    def scaled(nest: Any) -> Any:
+        traced.append(1)
+        return jax.tree.map(lambda x: x * len(nest.name), nest)
+
+    for name in ("ab", "ab", "abc"):
+        nest = run(scaled, Named(name, x=2.0))
+        assert (nest.name, float(nest["x"]), hasattr(nest, "mask")) == (name, 2.0 * len(name), False)
+        row = NamedRow([1.0])
+        row.name = name
+        assert (run(scaled, row).name, float(run(scaled, row)[0])) == (name, len(name))
+    if executor == "compiled":
+        assert len(traced) == 4
+
+
 def test_threads_that_meet_a_container_together(pair: replicax.Strategy) -> None:
     class Shared(list):
         pass

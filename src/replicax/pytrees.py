@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from replicax import _jax
 
@@ -175,10 +176,51 @@ def _leaves_of(leaf: Any, field: str) -> list[Any]:
     return jax.tree_util.tree_leaves(getattr(leaf, field, None), is_leaf=is_leaf)
 
 
+class _Attributes:
+    """What a container has besides its items: attributes that hold no arrays, which belong to its structure."""
+
+    def __init__(self, container: Any) -> None:
+        attributes = vars(container) if type(container).__dictoffset__ else {}
+        self._are_items = attributes is container
+        self._items: list[str] = []  # those that are items, too, by the same name
+        self._others: dict[str, Any] = {}
+        for name, value in () if self._are_items else attributes.items():
+            if isinstance(container, dict) and dict.get(container, name, self) is value:
+                self._items.append(name)
+            elif not any(map(_is_array, jax.tree_util.tree_leaves(value, is_leaf=is_leaf))):
+                self._others[name] = value
+
+    def given_to(self, new: Any) -> Any:
+        """``new``, the same container with other items, now with these attributes."""
+        if self._are_items:
+            object.__setattr__(new, "__dict__", new)
+        elif self._items or self._others:
+            vars(new).update(self._others, **{name: dict.__getitem__(new, name) for name in self._items})
+        return new
+
+    def __repr__(self) -> str:  # the same on every worker
+        return repr({name: x if type(x) in _jax.BY_VALUE else type(x) for name, x in self._others.items()})
+
+    def __hash__(self) -> int:
+        return hash((self._are_items, frozenset(self._others)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Attributes)
+            and (self._are_items, self._items) == (other._are_items, other._items)
+            and self._others.keys() == other._others.keys()
+            and all(x is other._others[name] or are_equal(x, other._others[name]) for name, x in self._others.items())
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
+
 def _register(kind: Any) -> None:
     """Register a container; it is rebuilt without its ``__init__``, whose arguments are not known."""
     if issubclass(kind, dict):
-        in_order = issubclass(kind, collections.OrderedDict)
+        in_order, has_factory = (issubclass(kind, t) for t in (collections.OrderedDict, collections.defaultdict))
 
         def keys_of(d: Any) -> tuple[Any, ...]:
             try:
@@ -188,28 +230,29 @@ def _register(kind: Any) -> None:
 
         def flatten_dict(d: Any) -> tuple[list[Any], Any]:
             keys = keys_of(d)
-            return [(jax.tree_util.DictKey(k), d[k]) for k in keys], (keys, getattr(d, "default_factory", None))
+            factory = d.default_factory if has_factory else None
+            return [(jax.tree_util.DictKey(k), d[k]) for k in keys], (keys, factory, _Attributes(d))
 
         def rebuild_dict(aux: Any, children: Any) -> Any:
             new = kind.__new__(kind)
-            keys, factory = aux
-            if isinstance(new, collections.defaultdict):
+            keys, factory, attributes = aux
+            if has_factory:
                 new.default_factory = factory
             for key, child in zip(keys, children, strict=True):
                 (collections.OrderedDict if in_order else dict).__setitem__(new, key, child)
-            return new
+            return attributes.given_to(new)
 
         jax.tree_util.register_pytree_with_keys(kind, flatten_dict, rebuild_dict)
         return
 
     def flatten_sequence(items: Any) -> tuple[list[Any], Any]:
-        return [(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(items)], None
+        return [(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(items)], _Attributes(items)
 
-    def rebuild_sequence(_: Any, children: Any) -> Any:
+    def rebuild_sequence(attributes: Any, children: Any) -> Any:
         if issubclass(kind, tuple):
-            return tuple.__new__(kind, children)
+            return attributes.given_to(tuple.__new__(kind, children))
         new = kind.__new__(kind)
         list.extend(new, children)
-        return new
+        return attributes.given_to(new)
 
     jax.tree_util.register_pytree_with_keys(kind, flatten_sequence, rebuild_sequence)
