@@ -87,6 +87,21 @@ def test_collectives_of_jax(devices: int) -> None:
     compare(collectives_of_jax, devices, 3)
 
 
+def test_collectives_over_the_rows_of_all_replicas() -> None:
+    axes = ("rows", REPLICA_AXIS)
+
+    def centred(x: jax.Array) -> jax.Array:
+        rows = jax.vmap(lambda row: row - lax.pmean(row, axes), axis_name="rows")
+        return lax.fori_loop(0, 2, lambda _, x: rows(x), x)
+
+    def step(x: jax.Array) -> Any:
+        sums = jax.vmap(lambda row: lax.psum({"row": row, "shared": row * 0 + 2}, axes), axis_name="rows")(x)
+        largest = jax.vmap(lambda row: lax.pmax(row, axes), axis_name="rows")(x)
+        return centred(x), jax.grad(lambda x: jnp.sum(jnp.tanh(centred(x))))(x), sums, largest
+
+    compare(step, 2, 4, 3)
+
+
 def collectives_of_replicas(x: jax.Array) -> Any:
     ring = replicax.CommunicationOptions(implementation="ring", bytes_per_pack=16, timeout_seconds=60.0)
     number = jnp.asarray(context().replica_id_in_sync_group).astype(jnp.float32)

@@ -13,6 +13,7 @@ from replicax._jax.collective_params import (
     has_groups as has_groups,
     is_over_all_of as is_over_all_of,
     names_axis as names_axis,
+    own_dims as own_dims,
     scattered_along as scattered_along,
     senders as senders,
 )

@@ -33,6 +33,13 @@ def is_over_all_of(params: Mapping[str, Any], axis: str) -> bool:
     return over in (axis, (axis,)) and not has_groups(params)
 
 
+def own_dims(params: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The dims of its operands that a collective reduces besides (under ``jax.vmap``), and its parameters without."""
+    axes = params.get("axes", ())
+    dims = tuple(axis for axis in axes if isinstance(axis, int))
+    return dims, {**params, "axes": tuple(axis for axis in axes if axis not in dims)}
+
+
 def gathered_along(params: Mapping[str, Any]) -> tuple[int, bool]:
     """Along which dim a gather puts the operands together, and whether that is one of theirs (or else a new one)."""
     return params["all_gather_dimension"], params["tiled"]

@@ -15,10 +15,12 @@ import jax
 
 from replicax import _jax
 from replicax.execution.compiled.local_values import Each, array_of
+from replicax.execution.compiled.program_rewriting import Rewriting
 from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program
 from replicax.locality import Locality, M, T
+from replicax.shared_devices.local_collectives import OwnDimsFirst
 from replicax.shared_devices.local_replicas import LocalReplicas
 from replicax.variables.layout import Copies, Layout
 
@@ -92,6 +94,10 @@ def evaluated_on_device(
       in_pieces: whether there are pieces of variables among the operands or results.
     """
     in_order = program.in_order and program.replicas > 1
+    own_dims_first = Rewriting([OwnDimsFirst()])
+    if own_dims_first.concerns(jaxpr):
+        jaxpr = own_dims_first.rewritten(jaxpr)
+        infer(jaxpr, [localities.get(v, M) for v in jaxpr.invars], {}, check=False, found=localities)
 
     def local_replicas() -> LocalReplicas:
         return LocalReplicas(program.replicas, per_device, localities, program.at_once, in_order)

@@ -27,11 +27,24 @@ from replicax._jax.primitive_families import (
 from replicax.devices.host_values import is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.summation_order import added_in_pairs
+from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 LOCAL_REDUCTIONS: dict[str, Callable[..., Any]] = by_primitive(
     {AXIS_SUMS: jnp.sum, AXIS_MAXIMA: jnp.max, AXIS_MINIMA: jnp.min}
 )
 """Collectives that reduce, by name: what each does with the values of a device's replicas, along dim 0."""
+
+
+class OwnDimsFirst(Rule):
+    """A collective that also reduces dims of its operands reduces these first: they are each replica's own."""
+
+    def is_ours(self, equation: _jax.Equation) -> bool:
+        return equation.primitive.name in LOCAL_REDUCTIONS and bool(_jax.own_dims(equation.params)[0])
+
+    def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
+        reduce = LOCAL_REDUCTIONS[equation.primitive.name]
+        dims, params = _jax.own_dims(equation.params)
+        return _jax.bind(equation, [reduce(x, dims).astype(x.dtype) for x in operands], params)
 
 
 def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, in_order: bool = False) -> Any:
