@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from replicax import _jax, context
 from replicax.devices import forks
@@ -80,8 +81,8 @@ class Dispatch:
         for result in program.results:
             index = result.index
             if index is None:
-                value = result.value
-                leaves.append(value() if isinstance(value, weakref.ref) else value)
+                value = result.value() if isinstance(result.value, weakref.ref) else result.value
+                leaves.append(value.copy() if isinstance(value, np.ndarray) else value)
                 continue
             array = computed[index]
             if padded is not None and padded[index]:
