@@ -312,6 +312,17 @@ def test_local_results_of_what_all_replicas_have_computed_alike(strategy, execut
     assert set(counted) == {n}
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_local_results_of_random_keys_in_a_merge_fn(pair: replicax.Strategy, executor: str) -> None:
+    keys = per_replica(pair, lambda i: jax.random.split(jax.random.key(i), 2))
+    second = pair.run(
+        lambda keys: context().merge_call(lambda s, keys: s.local_results(keys)[1], args=(keys,)),
+        args=(keys,),
+        options=replicax.RunOptions(executor),
+    )
+    np.testing.assert_array_equal(*map(jax.random.key_data, (second, pair.local_results(keys)[1])))
+
+
 def test_local_results_of_what_no_replica_has_computed(pair) -> None:
     for value in (jnp.ones(2), np.ones(2), 5, "text", None, pair.extended.reduce_to("mean", 1.0, "cpu:5")):
         [result] = pair.local_results(value)

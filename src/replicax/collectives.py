@@ -272,10 +272,7 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
 def stack_replicas(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
     """``[num_replicas, *shape]``: every replica's array, on every replica (one all-gather)."""
-    array = as_array(array, COMBINED)
-    if options is not None and options.timeout_seconds is not None:
-        return all_gather(array[None], 0, options)
-    return lax.all_gather(array, REPLICA_AXIS)
+    return all_gather(as_array(array, COMBINED)[None], 0, options)
 
 
 def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.Array:

@@ -163,3 +163,15 @@ def test_outputs_across_replicas(pair) -> None:
         assert [float(outputs["sum"]), float(outputs["mean"]["nested"]), float(outputs["first"])] == [38.0, 19.0, 17.0]
         assert [float(v) for v in pair.local_results(outputs["each"])] == [17.0, 21.0]
         assert ctx.non_tensor_outputs == {"objects": {"replicas": 2, "name": "n"}}
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_random_keys_of_the_first_replica(pair, debug) -> None:
+    key = jax.random.key(3)
+
+    def step(ctx, x):
+        ctx.set_last_step_output("key", key, "only_first_replica")
+
+    with replicax.debug() if debug else contextlib.nullcontext():
+        found = pair.run_steps(step, iter(pair.distribute_dataset(numbered(3))), 2).last_step_outputs["key"]
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(key))

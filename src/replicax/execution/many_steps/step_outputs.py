@@ -169,7 +169,7 @@ def _as_output(name: str, leaf: Any) -> Any:
         )
     array = as_array(leaf, f"set_last_step_output: {name}")
     # Strongly typed, as what goes from step to step is.
-    return lax.convert_element_type(array, array.dtype) if array.weak_type else array
+    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def _reduced_across(op: Aggregation | None, value: Any) -> Any:
