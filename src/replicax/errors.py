@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Sequence
 
 __all__ = [
@@ -200,9 +201,9 @@ def users_place() -> tuple[str, int]:
     return (_UNKNOWN, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def stack_level() -> int:
-    """The stack level of the user's line, for a warning of the caller."""
-    return _users_frame()[1] - 1
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """Issue a warning about the user's line."""
+    warnings.warn(message, kind, stacklevel=_users_frame()[1])
 
 
 _UNKNOWN = "an unknown line"

@@ -250,7 +250,7 @@ def test_a_step_keeps_its_variables_when_a_number_that_it_captures_changes(pair)
         return total.value
 
     found = [float(pair.run(step))]
-    rate = 2.0
+    rate = np.float32(2.0)
     found.append(float(pair.run(step)))
     settings["scale"] = 10.0
     found.append(float(pair.run(step)))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import warnings
 
 import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.errors import ReproducibilityWarning, stack_level
+from replicax.errors import ReproducibilityWarning, warn
 
 FLAG = "--xla_cpu_max_isa=AVX"
 """For the compiler, in ``XLA_FLAGS``: avoid the instructions that round once. No option of a single program does that,
@@ -80,22 +79,20 @@ def _warn_of_rounding() -> None:
         if _is_x86()
         else f"The compiler for this make of CPU ({platform.machine()}) can't be told otherwise: compare runs on yours"
     )
-    warnings.warn(
+    warn(
         "reproducible=True: sums over replicas have one order, but programs on this CPU round once where a product is "
         f"added to something, or twice, as the compiler happens to put operations together. {_DIFFERS} {cure}.",
         ReproducibilityWarning,
-        stacklevel=stack_level(),
     )
 
 
 @functools.cache
 def _warn_of_threads(have: int, wanted: int) -> None:
-    warnings.warn(
+    warn(
         f"reproducible=True: XLA has {have} threads in this process, where all runs of as many replicas should have "
         f"{wanted}: it divides long matrix products among them, and adds up what they find. {_DIFFERS} Set NPROC="
         f"{wanted} in the environment. {_FIRST}, and have num_replicas=….",
         ReproducibilityWarning,
-        stacklevel=stack_level(),
     )
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import collections
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import numpy as np
-
 from replicax import _jax
-from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, stack_level
+from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, warn
 from replicax.execution.compiled.replicate import Executable
+from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import came_apart, describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, Wrapper, function_key
 from replicax.execution.tracing.step_errors import as_written
@@ -86,11 +83,10 @@ class ProgramCache:
         self._traces[code] += 1
         if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):
             changed = "; ".join(_difference(self._last[code], key))
-            warnings.warn(
+            warn(
                 f"{executable.program.name} has been traced {self._traces[code]} times, each for a new program. What "
                 f"changed last is {changed}. Pass what changes from call to call as an array, or keep its shape.",
                 RetraceWarning,
-                stacklevel=stack_level(),
             )
         if code in self._last and not _is_ours(code):
             self._warn_of_own_models(self._last[code], key, fn)
@@ -107,7 +103,7 @@ class ProgramCache:
         if not own.issuperset(kind for _, kind in changed):
             return
         several = len(changed) > 1
-        warnings.warn(
+        warn(
             f"step {before.program.name!r}: the argument{'s' if several else ''} "
             f"{few([as_written(path, fn) for path, _ in changed])} {'were' if several else 'was'} the same on all "
             f"{self.replicas.count} replicas in the last call. In this call each replica has its own, which the step "
@@ -115,7 +111,6 @@ class ProgramCache:
             "replicax.get_replica_context().all_reduce('mean', grads). (If each replica is to have its own model, "
             "begin with state that is per replica: strategy.distribute_values_from_function(lambda ctx: state).)",
             LocalityWarning,
-            stacklevel=stack_level(),
         )
 
     def refuse(self, key: Any, why: str) -> None:
@@ -183,10 +178,11 @@ def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
 
 
 def _besides_numbers(key: Any) -> Iterator[Any]:
+    """The parts of a key that are no such values: code, the types of containers, other objects."""
     if not isinstance(key, tuple):
-        if not (isinstance(key, _jax.ById) and isinstance(key.value, jax.Array | np.ndarray)):
+        if not (isinstance(key, _jax.ById) and isinstance(key.value, ARRAYS)):
             yield key
-    elif not (len(key) == 2 and isinstance(key[0], type) and key[0] in _jax.BY_VALUE):
+    elif len(key) != 2 or key[0] not in _jax.BY_VALUE:
         for part in key:
             yield from _besides_numbers(part)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from replicax import context
 from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, countable, divide
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
-from replicax.errors import ShareWarning, stack_level
+from replicax.errors import ShareWarning, warn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS, cant_be_told
 from replicax.execution.run import run_compiled
@@ -32,8 +31,8 @@ from replicax.values import Local, PerReplica, Ragged, Stacked
 from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging
 from replicax.variables.store import current_store
+from replicax.variables.trees import as_arrays
 from replicax.variables.variable import Variable
-from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
 Axis = int | tuple[int, ...] | None
@@ -59,30 +58,14 @@ def reduce(
         for leaf in leaves
     ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "share" for i in ours):
-        warnings.warn(
-            f"{what}('mean', …): a value is each replica's share of a mean over the global batch "
-            f"(replicax.compute_average_loss), so the mean of the {programs.replicas.count} shares is "
-            f"1/{programs.replicas.count} of that mean. Add the shares up: {what}('sum', value).",
-            ShareWarning,
-            stacklevel=stack_level(),
-        )
-    if op is ReduceOp.MEAN and axis is None and any(leaves[i].scale == "ragged mean" for i in ours):
-        warnings.warn(
-            f"{what}('mean', …): a value is the mean over each replica's own examples, of which replicas have "
-            "different numbers here. In the mean of these means examples of a replica that has fewer weigh more than "
-            "others, and it is NaN if a replica has none. Return replicax.compute_average_loss(values) from the step, "
-            "which is each replica's share of the mean over the whole batch, and add the shares up: "
-            f"{what}('sum', share); or keep a metric (replicax.Mean).",
-            ShareWarning,
-            stacklevel=stack_level(),
-        )
+    for scale, problem in _NO_MEANS.items() if op is ReduceOp.MEAN and axis is None else ():
+        if any(leaves[i].scale == scale for i in ours):
+            warn(f"{what}('mean', …): " + problem.format(what=what, count=programs.replicas.count), ShareWarning)
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
-        if axis is not None:
-            for value in values:
-                _check_dim_is_known(value, axis, what)
         for value in values:
+            if axis is not None:
+                _check_dim_is_known(value, axis, what)
             if isinstance(value.form, Ragged):
                 _check_can_be_reduced(value.form.shapes, axis, what)
         reduced = _by_form(
@@ -97,22 +80,29 @@ def reduce(
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
+_NO_MEANS = {
+    "share": "a value is each replica's share of a mean over the global batch (replicax.compute_average_loss), so the "
+    "mean of the {count} shares is 1/{count} of that mean. Add the shares up: {what}('sum', value).",
+    "ragged mean": "a value is the mean over each replica's own examples, of which replicas have different numbers "
+    "here. In the mean of these means examples of a replica that has fewer weigh more than others, and it is NaN if a "
+    "replica has none. Return replicax.compute_average_loss(values) from the step, which is each replica's share of "
+    "the mean over the whole batch, and add the shares up: {what}('sum', share); or keep a metric (replicax.Mean).",
+}
+"""What is wrong with the mean over the replicas of a number of this scale."""
+
+
 def first(programs: ProgramCache, value: Any) -> Any:
     """Replica 0's component of each ``PerReplica`` in a pytree; other leaves as they are."""
     leaves, treedef = _flatten(value)
     ours = [PerReplica(leaf.form) for leaf in leaves if isinstance(leaf, PerReplica)]
-    found = iter(
-        _by_form(
-            programs,
-            ours,
-            lambda values, communicator: [communicator.from_first(v) for v in values],
-            lambda values: [components[0] for components in values],
-            lambda strategy, values: first(strategy.extended.programs, values),
-        )
+    found = _by_form(
+        programs,
+        ours,
+        lambda values, communicator: [communicator.from_first(v) for v in values],
+        lambda values: [components[0] for components in values],
+        lambda strategy, values: first(strategy.extended.programs, values),
     )
-    results = [
-        next(found) if isinstance(v, PerReplica) else v.read_value() if isinstance(v, Variable) else v for v in leaves
-    ]
+    results = [found.pop(0) if isinstance(v, PerReplica) else as_arrays(v) for v in leaves]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -159,13 +149,11 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
     if not any(columns) and jax.tree_util.treedef_is_leaf(treedef) and not _is_everywhere(replicas, value):
         return (value,)  # a single value that no replica has computed
     count = next((len(c) for c in columns if c is not None), len(_seen_here(replicas)))
-    return tuple(
-        jax.tree_util.tree_unflatten(
-            treedef,
-            [leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)],
-        )
-        for i in range(count)
-    )
+
+    def of_one(i: int) -> list[Any]:
+        return [leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)]
+
+    return tuple(jax.tree_util.tree_unflatten(treedef, of_one(i)) for i in range(count))
 
 
 def _is_everywhere(replicas: Replicas, value: Any) -> bool:
@@ -200,19 +188,15 @@ def _components(value: PerReplica) -> Sequence[Any]:
 
 def _by_mask(positions: Sequence[int], leaves: Sequence[Any]) -> list[list[int]]:
     """The positions of values that can be combined together: those of the same padded batch, and unpadded ones."""
-    groups: list[list[int]] = []
-    masks: list[Any] = []
-    for i in positions:
+    groups: list[tuple[Any, list[int]]] = []
+    for i in sorted(positions, key=lambda i: leaves[i].mask is None):
         mask = leaves[i].mask
-        if mask is not None and not any(mask.same_as(m) for m in masks):
-            masks.append(mask)
-            groups.append([])
-    if len(groups) <= 1:
-        return [list(positions)] if positions else []
-    for i in positions:
-        mask = leaves[i].mask
-        groups[0 if mask is None else next(k for k, m in enumerate(masks) if mask.same_as(m))].append(i)
-    return groups
+        group = next((group for other, group in groups if mask is None or mask.same_as(other)), None)
+        if group is None:
+            group = []
+            groups.append((mask, group))
+        group.append(i)
+    return [group for _, group in groups]
 
 
 def _check_dim_is_known(value: Any, axis: Axis, what: str) -> None:
@@ -278,13 +262,9 @@ def _by_form(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
             "strategy.run(step, args=(value,))"
         )
-    return of_components(_everyones(programs.replicas.lockstep, values))
-
-
-def _everyones(lockstep: Lockstep, values: list[PerReplica]) -> list[tuple[Any, ...]]:
-    """The components of each value, of all workers' replicas."""
-    theirs = lockstep.exchange("combines components of different kinds", [v.real_values for v in values])
-    return [tuple(itertools.chain(*parts)) for parts in zip(*theirs, strict=True)]
+    mine = [v.real_values for v in values]
+    everyones = programs.replicas.lockstep.exchange("combines components of different kinds", mine)
+    return of_components([tuple(itertools.chain(*parts)) for parts in zip(*everyones, strict=True)])
 
 
 def _reduce_slices(programs: ProgramCache, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:

@@ -100,12 +100,8 @@ class LogicalDevices:
         >>> [c.kind for c in strategy.extended.trace(step, args=(jnp.ones((8, 3)),)).collectives()]
         ['all-gather']
         """
-        return _each(
-            "replicate_to_logical_devices",
-            self._replicas,
-            tensor,
-            lambda value, shape, what: _spread(self._replicas, value, ()),
-        )
+        replicas = self._replicas
+        return _each("replicate_to_logical_devices", replicas, tensor, lambda value, *_: _spread(replicas, value, ()))
 
     def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """Put a value on one logical device of its replica, and with it the operations that use it.

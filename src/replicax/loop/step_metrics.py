@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax import lax
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array, check_numbers
-from replicax.errors import ShareWarning, stack_level
+from replicax.errors import ShareWarning, warn
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import is_leaf, registered
@@ -215,13 +214,12 @@ class Combination:
                 continue
             self._looked_at.add(name)
             if isinstance(value, PerReplica) and value.scale in ("mean", "ragged mean"):
-                warnings.warn(
+                warn(
                     f"replicax.train: the step returns a mean over one replica's own examples as {name!r}, and numbers "
                     f"in which replicas differ are added up: {name!r} is {value.count} times the mean. Return "
                     "replicax.compute_average_loss(values), this replica's share of the mean over the global batch, or "
                     f"pass replicax.train(reduce={{{name!r}: 'mean'}}).",
                     ShareWarning,
-                    stacklevel=stack_level(),
                 )
 
     def combined(self, numbers: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:

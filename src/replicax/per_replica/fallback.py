@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicax.errors import ExecutorWarning, stack_level
+from replicax.errors import ExecutorWarning, warn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.tracing.arguments import NotOneProgramError
 from replicax.per_replica.executor import check_components, run_per_replica
@@ -27,9 +26,8 @@ def fall_back(
     said = _warned.setdefault(programs, set())
     if str(why) not in said:
         said.add(str(why))
-        warnings.warn(
+        warn(
             f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
-            stacklevel=stack_level(),
         )
     return run_per_replica(programs, fn, args, kwargs)

@@ -26,8 +26,7 @@ class CentralStorageStrategy(Strategy):
       num_replicas: the number of replicas; a multiple of the number of compute devices, as in
         :class:`MirroredStrategy`. The variables are copied to a device once for all of its replicas.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
-        devices with as many replicas; see :class:`MirroredStrategy`.
+      reproducible: whether sums over replicas have a fixed order; see :class:`MirroredStrategy`.
 
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or ``num_replicas`` is

@@ -200,13 +200,12 @@ def _check_collectives(devices: np.ndarray, lockstep: Lockstep) -> None:
     numbers_given = jax.make_array_from_callback((n, size), split, given)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=split.spec, out_specs=split.spec, check_vma=False)
     totals, everyones = jax.jit(mapped, out_shardings=split)(numbers_given)
-    verdict = [
-        all(np.array_equal(np.asarray(shard.data)[0], expected) for shard in found.addressable_shards)
-        for found, expected in (
-            (totals, base * n + added.sum()),
-            (everyones, (base[:1000] + added[:, None]).reshape(-1)),
-        )
-    ]
+
+    def is_right_here(found: Any, expected: Any) -> bool:
+        return all(np.array_equal(np.asarray(shard.data)[0], expected) for shard in found.addressable_shards)
+
+    gathered = (base[:1000] + added[:, None]).reshape(-1)
+    verdict = [is_right_here(totals, base * n + added.sum()), is_right_here(everyones, gathered)]
     for worker, theirs in enumerate(lockstep.exchange("checks its collectives", verdict)):
         for what, is_right in zip(("all-reduce", "all-gather"), theirs, strict=True):
             if not is_right:

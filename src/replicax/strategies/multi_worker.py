@@ -44,9 +44,7 @@ class MultiWorkerMirroredStrategy(MultiProcessStrategy):
       num_replicas: the number of replicas on all workers; a multiple of the number of all their devices. Each device
         runs as many, one after the other; see :class:`MirroredStrategy`. By default each has one.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
-        devices with as many replicas; by default the order is the fastest. ``docs/replicas.md`` lists what else is
-        required, such as a flag for the compiler on CPUs.
+      reproducible: whether sums over replicas have a fixed order; see :class:`MirroredStrategy`.
 
     Attributes:
       cluster_resolver: the resolver; if none was given, that of ``TF_CONFIG``, or one that knows only the number of

@@ -43,9 +43,7 @@ class ShardedStrategy(MultiProcessStrategy):
       num_logical_devices: the number of devices of each replica; see :class:`MultiWorkerMirroredStrategy`. Variables
         with parts on logical devices (``partition_dimensions``) are split over the replicas part by part.
       replicas_at_once: how many of a device's replicas run at the same time, at most; see :class:`MirroredStrategy`.
-      reproducible: whether sums over replicas have a fixed order, so that steps have the same bits on any number of
-        devices with as many replicas; by default the order is the fastest. ``docs/replicas.md`` lists what else is
-        required, such as a flag for the compiler on CPUs.
+      reproducible: whether sums over replicas have a fixed order; see :class:`MirroredStrategy`.
 
     Attributes:
       cluster_resolver: as in :class:`MultiWorkerMirroredStrategy`.

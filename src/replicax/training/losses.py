@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Literal
 
 import jax
@@ -14,7 +13,7 @@ from replicax import context
 from replicax.argument_checks import mask_of_rows
 from replicax.collectives import share_p
 from replicax.devices.host_values import as_array, check_numbers
-from replicax.errors import ContextError, ShareWarning, stack_level
+from replicax.errors import ContextError, ShareWarning, warn
 
 
 def compute_average_loss(
@@ -76,12 +75,11 @@ def compute_average_loss(
         )
     each = math.prod(losses.shape[1:])
     if each > 1 and reduce_dims is None:
-        warnings.warn(
+        warn(
             f"compute_average_loss: per_example_loss has shape {losses.shape}. Its dims after the first are added up, "
             f"so the result is {each} times the share of losses.mean(). Pass reduce_dims='mean' to average them, or "
             "reduce_dims='sum' to add them up without this warning.",
             ShareWarning,
-            stacklevel=stack_level(),
         )
     examples = replica._communicator.examples
     if examples is not None:

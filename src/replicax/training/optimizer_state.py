@@ -6,7 +6,7 @@ path of a variable in the parameters' tree, the leaf belongs to that variable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax
 from replicax.pytrees import is_leaf, registered
 from replicax.variables import Variable
 from replicax.variables.layout import Layout
+from replicax.variables.trees import assign
 
 Path = tuple[Any, ...]
 
@@ -56,15 +57,12 @@ class AssigningDict(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         old, new = (jax.tree_util.tree_leaves(item, is_leaf=is_leaf) for item in (self.get(key), value))
-        if not any(isinstance(x, Variable) for x in old):  # a copy of the state with arrays in place of variables
+        if any(isinstance(leaf, Variable) for leaf in old):
+            assign(old, new)
+        else:  # a copy of the state that has arrays in place of variables
             super().__setitem__(key, value)
-            return
-        for variable, x in zip(old, new, strict=True):
-            variable.assign(x)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for key, value in dict(*args, **kwargs).items():
-            self[key] = value
+    update = MutableMapping.update
 
 
 def with_assigning_dicts(state: Any) -> Any:

@@ -212,12 +212,8 @@ def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...],
         return None, 1
     returned: Any = partitioner(shape, dtype)
     pieces = list(returned) if isinstance(returned, Sequence | np.ndarray) else [returned] * (len(shape) + 1)
-    if (
-        not all(isinstance(p, int | np.integer) for p in pieces)
-        or len(pieces) != len(shape)
-        or any(p < 1 for p in pieces)
-        or sum(p > 1 for p in pieces) > 1
-    ):
+    are_positive = all(isinstance(p, int | np.integer) and p >= 1 for p in pieces)
+    if not are_positive or len(pieces) != len(shape) or sum(p > 1 for p in pieces) > 1:
         raise ValueError(
             f"variable {name!r}: the partitioner must return a positive number for each of the {len(shape)} dims of "
             f"{shape}, with at most one of them above 1; got {returned!r}"
@@ -260,5 +256,4 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 def _check_positive(partitioner: Any, *names: str) -> None:
     for name in names:
-        value = getattr(partitioner, name)
-        checked_integer(value, f"{type(partitioner).__name__}: {name}")
+        checked_integer(getattr(partitioner, name), f"{type(partitioner).__name__}: {name}")

@@ -140,7 +140,7 @@ def assign(variables: Tree, values: Tree) -> None:
             f"have {found}"
         ) from error
     pairs = [(leaf, value) for leaf, value in zip(leaves, new, strict=True) if isinstance(leaf, Variable)]
-    assign_all([(leaf, _value_of(value)) for leaf, value in pairs])
+    assign_all([(leaf, as_arrays(value)) for leaf, value in pairs])
 
 
 @_jax.outside_meshes
@@ -187,22 +187,12 @@ def _checked(variable: Variable, value: Any) -> Any:
 def _is_plain(variable: Variable) -> bool:
     """Whether every device is to have the whole value, and what other workers have need not be compared."""
     replicas = variable.replicas
-    return (
-        type(variable) is Variable
-        and type(variable.layout) is Mirrored
-        and not replicas.is_absent
-        and not replicas.lockstep.several
-    )
-
-
-def _value_of(value: Any) -> Any:
-    return value.value if isinstance(value, Variable) else value
+    is_here = not (replicas.is_absent or replicas.lockstep.several)
+    return is_here and type(variable) is Variable and type(variable.layout) is Mirrored
 
 
 def _can_be_combined(dtype: Any, aggregation: Aggregation) -> bool:
-    if is_key(dtype):
-        return False
-    return aggregation is not Aggregation.MEAN or bool(jnp.issubdtype(dtype, jnp.inexact))
+    return not is_key(dtype) and (aggregation is not Aggregation.MEAN or bool(jnp.issubdtype(dtype, jnp.inexact)))
 
 
 def _word(key: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from replicax._grain import graph, nodes
 from replicax._grain.installed import what_is_lost
 from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
 from replicax.devices.host_values import check_no_keys
-from replicax.errors import stack_level
+from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
 
@@ -53,7 +52,7 @@ def as_source(dataset: Any, method: str) -> Source:
         name = f"{type(dataset).__module__.split('.')[0]} {name}"
         dataset, unrepeatable, length = foreign.batches, foreign.unrepeatable, foreign.length
     if isinstance(dataset, grain.MapDataset | grain.IterDataset) and (lost := what_is_lost()):
-        warnings.warn(lost, stacklevel=stack_level())
+        warn(lost)
     if isinstance(dataset, grain.MapDataset):
         return Source(dataset, f"a {name}", unrepeatable, graph.length(dataset))
     if isinstance(dataset, grain.IterDataset):

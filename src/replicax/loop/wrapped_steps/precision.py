@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
-from replicax.errors import ContextError, stack_level
+from replicax.errors import ContextError, warn
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import HeldArray, cells_in
 from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
@@ -100,11 +99,10 @@ class Precision:
         ):
             raise ValueError(f"Precision: loss_scale must be 'auto', a positive number, or None, got {loss_scale!r}")
         if first is None and self.dtype == jnp.float16:
-            warnings.warn(
+            warn(
                 "Precision('fp16', loss_scale=None): gradients below 6e-8 become 0 in float16, so small ones are lost. "
                 "Leave loss_scale out to have the loss scaled, or compute in 'bf16', which needs no scaling.",
                 UserWarning,
-                stacklevel=stack_level(),
             )
         self._scale = self._steps = None
         if first is not None:
