@@ -485,6 +485,8 @@ def test_setting_an_item_of_the_state_assigns_the_variable(pair) -> None:
     trace = next(s for s in optimizer.state.inner_state if hasattr(s, "trace")).trace
     trace["layer"] = {"w": jnp.full(2, 7.0)}
     assert pair.run(lambda: trace["layer"]["w"].value).tolist() == [7.0, 7.0]
+    with pytest.raises(KeyError, match="rate"):
+        optimizer.state.hyperparams["rate"] = 0.5
     arrays = jax.tree.map(jnp.asarray, optimizer.state)
     arrays.hyperparams["learning_rate"] = 3.0
     assert (arrays.hyperparams["learning_rate"], float(rate)) == (3.0, 0.0)

@@ -56,9 +56,8 @@ class AssigningDict(dict[Any, Any]):
     """A dict of variables; setting an item assigns them, so that steps that are compiled already use the new value."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        old, new = (jax.tree_util.tree_leaves(item, is_leaf=is_leaf) for item in (self.get(key), value))
-        if any(isinstance(leaf, Variable) for leaf in old):
-            assign(old, new)
+        if any(isinstance(leaf, Variable) for leaf in jax.tree_util.tree_leaves(self, is_leaf=is_leaf)):
+            assign(*(jax.tree_util.tree_leaves(item, is_leaf=is_leaf) for item in (self[key], value)))
         else:  # a copy of the state that has arrays in place of variables
             super().__setitem__(key, value)
 
