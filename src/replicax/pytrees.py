@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from replicax import _jax
 
@@ -176,45 +175,15 @@ def _leaves_of(leaf: Any, field: str) -> list[Any]:
     return jax.tree_util.tree_leaves(getattr(leaf, field, None), is_leaf=is_leaf)
 
 
-class _Attributes:
-    """What a container has besides its items: attributes that hold no arrays, which belong to its structure."""
-
-    def __init__(self, container: Any) -> None:
-        attributes = vars(container) if type(container).__dictoffset__ else {}
-        self._are_items = attributes is container
-        self._items: list[str] = []  # those that are items, too, by the same name
-        self._others: dict[str, Any] = {}
-        for name, value in () if self._are_items else attributes.items():
-            if isinstance(container, dict) and dict.get(container, name, self) is value:
-                self._items.append(name)
-            elif not any(map(_is_array, jax.tree_util.tree_leaves(value, is_leaf=is_leaf))):
-                self._others[name] = value
-
-    def given_to(self, new: Any) -> Any:
-        """``new``, the same container with other items, now with these attributes."""
-        if self._are_items:
-            object.__setattr__(new, "__dict__", new)
-        elif self._items or self._others:
-            vars(new).update(self._others, **{name: dict.__getitem__(new, name) for name in self._items})
-        return new
-
-    def __repr__(self) -> str:  # the same on every worker
-        return repr({name: x if type(x) in _jax.BY_VALUE else type(x) for name, x in self._others.items()})
-
-    def __hash__(self) -> int:
-        return hash((self._are_items, frozenset(self._others)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Attributes)
-            and (self._are_items, self._items) == (other._are_items, other._items)
-            and self._others.keys() == other._others.keys()
-            and all(x is other._others[name] or are_equal(x, other._others[name]) for name, x in self._others.items())
-        )
+def _names_of_items(container: Any) -> tuple[str, ...] | None:
+    """Which of a dict's items are attributes, too; ``None`` if its items are all its attributes."""
+    attributes = vars(container) if type(container).__dictoffset__ else {}
+    if attributes is container:
+        return None
+    return tuple(name for name, value in attributes.items() if dict.get(container, name, _NO_ITEM) is value)
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray)
+_NO_ITEM = object()
 
 
 def _register(kind: Any) -> None:
@@ -231,28 +200,32 @@ def _register(kind: Any) -> None:
         def flatten_dict(d: Any) -> tuple[list[Any], Any]:
             keys = keys_of(d)
             factory = d.default_factory if has_factory else None
-            return [(jax.tree_util.DictKey(k), d[k]) for k in keys], (keys, factory, _Attributes(d))
+            return [(jax.tree_util.DictKey(k), d[k]) for k in keys], (keys, factory, _names_of_items(d))
 
         def rebuild_dict(aux: Any, children: Any) -> Any:
             new = kind.__new__(kind)
-            keys, factory, attributes = aux
+            keys, factory, names = aux
             if has_factory:
                 new.default_factory = factory
             for key, child in zip(keys, children, strict=True):
                 (collections.OrderedDict if in_order else dict).__setitem__(new, key, child)
-            return attributes.given_to(new)
+            if names is None:
+                object.__setattr__(new, "__dict__", new)
+            for name in names or ():
+                vars(new)[name] = dict.__getitem__(new, name)
+            return new
 
         jax.tree_util.register_pytree_with_keys(kind, flatten_dict, rebuild_dict)
         return
 
     def flatten_sequence(items: Any) -> tuple[list[Any], Any]:
-        return [(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(items)], _Attributes(items)
+        return [(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(items)], None
 
-    def rebuild_sequence(attributes: Any, children: Any) -> Any:
+    def rebuild_sequence(_: Any, children: Any) -> Any:
         if issubclass(kind, tuple):
-            return attributes.given_to(tuple.__new__(kind, children))
+            return tuple.__new__(kind, children)
         new = kind.__new__(kind)
         list.extend(new, children)
-        return attributes.given_to(new)
+        return new
 
     jax.tree_util.register_pytree_with_keys(kind, flatten_sequence, rebuild_sequence)

@@ -483,8 +483,7 @@ def test_setting_an_item_of_the_state_assigns_the_variable(pair) -> None:
     assert w.numpy().tolist() == [0.25, 0.25]
     assert optimizer.state.hyperparams["learning_rate"] is rate
     trace = next(s for s in optimizer.state.inner_state if hasattr(s, "trace")).trace
-    trace["layer"] = {"w": jnp.full(2, 7.0)}
-    assert pair.run(lambda: trace["layer"]["w"].value).tolist() == [7.0, 7.0]
+    assert type(trace["layer"]) is dict  # so that states of Optax can be mapped along
     with pytest.raises(KeyError, match="rate"):
         optimizer.state.hyperparams["rate"] = 0.5
     arrays = jax.tree.map(jnp.asarray, optimizer.state)

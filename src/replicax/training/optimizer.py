@@ -93,7 +93,7 @@ class Optimizer:
     def state(self) -> Any:
         """The transformation's state, a pytree of variables; ``None`` before it is built.
 
-        Setting an item of a dict in it assigns the variable, as for a rate that is injected:
+        Setting a hyperparameter that Optax injects assigns its variable:
         ``optimizer.state.hyperparams["learning_rate"] = 0.01``.
         """
         return with_assigning_dicts(self._state)

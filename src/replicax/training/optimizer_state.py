@@ -65,11 +65,15 @@ class AssigningDict(dict[Any, Any]):
 
 
 def with_assigning_dicts(state: Any) -> Any:
-    """A copy of a state whose dicts are of that kind."""
+    """A copy of a state in which the hyperparameters that Optax injects are such dicts; other dicts are as they are."""
+
+    def is_injected(node: Any) -> bool:
+        return {"hyperparams", "inner_state"}.issubset(getattr(type(node), "_fields", ()))
 
     def copied(node: Any) -> Any:
-        if type(node) is not dict:
+        if not is_injected(node):
             return node
-        return registered(AssigningDict({key: with_assigning_dicts(item) for key, item in node.items()}))
+        hyperparams = registered(AssigningDict(node.hyperparams))
+        return node._replace(hyperparams=hyperparams, inner_state=with_assigning_dicts(node.inner_state))
 
-    return jax.tree_util.tree_map(copied, state, is_leaf=lambda node: type(node) is dict or is_leaf(node))
+    return jax.tree_util.tree_map(copied, state, is_leaf=lambda node: is_injected(node) or is_leaf(node))
