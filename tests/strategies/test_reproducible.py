@@ -20,7 +20,7 @@ from jax import lax
 
 import replicax
 from replicax import REPLICA_AXIS
-from replicax.devices import cpu_arithmetic
+from replicax.extended import reproducibility
 from tests import processes
 from tests.strategies import workers_reproducible
 from tests.strategies.workers_reproducible import Training, on_devices
@@ -252,10 +252,10 @@ print(os.environ["NPROC"], strategy.run(lambda x, y: x * x - y, args=(x, x * x))
     ],
 )
 def test_a_weaker_promise_is_told(monkeypatch: pytest.MonkeyPatch, machine: str, threads: int, said: str) -> None:
-    monkeypatch.setattr(cpu_arithmetic, "_rounds", lambda device: threads != 4)
-    monkeypatch.setattr(cpu_arithmetic, "thread_limit", lambda: threads)
+    monkeypatch.setattr(reproducibility, "_rounds", lambda device: threads != 4)
+    monkeypatch.setattr(reproducibility, "thread_limit", lambda: threads)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    for warn in (cpu_arithmetic._warn_of_rounding, cpu_arithmetic._warn_of_threads):
+    for warn in (reproducibility._warn_of_rounding, reproducibility._warn_of_threads):
         warn.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -265,4 +265,4 @@ def test_a_weaker_promise_is_told(monkeypatch: pytest.MonkeyPatch, machine: str,
     assert warning.category is replicax.errors.ReproducibilityWarning
     assert re.search(said, str(warning.message))
     assert warning.filename == __file__
-    cpu_arithmetic._warn_of_rounding.cache_clear()
+    reproducibility._warn_of_rounding.cache_clear()

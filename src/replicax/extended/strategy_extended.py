@@ -13,7 +13,6 @@ import numpy as np
 from replicax import _jax
 from replicax.argument_checks import as_integer
 from replicax.communication import CommunicationOptions
-from replicax.devices.cpu_arithmetic import warn_unless_fixed
 from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
@@ -21,6 +20,7 @@ from replicax.execution.run import arguments_of, check_call, prepare, run_compil
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.array_specs import abstract_arrays
 from replicax.extended.reducing import Reducing
+from replicax.extended.reproducibility import warn_unless_fixed
 from replicax.extended.updating import Updating
 from replicax.name_hints import NameHints
 from replicax.values import container_of
