@@ -1,4 +1,4 @@
-"""Pytrees: which containers there are, which leaves stay whole, and whether a container has changed.
+"""Pytrees: which containers there are, which leaves stay whole, and whether a container or an object has changed.
 
 To JAX, subclasses of dict, list and tuple are leaves unless they are registered: their items would be neither traced
 nor taken apart. So Replicax registers each when it first meets it. (JAX knows namedtuples, ``OrderedDict`` and
@@ -118,6 +118,80 @@ def are_unchanged(contents: Iterable[Contents]) -> bool:
         if not all(map(operator.is_, container if seen.keys is None else container.values(), seen.items)):
             return False
     return True
+
+
+class Attribute:
+    """An attribute of an object, as it is now: by it a later change is seen.
+
+    Numbers and containers of up to 100 items count by value, other objects by identity.
+
+    Args:
+      owner: the object.
+      name: of the attribute, which may be missing; ``"__dict__"`` stands for all that are not in slots.
+
+    >>> import types
+    >>> from replicax.pytrees import Attribute
+    >>> config = types.SimpleNamespace(rates=[0.5])
+    >>> before = Attribute(config, "rates")
+    >>> config.rates.append(0.1)
+    >>> before.is_unchanged(), before
+    (False, rates=[0.5, 0.1])
+    """
+
+    __slots__ = ("_contents", "_key", "_name", "_owner", "_value")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = _jax.ById(owner)
+        self._name = name
+        now = self.now
+        self._value = _jax.ById(now)
+        contents = Contents.of_all_in(now)
+        is_long = sum(len(c.items) for c in contents) > _MOST_ITEMS
+        self._contents = () if is_long else contents
+        self._key = None if is_long else _Keys().of(now)
+
+    @property
+    def now(self) -> Any:
+        """What is kept in the object now, or in its class, or :class:`Missing`: no code of the user's runs."""
+        owner = self._owner._strong if self._owner._ref is None else self._owner._ref()
+        try:
+            attributes = object.__getattribute__(owner, "__dict__")
+        except AttributeError:
+            attributes = {}
+        if self._name in attributes:
+            return attributes[self._name]
+        if self._name == "__dict__":
+            return attributes
+        found = next((vars(kind)[self._name] for kind in type(owner).__mro__ if self._name in vars(kind)), Missing)
+        if not isinstance(found, types.MemberDescriptorType):
+            return found
+        try:
+            return found.__get__(owner)  # one of __slots__
+        except AttributeError:
+            return Missing
+
+    def is_unchanged(self) -> bool:
+        """Whether it has the same value, or an equal one."""
+        now, seen = self.now, self._value
+        is_same = (seen._strong if seen._ref is None else seen._ref()) is now
+        if is_same and (not self._contents or are_unchanged(self._contents)):
+            return True
+        return bool(_Keys().of(now) == self._key)
+
+    def __repr__(self) -> str:
+        return f"{self._name}={self._value!r}"
+
+
+class Missing:
+    """Stands for an attribute that is not there."""
+
+
+_MOST_ITEMS = 100
+
+
+class _Keys(_jax.Keys):
+    def of_other(self, value: Any) -> Any:
+        return _jax.ById(value)
 
 
 def check_no_traced_fields(leaf: Any) -> None:

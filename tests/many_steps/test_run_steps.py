@@ -232,7 +232,7 @@ def test_one_trace_one_program_for_all_groups_of_a_length(pair) -> None:
     model = Model(pair)
     iterator = iter(pair.distribute_dataset(batches([8] * 12)))
     pair.run_steps(model.step_of_many, iterator, 4)
-    [program] = [e for e in pair.extended.programs._entries.values() if e.repetitions]
+    [program] = [e for _, e in pair.extended.programs._entries.values() if e.repetitions]
     assert list(program.repetitions) == [4]
     assert program.call._cache_size() == 0  # the single step has not been compiled
     with jax.log_compiles(False):
@@ -253,7 +253,7 @@ def test_a_plain_step_has_one_all_reduce_in_the_loop(pair) -> None:
         ctx.set_last_step_output("loss", loss, "sum")
 
     pair.run_steps(step, iter(pair.distribute_dataset([np.ones((4, 4), np.float32)] * 3)), 3)
-    [program] = [e for e in pair.extended.programs._entries.values() if e.repetitions]
+    [program] = [e for _, e in pair.extended.programs._entries.values() if e.repetitions]
     assert len(program.repetitions[3].collectives()) == 1
     assert "while(" in program.repetitions[3].compiled_text()
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +17,83 @@ import replicax
 class Part:
     def __init__(self) -> None:
         self.rate = 1.0
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.rate
+
+
+def timed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    return call
+
+
+class Sub(Part):
+    def scaled(self, x: Any) -> Any:
+        return super().scaled(x)
+
+    @timed
+    def decorated(self, x: Any) -> Any:
+        return x * self.rate
+
+    def __getitem__(self, name: str) -> float:
+        return getattr(self, name)
+
+    def __mul__(self, x: Any) -> Any:
+        return x * self.rate
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    rate: float = 1.0
+
+
+class Fields:
+    """Keeps its attributes in a dict, as some classes for configurations do."""
+
+    def __init__(self, **fields: Any) -> None:
+        object.__setattr__(self, "_fields", fields)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._fields[name] = value
+
+
+@dataclasses.dataclass
+class Named:
+    rate: float = 1.0
+
+    def __hash__(self) -> int:
+        return hash("Named")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Hashed:
+    rate: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    rates: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        return self.rates["rate"]
+
+
+class Net:
+    def __init__(self) -> None:
+        self.training = False
+
+    def __call__(self, x: Any) -> Any:
+        return x * 2 if self.training else x
 
 
 class Config:
@@ -62,6 +143,84 @@ def test_a_change_is_seen(pair: replicax.Strategy, how: str) -> None:
     assert pair.extended.trace_count(step) == 2
 
 
+def set_rate(part: Any) -> None:
+    part.rate = 2.0
+
+
+READS = {
+    "by a function of another module": (Part, lambda x, p: x * operator.attrgetter("rate")(p), set_rate),
+    "by super()": (Sub, lambda x, p: p.scaled(x), set_rate),
+    "by a decorated method": (Sub, lambda x, p: p.decorated(x), set_rate),
+    "by an item": (Sub, lambda x, p: x * p["rate"], set_rate),
+    "by an operator": (Sub, lambda x, p: p * x, set_rate),
+    "in slots": (Slots, lambda x, p: x * p.rate, set_rate),
+    "in a dict behind __getattr__": (lambda: Fields(rate=1.0), lambda x, p: x * p.rate, set_rate),
+    "in a namespace": (lambda: types.SimpleNamespace(rate=1.0), lambda x, p: x * p.rate, set_rate),
+    "with a hash of its own": (Named, lambda x, p: x * p.rate, set_rate),
+    "with a hash of its fields": (Hashed, lambda x, p: x * p.rate, set_rate),
+    "in a frozen dataclass": (
+        lambda: Frozen({"rate": 1.0}),
+        lambda x, p: x * p.rate,
+        lambda p: p.rates.update(rate=2.0),
+    ),
+    "far inside": (
+        lambda: types.SimpleNamespace(a=[Fields(b={"c": Fields(part=Part())})]),
+        lambda x, n: x * n.a[0].b["c"].part.rate,
+        lambda n: set_rate(n.a[0].b["c"].part),
+    ),
+    "of the class": (lambda: type("Trial", (), {"rate": 1.0})(), lambda x, p: x * p.rate, set_rate),
+    "by vars": (Part, lambda x, p: x * vars(p)["rate"], set_rate),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_change_is_seen_however_it_is_read(pair: replicax.Strategy, how: str) -> None:
+    make, step, change = READS[how]
+    part = make()
+    for rate in (1.0, 1.0, 2.0, 2.0):
+        if rate == 2.0:
+            change(part)
+        assert float(pair.run(step, args=(1.0, part))) == rate
+    assert pair.extended.trace_count(step) == 2
+    assert float(pair.run(lambda x: x, args=(1.0,))) == 1.0  # no key is lost
+
+
+def test_an_attribute_that_one_step_sets_is_an_input_of_others(pair: replicax.Strategy) -> None:
+    def train(x: Any, net: Net) -> Any:
+        net.training = True
+        return net(x)
+
+    def predict(x: Any, net: Net) -> Any:
+        return net(x)
+
+    for net in (Net(), Net()):
+        for training in (False, True, False):
+            net.training = training
+            assert float(pair.run(predict, args=(1.0, net))) == (2.0 if training else 1.0)
+            assert float(pair.run(train, args=(1.0, net))) == 2.0
+    assert pair.extended.trace_count(train) == 2  # one for each object
+    assert pair.extended.trace_count(predict) == 4
+
+
+def test_classes_are_as_before_when_a_step_has_been_traced(pair: replicax.Strategy) -> None:
+    def step(x: Any, fields: Fields) -> Any:
+        return x * fields.missing
+
+    before = dict(vars(Fields))
+    with pytest.raises(AttributeError, match="missing"):
+        pair.run(step, args=(1.0, Fields()))
+    assert dict(vars(Fields)) == before
+
+
+def test_equal_objects_made_anew_are_the_same_to_a_step(pair: replicax.Strategy) -> None:
+    def step(x: Any, hashed: Hashed) -> Any:
+        return x * hashed.rate
+
+    for rate in (1.0, 1.0, 2.0, 2.0, 1.0):
+        assert float(pair.run(step, args=(1.0, Hashed(rate)))) == rate
+    assert pair.extended.trace_count(step) == 2
+
+
 def test_dataclasses_and_sets(pair: replicax.Strategy) -> None:
     settings, names = Settings(), {"a"}
     for _ in range(2):
@@ -104,6 +263,6 @@ def test_the_warning_of_many_traces_names_the_attribute(pair: replicax.Strategy)
             pair.run(lambda x, c: x * c.scale, args=(1.0, config))
 
     with pytest.warns(
-        replicax.errors.RetraceWarning, match=r"args\[1\]: was .*Config.* with scale=9.0, .*, now .*scale=10.0"
+        replicax.errors.RetraceWarning, match=r"args\[1\]: was .*Config.* with scale=9.0, now .*scale=10.0"
     ):
         run_often()

@@ -44,7 +44,7 @@ class ProgramCache:
     def __init__(self, variables: VariableCollection) -> None:
         self.variables = variables
         self.replicas = variables.replicas
-        self._entries: collections.OrderedDict[Any, Executable] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[Any, tuple[Any, Executable]] = collections.OrderedDict()
         self._users: weakref.WeakKeyDictionary[Slot, set[Any]] = weakref.WeakKeyDictionary()
         self._traces: collections.Counter[Any] = collections.Counter()
         self._last: dict[Any, Any] = {}
@@ -61,9 +61,10 @@ class ProgramCache:
             return latest
         found = self._entries.get(key)
         if found is not None:
-            self._entries.move_to_end(key)
-            self._latest = key, found
-        return found
+            self._entries.move_to_end(found[0])
+            self._latest = found
+            return found[1]
+        return None
 
     def add(self, key: Any, executable: Executable, fn: Callable[..., Any]) -> None:
         """Keep the ``executable`` of ``fn``; warn if that is traced again and again."""
@@ -78,7 +79,8 @@ class ProgramCache:
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
         self._fresh.add(id(executable))
-        self._entries[key] = executable  # last: an interrupt in between must leave no program that can't be forgotten
+        # Last: an interrupt in between must leave no program that can't be forgotten.
+        self._entries[key] = key, executable
         code = key[0].code
         self._traces[code] += 1
         if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):
@@ -94,7 +96,7 @@ class ProgramCache:
 
     def _warn_of_own_models(self, last: Any, key: Any, fn: Callable[..., Any]) -> None:
         """Warn if state that was the same everywhere comes back as the step has returned it: per replica."""
-        before = self._entries.get(last)
+        _, before = self._entries.get(last, (None, None))
         changed = came_apart(last[1], key[1])
         if before is None or not changed or not before.program.has_derivatives:
             return
@@ -132,7 +134,7 @@ class ProgramCache:
 
     def _drop(self, key: Any) -> None:
         self._latest = None, None
-        executable = self._entries.pop(key, None)
+        _, executable = self._entries.pop(key, (None, None))
         self._fresh.discard(id(executable))
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)

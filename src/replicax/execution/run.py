@@ -23,6 +23,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.object_attributes import recording_reads
 from replicax.locality import T
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
@@ -128,11 +129,8 @@ def known(
             arguments = Arguments(args, kwargs or {})
         except Exception:
             return None
-    step = function_key(fn)
-    if arguments.objects:
-        arguments.look_into_objects(step.names)
     settings = _jax.trace_settings()
-    executable = programs.find((step, arguments.key, settings))
+    executable = programs.find((function_key(fn), arguments.key, settings))
     if executable is None:
         return None
     inputs = executable.placed(arguments) if arguments.arrays else []
@@ -218,8 +216,6 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
       together: whether all workers do this, so that they are told if this one fails.
     """
     step = function_key(fn)
-    if arguments.objects:
-        arguments.look_into_objects(step.names)
     key = (step, arguments.key, _jax.trace_settings())
     replicas = programs.replicas
     executable = programs.find(key)
@@ -233,7 +229,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         put_back = state_of_this_thread()
         name = getattr(fn, "__name__", "the step")
         try:
-            program = _captured(replicas, fn, arguments, creations)
+            with recording_reads(arguments.objects()):
+                program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
                 executable = registry.placed_steps()(program, replicas.mesh)
             else:
@@ -255,8 +252,6 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             programs.keep_created(created, fn, step)
         after = key_after_tracing(fn, step)
         programs.keep_created(created, fn, after)
-        if arguments.objects:
-            arguments.look_into_objects(after.names, after_tracing=True)
         programs.add((after, arguments.key, key[2]), executable, fn)
     return executable
 

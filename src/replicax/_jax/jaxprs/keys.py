@@ -3,13 +3,13 @@
 One walk over Python values and programs makes them all. A subclass of :class:`Keys` says where its job differs:
 
 * ``tracing.function_key``: steps, at each call, by code and captured values; other objects by identity;
+* ``pytrees``: attributes of objects that a step has read, when one is another object than before; likewise;
 * ``eager.operation_keys``: operations of the per-replica executor; parameters as JAX compares them, as it is quick;
 * ``eager.library_functions``: optimizers that consist of parts of libraries; anything else is refused;
 * ``ragged.value_numbering``: operations in the programs of ragged replicas; arrays by content;
 * :func:`program_digest`: programs on different workers; objects by their text, as identities differ there.
 
-Two keys are made otherwise: ``tracing.object_attributes``, a short form for each call; and those of arrays on different
-workers (``workers.digests``), which are no programs.
+Those of arrays on different workers (``workers.digests``), which are no programs, are made otherwise.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.tracing.function_key import ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
-from replicax.execution.tracing.object_attributes import ObjectKey, is_mutable
+from replicax.execution.tracing.object_attributes import ObjectKey
 from replicax.locality import Locality, M, T
 from replicax.pytrees import is_leaf, register
 from replicax.values import ExampleMask, Local, PerReplica, Ragged, Stacked
@@ -65,16 +65,14 @@ class Arguments:
       mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
       is_ragged: whether some arguments differ in size between replicas.
       key: arguments with an equal key use the same program.
-      objects: the static ones that have attributes, by their position; their key needs :meth:`look_into_objects`.
     """
 
-    __slots__ = ("_statics", "_tree", "arrays", "is_ragged", "key", "mask", "objects")
+    __slots__ = ("_statics", "_tree", "arrays", "is_ragged", "key", "mask")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         leaves, self._tree = _flatten((args, kwargs), is_leaf)
         self.arrays: list[Any] = []
         self._statics: list[Any] = []
-        self.objects: list[tuple[int, Any]] = []
         self.mask: ExampleMask | None = None
         self.is_ragged = False
         padded: list[tuple[int, ExampleMask, int | None]] = []
@@ -138,9 +136,7 @@ class Arguments:
                 raise is_a_mutable_array(self._tree, position)
             else:
                 self._statics.append((position, leaf))
-                if not is_leaf(leaf) and is_mutable(kind):
-                    self.objects.append((position, leaf))
-                keys.append((_STATIC, kind, _static_key(leaf)))
+                keys.append((_STATIC, kind, leaf if kind in _jax.BY_VALUE else _static_key(leaf)))
         if padded:
             self.mask = common_mask(padded, self._tree)
             if self.is_ragged:
@@ -152,20 +148,9 @@ class Arguments:
             keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
         self.key = (self._tree, tuple(keys))
 
-    def look_into_objects(self, names: frozenset[str], after_tracing: bool = False) -> None:
-        """Let the key depend on those attributes of objects that a step whose code has these names may read.
-
-        Args:
-          names: of the step's :class:`FunctionKey`.
-          after_tracing: what is another now than before has been changed by the step itself.
-        """
-        keys = list(self.key[1])
-        for position, leaf in self.objects:
-            new = ObjectKey(leaf, names)
-            if after_tracing and new.note_changes(keys[position][2]):
-                new = ObjectKey(leaf, names)
-            keys[position] = (_STATIC, type(leaf), new)
-        self.key = (self._tree, tuple(keys))
+    def objects(self) -> list[ObjectKey]:
+        """Those parts of the key that may depend on what a step reads of an object."""
+        return [k[2] for k in self.key[1] if isinstance(k[2], ObjectKey)]
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
         """One replica's shape and dtype, and the locality, of each traced argument.
@@ -379,10 +364,4 @@ def _describe(value: Any) -> str:
 def _static_key(leaf: Any) -> Any:
     if is_leaf(leaf):
         return leaf.key if isinstance(leaf, ByKey) else _jax.ById(leaf)
-    if type(leaf) is set:
-        return frozenset(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return _jax.ById(leaf)
-    return leaf
+    return frozenset(leaf) if type(leaf) is set else ObjectKey(leaf)

@@ -37,19 +37,15 @@ class FunctionKey(_jax.Hashed):
       code: the function's code object, or the callable itself.
       captured: each captured value, by name.
       places: the same, with those of captured functions, by code and name.
-      names: the names in its code and in that of captured functions.
     """
 
-    __slots__ = ("_wrapped", "captured", "code", "names", "places")
+    __slots__ = ("_wrapped", "captured", "code", "places")
 
-    def __init__(
-        self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any], names: frozenset[str]
-    ) -> None:
+    def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
         super().__init__(code, captured)
         self.code = code
         self.captured = captured
         self.places = places
-        self.names = names
         self._wrapped: dict[Hashable, FunctionKey] = {}
 
     def wrapped(self, wrapper: Hashable) -> FunctionKey:
@@ -57,7 +53,7 @@ class FunctionKey(_jax.Hashed):
         key = self._wrapped.get(wrapper)
         if key is None:
             captured = ("wrapper", wrapper), *self.captured
-            key = self._wrapped[wrapper] = FunctionKey(self.code, captured, self.places, self.names)
+            key = self._wrapped[wrapper] = FunctionKey(self.code, captured, self.places)
         return key
 
     @property
@@ -123,7 +119,7 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     if isinstance(fn, Wrapper):
         return _new_key(fn.fn).wrapped(fn.kind)
     collector = _Collector(fn)
-    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places, frozenset(collector.names))
+    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):
         _keys[fn] = fn.__code__, fn.__defaults__, fn.__kwdefaults__, collector.sources, key
     return key
@@ -188,7 +184,6 @@ class _Collector(_jax.Keys):
         self.sources: list[_Captured] = []
         self.frozen: list[tuple[str, Any]] = []
         self.places: dict[tuple[types.CodeType, str], Any] = {}
-        self.names: set[str] = set()
         self._visited: dict[int, int] = {}
         # Libraries don't change under a program: only globals of the function's own module are looked at.
         self._module: Any = getattr(_innermost(fn), "__globals__", None)
@@ -205,10 +200,7 @@ class _Collector(_jax.Keys):
             frozen.append(("self", _jax.ById(fn.__self__)))
             return self._function(fn.__func__, frozen)
         if not isinstance(fn, types.FunctionType):
-            call: Any = type(fn).__call__
-            self.names |= names_in(call.__code__) if isinstance(call, types.FunctionType) else set()
             return _jax.ById(fn)
-        self.names |= names_in(fn.__code__)
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
             names = (name for name in _global_names(fn.__code__) if name in self._module)
@@ -248,12 +240,6 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
     own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c))
     return tuple(dict.fromkeys([*own, *inner]))
-
-
-@functools.cache
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of attributes and globals in ``code``, and in functions defined inside it."""
-    return frozenset(code.co_names).union(*(names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:

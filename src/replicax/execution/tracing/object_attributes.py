@@ -1,112 +1,147 @@
-"""Objects among the arguments of a step: what a step may read of them is part of its key.
+"""Objects among the arguments of a step: what the step has read of them is part of its key.
 
 A step sees such an object itself, and a number that it reads there is a constant of its program. If the number is
 another at the next call, that is another program. All attributes can't be compared: many change from step to step and
-mean nothing to the program, such as a count of steps. So those are whose names stand in the step's code.
+mean nothing to the program, such as a count of steps. So while a step is traced, the classes of its objects record
+which attributes are read, whatever code reads them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from replicax._jax import BY_VALUE, CONTAINERS, ById
-from replicax.execution.tracing.function_key import names_in
+import jax
+import numpy as np
 
-_DEPTH = 3
-"""How deep to look: the object, what it has, and what that has."""
-_MOST_ITEMS = 100
-"""A longer container is compared by identity, as each call does it."""
-
-changed_by_tracing: set[tuple[type, str]] = set()
-"""Attributes, by the class of their object, that steps change while they are traced: outputs, and no inputs."""
+from replicax import _jax
+from replicax.pytrees import Attribute
 
 
-class ObjectKey:
-    """Equal to another of the same object with the same attributes.
+class ObjectKey(_jax.ById):
+    """Equal to another of the same object, or of an equal one, while what a step has read of it is unchanged.
 
     Attributes:
-      attributes: those that the step may read, by name, each in a form that can be compared.
+      reads: what the step has read of the object, and of those in it, when it was traced with it; by id and name.
     """
 
-    __slots__ = ("_value", "attributes")
+    __slots__ = ("reads",)
 
-    def __init__(self, value: Any, names: frozenset[str]) -> None:
-        self._value = ById(value)
-        self.attributes: Mapping[str, Any] = _attributes(value, names, _DEPTH)
-
-    def note_changes(self, before: ObjectKey) -> bool:
-        """Note which attributes are others than ``before`` the step was traced; whether there are any."""
-        kind = type(self._value.value)
-        changed = {(kind, n) for n, x in self.attributes.items() if before.attributes.get(n, x) != x}
-        changed_by_tracing.update(changed)
-        return bool(changed)
+    def __init__(self, value: Any) -> None:
+        self.reads: dict[tuple[int, str], Attribute] = {}
+        kind: Any = type(value)
+        if kind.__hash__ not in (None, object.__hash__):
+            try:
+                self._hash, self._ref, self._strong = hash(value), None, value
+                return
+            except TypeError:  # something in it has no hash
+                pass
+        super().__init__(value)
 
     def __hash__(self) -> int:
-        return hash(self._value)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectKey) and self._value == other._value and self.attributes == other.attributes
+        if type(other) is not ObjectKey or self._hash != other._hash:
+            return False
+        one = self._strong if self._ref is None else self._ref()
+        two = other._strong if other._ref is None else other._ref()
+        if one is None or not (one is two or one == two):
+            return False
+        for reads in (self.reads, other.reads):
+            for attribute in reads.values():
+                if not attribute.is_unchanged():
+                    return False
+        return True
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.attributes.items())
-        return f"{self._value!r} with {shown}" if shown else repr(self._value)
+        shown = ", ".join(repr(a) for a in self.reads.values() if not callable(a.now))
+        return f"{self.value!r} with {shown}" if shown else repr(self.value)
 
 
-@functools.cache
-def is_mutable(kind: Any) -> bool:
-    """Whether objects of this class are told apart by identity, and have attributes that can be others later.
+@contextlib.contextmanager
+def recording_reads(keys: Sequence[ObjectKey]) -> Iterator[None]:
+    """While a step is traced: let ``keys`` depend on what it reads of their objects, and doesn't change itself."""
+    if not keys:
+        yield
+        return
+    try:
+        with _one_at_a_time, contextlib.ExitStack() as stack:
+            recording = _Recording(stack)
+            for key in keys:
+                recording.add(key.value, key)
+            yield
+    finally:
+        for key in keys:
+            key.reads = {place: attribute for place, attribute in key.reads.items() if attribute.is_unchanged()}
 
-    Those of Replicax have variables, and nothing else that a step reads.
+
+_one_at_a_time = threading.RLock()
+
+
+class _Recording:
+    """What a step reads of its objects while it is traced.
+
+    Args:
+      stack: when it is left, the classes of the objects are as before.
     """
-    is_by_identity = kind.__hash__ in (None, object.__hash__) and kind.__dictoffset__ != 0
-    is_other = issubclass(kind, type | types.ModuleType | types.FunctionType) or kind.__module__.startswith("replicax.")
-    return is_by_identity and not is_other
 
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._thread = threading.get_ident()
+        self._found: dict[int, tuple[Any, ObjectKey]] = {}  # objects and containers, by id
+        self._set: set[tuple[int, str]] = set()  # by the step itself
+        self._kinds: set[type] = set()
 
-def _attributes(value: Any, names: frozenset[str], depth: int) -> dict[str, Any]:
-    kind: Any = type(value)
-    mentioned = _mentioned(kind, names)
-    return {
-        name: _frozen(attribute, mentioned, depth - 1)
-        for name, attribute in vars(value).items()
-        if name in mentioned and (kind, name) not in changed_by_tracing
-    }
+    def add(self, value: Any, key: ObjectKey) -> None:
+        """Record for ``key`` what is read of this object, or of those in this container."""
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            kind: Any = type(value)
+            if id(value) in self._found or not _may_change(kind):
+                continue
+            self._found[id(value)] = value, key
+            if isinstance(value, _jax.CONTAINERS):
+                todo += value.values() if isinstance(value, dict) else value
+            if kind not in self._kinds:
+                try:
+                    self._replace(kind, "__getattribute__", self._note_read)
+                    self._replace(kind, "__setattr__", self._note_set)
+                    self._kinds.add(kind)
+                except TypeError:  # Python can't change its class: all attributes count
+                    if kind.__dictoffset__:
+                        self._note_read(value, "__dict__")
 
+    def _replace(self, kind: Any, name: str, note: Callable[[Any, str], None]) -> None:
+        original, own = getattr(kind, name), vars(kind).get(name)
 
-def _frozen(value: Any, names: frozenset[str], depth: int) -> Any:
-    # A short form of `_jax.Keys`, which would take twice as long: this is part of each call.
-    kind: Any = type(value)
-    if kind in BY_VALUE:
-        return kind, repr(value) if kind in (float, complex) else value  # repr, because 0.0 == -0.0
-    if not depth or (kind in CONTAINERS and len(value) > _MOST_ITEMS):
-        return ById(value)
-    if kind in (set, frozenset):
-        return kind, frozenset(value)
-    if kind in CONTAINERS:
-        items = value.items() if kind is dict else enumerate(value)
-        return kind, tuple((key, _frozen(item, names, depth - 1)) for key, item in items)
-    return (ById(value), _attributes(value, names, depth)) if is_mutable(kind) else ById(value)
+        @functools.wraps(original)
+        def noted(value: Any, attribute: str, *new: Any) -> Any:
+            if id(value) in self._found and threading.get_ident() == self._thread:
+                note(value, attribute)
+            return original(value, attribute, *new)
+
+        type.__setattr__(kind, name, noted)
+        self._stack.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
+
+    def _note_read(self, value: Any, name: str) -> None:
+        key, place = self._found[id(value)][1], (id(value), name)
+        if place not in key.reads and place not in self._set and name != "__class__":  # isinstance asks for that
+            attribute = key.reads[place] = Attribute(value, name)
+            self.add(attribute.now, key)
+
+    def _note_set(self, value: Any, name: str) -> None:
+        self._set.add((id(value), name))
 
 
 @functools.lru_cache(1024)
-def _mentioned(kind: Any, names: frozenset[str]) -> frozenset[str]:
-    """The names in a step's code, and in the methods and properties of ``kind`` that it may call."""
-    found = new = names | {"__call__"}
-    while new:
-        further: set[str] = set()
-        for name in new:
-            method = getattr(kind, name, None)
-            method = method.fget if isinstance(method, property) else method
-            if isinstance(method, types.FunctionType):
-                further |= names_in(method.__code__)
-        new = frozenset(further) - found
-        found |= new
-    return found
-
-
-def _shown(frozen: Any) -> str:
-    kind, value = frozen if isinstance(frozen, tuple) else (ById, frozen)
-    return str(value) if kind in (float, complex) else repr(kind) if isinstance(kind, ById) else repr(value)
+def _may_change(kind: Any) -> bool:
+    """Whether values of this class have attributes or items that a step may read, and that may be others later."""
+    fixed = type | types.ModuleType | types.FunctionType | types.MethodType | jax.Array | np.ndarray | np.generic
+    package = kind.__module__.partition(".")[0]
+    return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")
