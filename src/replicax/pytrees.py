@@ -23,6 +23,7 @@ from replicax import _jax
 
 Tree = TypeVar("Tree")
 
+_CHANGEABLE = (list, dict, set)
 _lock = threading.Lock()
 
 
@@ -93,15 +94,21 @@ class Contents:
 
     @classmethod
     def of_all_in(cls, value: Any) -> tuple[Contents, ...]:
-        """Those of ``value`` and of the containers in it, if it is a container of Python; else none."""
-        found: dict[int, Contents] = {}
+        """Those of ``value`` and of the containers in it, also those in frozen dataclasses."""
+        found: list[Contents] = []
+        seen: set[int] = set()
         todo = [value]
         while todo:
-            container = todo.pop()
-            if type(container) in _jax.CONTAINERS and id(container) not in found:
-                contents = found[id(container)] = cls(container)
-                todo += contents.items
-        return tuple(found.values())
+            value = todo.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if type(value) in _jax.CONTAINERS or isinstance(value, _CHANGEABLE):
+                found.append(cls(value))
+                todo += found[-1].items
+            elif _jax.is_record(value):
+                todo += (getattr(value, field.name) for field in dataclasses.fields(value))
+        return tuple(found)
 
 
 def are_unchanged(contents: Iterable[Contents]) -> bool:
@@ -148,7 +155,7 @@ class Attribute:
         contents = Contents.of_all_in(now)
         is_long = sum(len(c.items) for c in contents) > _MOST_ITEMS
         self._contents = () if is_long else contents
-        self._key = None if is_long else _Keys().of(now)
+        self._key = None if is_long else IdentityKeys().of(now)
 
     @property
     def now(self) -> Any:
@@ -176,7 +183,7 @@ class Attribute:
         is_same = (seen._strong if seen._ref is None else seen._ref()) is now
         if is_same and (not self._contents or are_unchanged(self._contents)):
             return True
-        return bool(_Keys().of(now) == self._key)
+        return bool(IdentityKeys().of(now) == self._key)
 
     def __repr__(self) -> str:
         return f"{self._name}={self._value!r}"
@@ -189,9 +196,21 @@ class Missing:
 _MOST_ITEMS = 100
 
 
-class _Keys(_jax.Keys):
+class IdentityKeys(_jax.Keys):
+    """Keys in which other objects count by identity, and subclasses of list, dict and set also by their items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entered: set[int] = set()
+
     def of_other(self, value: Any) -> Any:
-        return _jax.ById(value)
+        """The key of any other value: the object itself."""
+        by_id = _jax.ById(value)
+        base: Any = next((base for base in _CHANGEABLE if isinstance(value, base)), None)
+        if base is None or id(value) in self._entered:
+            return by_id
+        self._entered.add(id(value))
+        return by_id, self.of(base(value))
 
 
 def check_no_traced_fields(leaf: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import gc
@@ -12,6 +13,10 @@ from replicax.execution.tracing.function_key import function_key, key_after_trac
 
 rate = 0.5
 table = [1, 2]
+
+
+class Table(dict):
+    pass
 
 
 def helper(x):
@@ -38,6 +43,27 @@ def test_other_captured_values_are_another_step() -> None:
     values = [1, 2, 1.0, True, "1", None, (1,), [1], {"a": 1}, 0.0, -0.0, jnp.sin, jnp.cos, jnp.ones(1), object()]
     keys = {function_key(make(value)) for value in values}
     assert len(keys) == len(values)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.Counter, Table])
+def test_an_item_of_a_captured_dict_may_change(kind) -> None:
+    captured = kind(a=1)
+    captured["itself"] = captured
+    fn = make(captured)
+    before = function_key(fn)
+    assert function_key(fn) is before
+    captured["a"] = 2
+    assert function_key(fn) != before
+    assert function_key(make(captured)) == function_key(fn)
+
+
+def test_a_list_in_a_captured_frozen_dataclass_may_change() -> None:
+    config = dataclasses.make_dataclass("Config", ["names"], frozen=True)(["a"])
+    fn = make({"config": config})
+    before = function_key(fn)
+    assert function_key(fn) is before
+    config.names.append("b")
+    assert function_key(fn) != before
 
 
 def test_closures_inside_closures() -> None:

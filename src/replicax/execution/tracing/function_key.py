@@ -3,8 +3,9 @@
 A lambda or closure made anew at each call is a new object with the same code and, mostly, the same captured
 values; it should find the program of the last one. So a function's identity is its code, its defaults and what
 it captures: numbers and strings by value, containers and frozen dataclasses item by item, everything else by
-identity. (As with ``jax.jit``, globals and the insides of captured objects are not looked at. For those of arguments
-see :mod:`replicax.execution.tracing.object_attributes`.)
+identity (subclasses of list, dict and set also by their items). As with ``jax.jit``, the insides of captured objects
+and globals of other modules are not looked at. For those of arguments see
+:mod:`replicax.execution.tracing.object_attributes`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
-from replicax.pytrees import Contents, Opaque, are_unchanged
+from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
 from replicax.user_functions import function_name
 
 
@@ -176,7 +177,7 @@ def _are_current(captured: list[_Captured]) -> bool:
     return True
 
 
-class _Collector(_jax.Keys):
+class _Collector(IdentityKeys):
     """Goes through everything that a function captures."""
 
     def __init__(self, fn: Any) -> None:
@@ -219,7 +220,7 @@ class _Collector(_jax.Keys):
         return fn.__code__
 
     def of_other(self, value: Any) -> Any:
-        return value.key if isinstance(value, ByKey) else _jax.ById(value)
+        return value.key if isinstance(value, ByKey) else super().of_other(value)
 
     def of_function(self, fn: Any) -> Any:
         if id(fn) in self._visited:
