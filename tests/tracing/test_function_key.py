@@ -147,6 +147,22 @@ def test_what_tracing_changes_does_not_tell_steps_apart() -> None:
     assert before == after  # it has learnt
 
 
+def test_of_a_dict_only_the_items_that_tracing_changes_do_not_tell_steps_apart() -> None:
+    state = {"calls": 0, "rate": 1.0}
+
+    def step():
+        state["calls"] += 1
+        state["new"] = state["calls"]
+
+    before = function_key(step)
+    step()
+    after = key_after_tracing(step, before)
+    step()
+    assert function_key(step) == after
+    state["rate"] = 2.0
+    assert function_key(step) != after
+
+
 def test_a_frozen_dataclass_is_what_its_fields_are() -> None:
     @dataclasses.dataclass(frozen=True)
     class Config:

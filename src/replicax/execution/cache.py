@@ -79,8 +79,7 @@ class ProgramCache:
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
         self._fresh.add(id(executable))
-        # Last: an interrupt in between must leave no program that can't be forgotten.
-        self._entries[key] = key, executable
+        self._entries[key] = key, executable  # last: an interrupt before it leaves no program that can't be forgotten
         code = key[0].code
         self._traces[code] += 1
         if self._traces[code] == _WARN_AT + 1 and not _is_ours(code):

@@ -103,17 +103,20 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
     """The key under which to file the program of ``fn``, whose key was ``before`` until it was traced.
 
     A step may change what it captures while it is traced: append to a list, count its calls. Such a thing is an
-    output and not an input, and the next call must not be told apart by it.
+    output and not an input, and the next call must not be told apart by it. In a dict that is an item.
     """
     after = _new_key(fn)
-    changed = {place for place, value in after.places.items() if before.places.get(place, value) != value}
-    if not changed:
-        return after
-    _changed_by_tracing.update(changed)
-    return _new_key(fn)
+    changed = [place for place, now in after.places.items() if before.places.get(place, now) != now]
+    for place in changed:
+        was, now = before.places[place], after.places[place]
+        are_dicts = all(isinstance(x, tuple) and x[0] is dict for x in (was, now))
+        keys = {key for key, _ in {*was[1]} ^ {*now[1]}} if are_dicts else set()
+        _changed_by_tracing.setdefault(place, set()).update(keys)
+    return _new_key(fn) if changed else after
 
 
-_changed_by_tracing: set[tuple[types.CodeType, str]] = set()
+_changed_by_tracing: dict[tuple[types.CodeType, str], set[Any]] = {}
+"""The places of captured values that steps change while they are traced, with the keys of items if these are dicts."""
 
 
 def _new_key(fn: Callable[..., Any]) -> FunctionKey:
@@ -211,7 +214,10 @@ class _Collector(IdentityKeys):
         for source in captured:
             place = fn.__code__, source.name
             value = source.now
-            if place not in _changed_by_tracing:
+            changed = _changed_by_tracing.get(place)
+            if changed and type(value) is dict:
+                value, changed = {key: item for key, item in value.items() if self.of(key) not in changed}, None
+            if changed is None:
                 self.places[place] = self.of(value)
                 frozen.append((source.name, self.places[place]))
             elif type(value) not in _jax.BY_VALUE:
