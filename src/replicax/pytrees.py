@@ -205,12 +205,11 @@ class IdentityKeys(_jax.Keys):
 
     def of_other(self, value: Any) -> Any:
         """The key of any other value: the object itself."""
-        by_id = _jax.ById(value)
-        base: Any = next((base for base in _CHANGEABLE if isinstance(value, base)), None)
-        if base is None or id(value) in self._entered:
-            return by_id
+        if not isinstance(value, _CHANGEABLE) or id(value) in self._entered:
+            return _jax.ById(value)
         self._entered.add(id(value))
-        return by_id, self.of(base(value))
+        base: Any = next(base for base in _CHANGEABLE if isinstance(value, base))
+        return _jax.ById(value), self.of(base(value))
 
 
 def check_no_traced_fields(leaf: Any) -> None:

@@ -185,6 +185,36 @@ def test_a_change_is_seen_however_it_is_read(pair: replicax.Strategy, how: str) 
     assert float(pair.run(lambda x: x, args=(1.0,))) == 1.0  # no key is lost
 
 
+class Trainer:
+    rate = 1.0
+
+    def step(self, x: Any, factor: float = 1.0) -> Any:
+        total = replicax.Variable(0.0, name="total")
+        total.assign_add(x * self.rate)
+        return total.value
+
+    def __call__(self, x: Any) -> Any:
+        return self.step(x)
+
+
+BOUND = {
+    "a method": lambda trainer: trainer.step,
+    "a partial": lambda trainer: functools.partial(Trainer.step, trainer),
+    "a partial of a method": lambda trainer: functools.partial(trainer.step, factor=2.0),
+    "a callable object": lambda trainer: trainer,
+}
+
+
+@pytest.mark.parametrize("what", BOUND)
+def test_a_step_reads_what_its_object_is_now_and_keeps_its_variables(pair: replicax.Strategy, what: str) -> None:
+    trainer = Trainer()
+    totals = []
+    for trainer.rate in (1.0, 1.0, 2.0, 1.0):
+        totals.append(float(pair.run(BOUND[what](trainer), args=(1.0,))))
+    assert totals == [1.0, 2.0, 4.0, 5.0]
+    assert pair.extended.trace_count(BOUND[what](trainer)) == 2
+
+
 def test_an_attribute_that_one_step_sets_is_an_input_of_others(pair: replicax.Strategy) -> None:
     def train(x: Any, net: Net) -> Any:
         net.training = True

@@ -229,7 +229,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         put_back = state_of_this_thread()
         name = getattr(fn, "__name__", "the step")
         try:
-            with recording_reads(arguments.objects()):
+            with recording_reads((step.captured, arguments.key)):
                 program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
                 executable = registry.placed_steps()(program, replicas.mesh)

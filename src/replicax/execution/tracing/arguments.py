@@ -30,8 +30,8 @@ _flatten = jax.tree_util.default_registry.flatten  # jax.tree_util.tree_flatten 
 # Arguments are read at every call, mostly right after a program that has emptied the processor's caches. A check that
 # takes 0.1 µs in a loop then takes 20 or 100 times as long (isinstance(x, jax.Array): 9 µs), so as little as
 # possible is checked twice.
-_array_types: set[type] = set()
-"""The types of concrete arrays seen so far: each is a ``jax.Array``, and not a tracer."""
+_array_types: set[type] = {jax.ShapeDtypeStruct}
+"""The types of concrete arrays seen so far, no tracers; and that of descriptions of later ones (``extended.trace``)."""
 
 
 class NotOneProgramError(ValueError):
@@ -126,9 +126,6 @@ class Arguments:
                     check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)
                 keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
-            elif kind is jax.ShapeDtypeStruct:  # for a later array; see extended.trace
-                self.arrays.append(leaf)
-                keys.append((M, leaf.shape, leaf.dtype, False))
             elif register(leaf):
                 self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
                 return
@@ -147,10 +144,6 @@ class Arguments:
             self.arrays += [self.mask.array, self.mask.count]
             keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
         self.key = (self._tree, tuple(keys))
-
-    def objects(self) -> list[ObjectKey]:
-        """Those parts of the key that may depend on what a step reads of an object."""
-        return [k[2] for k in self.key[1] if isinstance(k[2], ObjectKey)]
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
         """One replica's shape and dtype, and the locality, of each traced argument.
@@ -341,7 +334,7 @@ def _describe_key(key: Any) -> str:
     weak = ", weakly typed" if key[3] else ""
     if len(key) > 5:
         return f"{np.dtype(key[2]).name} of the shapes {', '.join(str(list(shape)) for shape in key[5])}"
-    dtype = key[2] if _is_extended(key[2]) else np.dtype(key[2]).name
+    dtype = key[2] if jax.numpy.issubdtype(key[2], jax.dtypes.extended) else np.dtype(key[2]).name
     return f"{dtype}{list(_local_shape(key))} ({key[0].value}{weak})"
 
 
@@ -349,10 +342,6 @@ def _local_shape(key: Any) -> tuple[int, ...]:
     """One replica's shape of a traced argument, from its key."""
     shape: tuple[int, ...] = key[1]
     return shape[1:] if key[0] is T else shape
-
-
-def _is_extended(dtype: Any) -> bool:
-    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
 def _describe(value: Any) -> str:

@@ -4,7 +4,7 @@ A lambda or closure made anew at each call is a new object with the same code an
 values; it should find the program of the last one. So a function's identity is its code, its defaults and what
 it captures: numbers and strings by value, containers and frozen dataclasses item by item, everything else by
 identity (subclasses of list, dict and set also by their items). As with ``jax.jit``, the insides of captured objects
-and globals of other modules are not looked at. For those of arguments see
+and globals of other modules are not looked at. For those of arguments, also of ``self`` if the step is a method, see
 :mod:`replicax.execution.tracing.object_attributes`.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
+from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in
 from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
 from replicax.user_functions import function_name
 
@@ -103,7 +104,8 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
     """The key under which to file the program of ``fn``, whose key was ``before`` until it was traced.
 
     A step may change what it captures while it is traced: append to a list, count its calls. Such a thing is an
-    output and not an input, and the next call must not be told apart by it. In a dict that is an item.
+    output and not an input, and the next call must not be told apart by it. In a dict that is an item. What the step
+    has read of objects passes from ``before`` to the new key.
     """
     after = _new_key(fn)
     changed = [place for place, now in after.places.items() if before.places.get(place, now) != now]
@@ -112,7 +114,10 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
         are_dicts = all(isinstance(x, tuple) and x[0] is dict for x in (was, now))
         keys = {key for key, _ in {*was[1]} ^ {*now[1]}} if are_dicts else set()
         _changed_by_tracing.setdefault(place, set()).update(keys)
-    return _new_key(fn) if changed else after
+    after = _new_key(fn) if changed else after
+    for now, was in zip(object_keys_in(after.captured), object_keys_in(before.captured), strict=True):
+        now.reads, was.reads = was.reads, {}
+    return after
 
 
 _changed_by_tracing: dict[tuple[types.CodeType, str], set[Any]] = {}
@@ -189,22 +194,26 @@ class _Collector(IdentityKeys):
         self.frozen: list[tuple[str, Any]] = []
         self.places: dict[tuple[types.CodeType, str], Any] = {}
         self._visited: dict[int, int] = {}
-        # Libraries don't change under a program: only globals of the function's own module are looked at.
-        self._module: Any = getattr(_innermost(fn), "__globals__", None)
+        self._module: Any = None
         self.code = self._function(fn, self.frozen)
 
     def _function(self, fn: Any, frozen: list[tuple[str, Any]]) -> Any:
         """Add what ``fn`` captures to ``frozen``; return what stands for its code."""
         self._visited[id(fn)] = len(self._visited)
         if isinstance(fn, functools.partial):
-            frozen += [(f"args[{i}]", self.of(value)) for i, value in enumerate(fn.args)]
-            frozen += [(name, self.of(value)) for name, value in fn.keywords.items()]
-            return self._function(fn.func, frozen)
+            code = self._function(fn.func, frozen)
+            frozen += [(f"args[{i}]", self._bound(value, frozen)) for i, value in enumerate(fn.args)]
+            frozen += [(name, self._bound(value, frozen)) for name, value in fn.keywords.items()]
+            return code
         if isinstance(fn, types.MethodType):
-            frozen.append(("self", _jax.ById(fn.__self__)))
-            return self._function(fn.__func__, frozen)
+            code = self._function(fn.__func__, frozen)
+            frozen.append(("self", self._bound(fn.__self__, frozen)))
+            return code
         if not isinstance(fn, types.FunctionType):
+            frozen.append(("self", self._bound(fn, frozen)))
             return _jax.ById(fn)
+        # Libraries don't change under a program: only globals of the step's own module are looked at.
+        self._module = fn.__globals__ if self._module is None else self._module
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
             names = (name for name in _global_names(fn.__code__) if name in self._module)
@@ -225,6 +234,12 @@ class _Collector(IdentityKeys):
         frozen += [(name, self.of(value)) for name, value in _defaults(fn)]
         return fn.__code__
 
+    def _bound(self, value: Any, frozen: list[tuple[str, Any]]) -> Any:
+        """The key of an argument that the step has already, or of one that a captured function has."""
+        kind: Any = type(value)
+        is_value = not may_change(kind) or isinstance(value, _jax.CONTAINERS) or _jax.is_record(value)
+        return self.of(value) if is_value or frozen is not self.frozen else ObjectKey(value)
+
     def of_other(self, value: Any) -> Any:
         return value.key if isinstance(value, ByKey) else super().of_other(value)
 
@@ -233,12 +248,6 @@ class _Collector(IdentityKeys):
             return "the same as", self._visited[id(fn)]
         nested: list[tuple[str, Any]] = []
         return self._function(fn, nested), tuple(nested)
-
-
-def _innermost(fn: Any) -> Any:
-    while isinstance(fn, functools.partial | types.MethodType):
-        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
-    return fn
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ class ObjectKey(_jax.ById):
     """
 
     __slots__ = ("reads",)
+    __hash__ = _jax.ById.__hash__
 
     def __init__(self, value: Any) -> None:
         self.reads: dict[tuple[int, str], Attribute] = {}
@@ -41,9 +42,6 @@ class ObjectKey(_jax.ById):
             except TypeError:  # something in it has no hash
                 pass
         super().__init__(value)
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not ObjectKey or self._hash != other._hash:
@@ -63,21 +61,31 @@ class ObjectKey(_jax.ById):
         return f"{self.value!r} with {shown}" if shown else repr(self.value)
 
 
+def object_keys_in(key: Any) -> Iterator[ObjectKey]:
+    """The keys of objects in a key that consists of tuples."""
+    if isinstance(key, tuple):
+        for part in key:
+            yield from object_keys_in(part)
+    elif isinstance(key, ObjectKey):
+        yield key
+
+
 @contextlib.contextmanager
-def recording_reads(keys: Sequence[ObjectKey]) -> Iterator[None]:
-    """While a step is traced: let ``keys`` depend on what it reads of their objects, and doesn't change itself."""
+def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
+    """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself."""
+    keys = [*object_keys_in(key)]
     if not keys:
         yield
         return
     try:
         with _one_at_a_time, contextlib.ExitStack() as stack:
             recording = _Recording(stack)
-            for key in keys:
-                recording.add(key.value, key)
+            for of_object in keys:
+                recording.add(of_object.value, of_object)
             yield
     finally:
-        for key in keys:
-            key.reads = {place: attribute for place, attribute in key.reads.items() if attribute.is_unchanged()}
+        for of_object in keys:
+            of_object.reads = {place: x for place, x in of_object.reads.items() if x.is_unchanged()}
 
 
 _one_at_a_time = threading.RLock()
@@ -103,7 +111,7 @@ class _Recording:
         while todo:
             value = todo.pop()
             kind: Any = type(value)
-            if id(value) in self._found or not _may_change(kind):
+            if id(value) in self._found or not may_change(kind):
                 continue
             self._found[id(value)] = value, key
             if isinstance(value, _jax.CONTAINERS):
@@ -111,13 +119,13 @@ class _Recording:
             if kind not in self._kinds:
                 try:
                     self._replace(kind, "__getattribute__", self._note_read)
-                    self._replace(kind, "__setattr__", self._note_set)
+                    self._replace(kind, "__setattr__", lambda value, name: self._set.add((id(value), name)))
                     self._kinds.add(kind)
                 except TypeError:  # Python can't change its class: all attributes count
                     if kind.__dictoffset__:
                         self._note_read(value, "__dict__")
 
-    def _replace(self, kind: Any, name: str, note: Callable[[Any, str], None]) -> None:
+    def _replace(self, kind: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         original, own = getattr(kind, name), vars(kind).get(name)
 
         @functools.wraps(original)
@@ -135,13 +143,11 @@ class _Recording:
             attribute = key.reads[place] = Attribute(value, name)
             self.add(attribute.now, key)
 
-    def _note_set(self, value: Any, name: str) -> None:
-        self._set.add((id(value), name))
-
 
 @functools.lru_cache(1024)
-def _may_change(kind: Any) -> bool:
+def may_change(kind: Any) -> bool:
     """Whether values of this class have attributes or items that a step may read, and that may be others later."""
-    fixed = type | types.ModuleType | types.FunctionType | types.MethodType | jax.Array | np.ndarray | np.generic
+    functions = (types.FunctionType, types.MethodType, functools.partial)
+    fixed = (type, types.ModuleType, *functions, jax.Array, np.ndarray, np.generic)
     package = kind.__module__.partition(".")[0]
     return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")
