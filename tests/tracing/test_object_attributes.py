@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -240,6 +241,28 @@ def test_classes_are_as_before_when_a_step_has_been_traced(pair: replicax.Strate
     with pytest.raises(AttributeError, match="missing"):
         pair.run(step, args=(1.0, Fields()))
     assert dict(vars(Fields)) == before
+
+
+def test_two_threads_trace_steps_with_one_object(pair: replicax.Strategy) -> None:
+    part, entered, results = Part(), threading.Barrier(2), {}
+
+    def run(number: int) -> None:
+        def step(x: Any, part: Part) -> Any:
+            entered.wait(10)
+            return x * part.rate * number
+
+        for _ in range(2):
+            results[number] = float(pair.run(step, args=(1.0, part)))
+
+    for rate in (1.0, 2.0):
+        part.rate = rate
+        threads = [threading.Thread(target=run, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {1: rate, 2: 2 * rate}
+    assert not {"__getattribute__", "__setattr__"} & vars(Part).keys()
 
 
 def test_equal_objects_made_anew_are_the_same_to_a_step(pair: replicax.Strategy) -> None:

@@ -74,34 +74,28 @@ def object_keys_in(key: Any) -> Iterator[ObjectKey]:
 def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
     """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself."""
     keys = [*object_keys_in(key)]
-    if not keys:
-        yield
-        return
+    recording = _Recording()
+    _active.append(recording)
     try:
-        with _one_at_a_time, contextlib.ExitStack() as stack:
-            recording = _Recording(stack)
-            for of_object in keys:
-                recording.add(of_object.value, of_object)
-            yield
+        for of_object in keys:
+            recording.add(of_object.value, of_object)
+        yield
     finally:
+        recording.found.clear()
+        with _lock:
+            _active.remove(recording)
+            if not _active:
+                _undo.close()
         for of_object in keys:
             of_object.reads = {place: x for place, x in of_object.reads.items() if x.is_unchanged()}
 
 
-_one_at_a_time = threading.RLock()
-
-
 class _Recording:
-    """What a step reads of its objects while it is traced.
+    """What a step reads of its objects, as long as some are ``found``: objects and containers, by id."""
 
-    Args:
-      stack: when it is left, the classes of the objects are as before.
-    """
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._found: dict[int, tuple[Any, ObjectKey]] = {}  # objects and containers, by id
+        self.found: dict[int, tuple[Any, ObjectKey]] = {}
         self._set: set[tuple[int, str]] = set()  # by the step itself
         self._kinds: set[type] = set()
 
@@ -111,9 +105,9 @@ class _Recording:
         while todo:
             value = todo.pop()
             kind: Any = type(value)
-            if id(value) in self._found or not may_change(kind):
+            if id(value) in self.found or not may_change(kind):
                 continue
-            self._found[id(value)] = value, key
+            self.found[id(value)] = value, key
             if isinstance(value, _jax.CONTAINERS):
                 todo += value.values() if isinstance(value, dict) else value
             if kind not in self._kinds:
@@ -126,22 +120,27 @@ class _Recording:
                         self._note_read(value, "__dict__")
 
     def _replace(self, kind: Any, name: str, note: Callable[[Any, str], Any]) -> None:
-        original, own = getattr(kind, name), vars(kind).get(name)
-
-        @functools.wraps(original)
         def noted(value: Any, attribute: str, *new: Any) -> Any:
-            if id(value) in self._found and threading.get_ident() == self._thread:
+            if id(value) in self.found and threading.get_ident() == self._thread:
                 note(value, attribute)
             return original(value, attribute, *new)
 
-        type.__setattr__(kind, name, noted)
-        self._stack.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
+        with _lock:
+            original, own = getattr(kind, name), vars(kind).get(name)
+            type.__setattr__(kind, name, functools.wraps(original)(noted))
+            _undo.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
 
     def _note_read(self, value: Any, name: str) -> None:
-        key, place = self._found[id(value)][1], (id(value), name)
+        key, place = self.found[id(value)][1], (id(value), name)
         if place not in key.reads and place not in self._set and name != "__class__":  # isinstance asks for that
             attribute = key.reads[place] = Attribute(value, name)
             self.add(attribute.now, key)
+
+
+_lock = threading.Lock()
+_active: list[_Recording] = []
+_undo = contextlib.ExitStack()
+"""Closed when none is active any more: then the classes of the objects are as before."""
 
 
 @functools.lru_cache(1024)
