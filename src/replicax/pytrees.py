@@ -63,7 +63,7 @@ def registered(tree: Tree) -> Tree:
 def register(leaf: Any) -> bool:
     """Register the type of ``leaf`` with JAX if it is a container; returns whether it is."""
     kind = type(leaf)
-    if not isinstance(leaf, dict | list | tuple):
+    if not isinstance(leaf, (dict, list, tuple)):  # part of each call
         return False
     with _lock:
         if jax.tree_util.all_leaves([leaf]):  # no other thread has been faster
