@@ -175,7 +175,7 @@ def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
     while isinstance(fn, Wrapper):
         fn = fn.fn
     function = _jax.ById(getattr(fn, "__func__", fn))  # a method is another object each time
-    return FunctionKey(function, tuple(_besides_numbers((key.code, key.captured))), {}, frozenset())
+    return FunctionKey(function, tuple(_besides_numbers((key.code, key.captured))), {})
 
 
 def _besides_numbers(key: Any) -> Iterator[Any]:
