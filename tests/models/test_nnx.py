@@ -275,6 +275,25 @@ def test_metrics_may_get_values_from_any_stage_of_a_pipeline(replicas) -> None:
     assert int(metric.count[...]) == 16
 
 
+@third_party
+def test_a_mask_of_your_own_and_the_padding_are_both_left_out(pair) -> None:
+    def rows(count):
+        values = np.arange(12, dtype=np.float32).reshape(4, 3)[:count]
+        return {"loss": values, "logits": values, "labels": np.arange(count) % 3, "own": np.arange(count) % 2 == 0}
+
+    def update(average, accuracy, batch):
+        average.update(loss=batch["loss"], mask=jnp.broadcast_to(batch["own"][:, None], batch["loss"].shape))
+        accuracy.update(logits=batch["logits"], labels=batch["labels"], mask=batch["own"])
+
+    metrics, expected = [(nnx.metrics.Average("loss"), nnx.metrics.Accuracy()) for _ in range(2)]
+    data = [rows(4), rows(3)]
+    for batch in pair.distribute_dataset(data, replicax.InputOptions(partial_batch="pad")):
+        pair.run(update, args=(*metrics, batch))
+    for batch in data:
+        update(*expected, jax.tree.map(jnp.asarray, batch))
+    check_alike(arrays(*metrics), arrays(*expected))
+
+
 # --- the user's objects between steps -----------------------------------------------------------------------
 
 

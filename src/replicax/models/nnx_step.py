@@ -198,9 +198,10 @@ def _update_sums(metric: Any, kind: Any, values: dict[str, Any]) -> None:
     state = [value for value in vars(metric).values() if isinstance(value, nnx.Variable)]
     before = [cell.get_raw_value() for cell in state]
     mask: Any = _replica().example_mask
-    if mask is not None and values.get("mask") is None:
-        counted = _counted(metric, kind, values, mask.shape[0])
-        values["mask"] = jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (counted.ndim - 1)), counted.shape)
+    if mask is not None:
+        counted, own = _counted(metric, kind, values, mask.shape[0]), values.get("mask")
+        mask = mask.reshape(mask.shape + (1,) * (counted.ndim - 1))
+        values["mask"] = jnp.broadcast_to(mask, counted.shape) if own is None else jnp.where(mask, own, False)
     for cell, value in zip(state, before, strict=True):
         cell.set_raw_value(jnp.zeros_like(value))
     kind.update(metric, **values)
