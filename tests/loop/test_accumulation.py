@@ -293,6 +293,23 @@ def test_models_of_nnx(replicas: int, kind: Any) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 if kind is None else 2e-3)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas: int) -> None:
+    from flax import nnx
+
+    def step(metrics: Any, x: Any) -> None:
+        metrics.update(loss=replicax.compute_average_loss(x), logits=jnp.stack([x, 1 - x], 1), labels=jnp.int32(x < 5))
+
+    strategy = strategy_of(replicas)
+    means = nnx.metrics.Average("loss")
+    metrics = nnx.MultiMetric(loss=means, accuracy=nnx.metrics.Accuracy())
+    for batch in strategy.distribute_dataset([np.arange(12, dtype=np.float32)]):
+        strategy.run(accumulated(step, 3), args=(metrics, batch))
+        with pytest.raises(ValueError, match=r"Welford.update, .* loss is a number of one micro-batch.*an array"):
+            strategy.run(accumulated(step, 3), args=(nnx.MultiMetric(spread=nnx.metrics.Welford("loss")), batch))
+    assert (float(means.compute()), int(means.count[...]), int(metrics.accuracy.count[...])) == (5.5, 1, 12)
+
+
 def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:
     from flax import nnx
 

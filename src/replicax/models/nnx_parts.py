@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 
-from replicax.models.nnx_step import nodes_in, value_of
+from replicax.models.nnx_step import is_metric_with_state, nodes_in, update_of_kind, value_of
 
 Collect = Callable[[list[Any], dict[str, Any], Callable[[list[Any]], None]], None]
-"""Takes the gradients of an optimizer, further arguments, and what applies gradients to the objects themselves."""
+"""Takes arrays to add up over the turns, further arguments, and what applies the sums to the objects themselves."""
 
 
 class NNXParts:
@@ -35,7 +36,10 @@ class NNXParts:
 
     @contextlib.contextmanager
     def collecting(self, copies: tuple[Any, ...], collect: Collect) -> Iterator[None]:
-        """Give the gradients that the optimizers among ``copies`` get to ``collect``, and change nothing by them."""
+        """Give ``collect`` the gradients of the optimizers and the numbers of the averages among ``copies``.
+
+        They change nothing until they are added up: a number is a share of the whole batch's, which counts once.
+        """
         originals, made = list(nodes_in(self._objects)), list(nodes_in(copies))
 
         def original(node: Any) -> Any:
@@ -61,13 +65,35 @@ class NNXParts:
 
             return update
 
+        def update_of_metric(metric: Any) -> Callable[..., None]:
+            update = metric.update
+
+            def collected(*args: Any, **values: Any) -> None:
+                numbers = _numbers_for(metric, args, values)
+                if not numbers:
+                    update(*args, **values)
+                elif update_of_kind(metric) is nnx.metrics.Average.update and list(numbers) == [metric.argname]:
+                    theirs = original(metric)
+                    collect(list(numbers.values()), {}, lambda sums: theirs.update(**{theirs.argname: sums[0]}))
+                else:
+                    raise ValueError(
+                        f"{type(metric).__name__}.update, in a step whose gradients are accumulated: "
+                        f"{', '.join(numbers)} is a number of one micro-batch, and only nnx.metrics.Average adds up "
+                        "such numbers: pass an array with a value for each example (the losses instead of the loss)"
+                    )
+
+            return collected
+
+        metrics = [node for node in made if is_metric_with_state(node)]
         for optimizer in optimizers:
             vars(optimizer)["update"] = update_of(optimizer)
+        for metric in metrics:
+            vars(metric)["update"] = update_of_metric(metric)
         try:
             yield
         finally:
-            for optimizer in optimizers:
-                del vars(optimizer)["update"]
+            for node in [*optimizers, *metrics]:
+                del vars(node)["update"]
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
         """The arrays that a turn has left in its copies.
@@ -88,3 +114,13 @@ class NNXParts:
         for leaf, value in zip(self._leaves, values, strict=True):
             if isinstance(leaf, nnx.Variable) and value is not leaf.get_raw_value():
                 leaf.set_raw_value(value)
+
+
+def _numbers_for(metric: Any, args: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``metric.update`` that are arrays of no dims, without those that are for other metrics."""
+    parameters = list(inspect.signature(update_of_kind(metric)).parameters.values())[1:]
+    names = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    names |= {metric.argname} if hasattr(metric, "argname") else set()
+    given = {f"argument {i}": value for i, value in enumerate(args)}
+    given |= {name: value for name, value in values.items() if name in names or not names}
+    return {name: value for name, value in given.items() if isinstance(value, jax.Array) and not value.ndim}

@@ -14,6 +14,7 @@ Everything else that a step assigns must be the same on every replica.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,8 +114,7 @@ def _adapted(node: Any) -> Callable[[], None]:
     kind: Any = type(node)
     if isinstance(node, nnx.RngStream) and node.tag != "params":
         return _become(node, _own_stream(kind), kind)
-    has_state = any(isinstance(value, nnx.Variable) for value in vars(node).values())
-    if isinstance(node, nnx.Metric) and has_state:
+    if is_metric_with_state(node):
         return _become(node, _common_metric(kind), kind)
     return lambda: None
 
@@ -155,10 +155,21 @@ def _summing(tx: Any) -> Any:
 # --- metrics ------------------------------------------------------------------------------------------------------
 
 
+def is_metric_with_state(node: Any) -> bool:
+    """Whether ``node`` is a metric that has more than other metrics."""
+    return isinstance(node, nnx.Metric) and any(isinstance(value, nnx.Variable) for value in vars(node).values())
+
+
+def update_of_kind(metric: Any) -> Any:
+    """The function ``update`` of the user's class of ``metric``, which may be adapted."""
+    return inspect.unwrap(type(metric).update)
+
+
 @functools.cache
 def _common_metric(kind: Any) -> Any:
     """A class of metrics of ``kind`` whose update uses the values of all replicas, and gives each the same state."""
 
+    @functools.wraps(kind.update)
     def update(self: Any, **values: Any) -> None:
         is_sum = isinstance(self, nnx.metrics.Average)
         if is_sum and not isinstance(self, nnx.metrics.Accuracy):  # other metrics of a MultiMetric use the other values
