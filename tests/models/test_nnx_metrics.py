@@ -13,6 +13,9 @@ from tests.conftest import logical_strategy
 from tests.models.nets import arrays, check_alike
 from tests.programs.programs import third_party
 
+PADDED = replicax.InputOptions(partial_batch="pad")
+ROWS = [(np.eye(4, 3, dtype=np.float32), np.arange(4) % 3), (np.eye(3, 3, dtype=np.float32)[::-1], np.arange(3))]
+
 
 @third_party
 def test_metrics_take_in_all_replicas(pair) -> None:
@@ -46,7 +49,7 @@ def test_a_mask_of_your_own_and_the_padding_are_both_left_out(pair) -> None:
 
     metrics, expected = [(nnx.metrics.Average("loss"), nnx.metrics.Accuracy()) for _ in range(2)]
     data = [rows(4), rows(3)]
-    for batch in pair.distribute_dataset(data, replicax.InputOptions(partial_batch="pad")):
+    for batch in pair.distribute_dataset(data, PADDED):
         pair.run(update, args=(*metrics, batch))
     for batch in data:
         update(*expected, jax.tree.map(jnp.asarray, batch))
@@ -62,3 +65,60 @@ def test_metrics_may_get_values_from_any_stage_of_a_pipeline(replicas) -> None:
         strategy.run(lambda metric, x: metric.update(x=strategy.assign_to_logical_device(x, 1)), args=(metric, batch))
         assert float(metric.compute()) == 3.5
     assert int(metric.count[...]) == 16
+
+
+class Top2(nnx.metrics.Average):
+    def update(self, logits, *, labels, **_):
+        super().update(values=(jax.lax.top_k(logits, 2)[1] == labels[:, None]).any(-1))
+
+
+class Confusion(nnx.Metric):
+    def __init__(self):
+        self.tables = nnx.Dict(counts=nnx.metrics.MetricState(jnp.zeros((3, 3))))
+        self.top, self.updates = Top2(), nnx.metrics.MetricState(jnp.array(0))
+
+    def update(self, logits, labels):
+        self.tables.counts[...] = self.tables.counts[...].at[labels, logits.argmax(-1)].add(1)
+        self.top.update(logits, labels=labels)
+        self.updates[...] += 1
+
+
+@third_party
+def test_metrics_of_your_own_take_the_arguments_that_they_declare(pair) -> None:
+    def update(top, confusion, logits, labels):
+        top.update(logits, labels=labels, loss=logits)
+        if confusion is not None:
+            confusion.update(logits, labels)
+
+    metrics, expected, padded = (Top2(), Confusion()), (Top2(), Confusion()), Top2()
+    for batch in pair.distribute_dataset(ROWS):
+        pair.run(update, args=(*metrics, *batch))
+    for batch in pair.distribute_dataset(ROWS, PADDED):
+        pair.run(update, args=(padded, None, *batch))
+    for batch in ROWS:
+        update(*expected, *map(jnp.asarray, batch))
+    check_alike(arrays(*metrics), arrays(*expected))
+    check_alike(arrays(padded), arrays(expected[0]))
+
+
+@third_party
+def test_one_replica_leaves_padding_out_too() -> None:
+    strategy, metric = replicax.OneDeviceStrategy("cpu:0"), nnx.metrics.Average()
+    for batch in strategy.distribute_dataset([np.arange(4.0), np.arange(3.0)], PADDED):
+        strategy.run(lambda metric, x: metric.update(values=x), args=(metric, batch))
+    assert (int(metric.total[...]), int(metric.count[...])) == (9, 7)
+
+
+@third_party
+def test_an_average_that_adds_up_by_itself_refuses_padding(pair) -> None:
+    class Total(nnx.metrics.Average):
+        def update(self, *, values):
+            self.total[...] += values.sum()
+
+    metric = Total()
+    for batch in pair.distribute_dataset([np.arange(4.0)]):
+        pair.run(lambda metric, x: metric.update(values=x), args=(metric, batch))
+    assert float(metric.total[...]) == 6
+    [_, batch] = pair.distribute_dataset([np.arange(4.0), np.arange(3.0)], PADDED)
+    with pytest.raises(ValueError, match=r"Total.update: the batch is padded.*call super\(\).update"):
+        pair.run(lambda metric, x: metric.update(values=x), args=(metric, batch))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from replicax.models.nnx_step import is_metric_with_state, nodes_in, update_of_kind, value_of
+from replicax.models.nnx_step import nodes_in, own_state, update_of_kind, value_of
 
 Collect = Callable[[list[Any], dict[str, Any], Callable[[list[Any]], None]], None]
 """Takes arrays to add up over the turns, further arguments, and what applies the sums to the objects themselves."""
@@ -66,12 +66,10 @@ class NNXParts:
             return update
 
         def update_of_metric(metric: Any) -> Callable[..., None]:
-            update = metric.update
-
             def collected(*args: Any, **values: Any) -> None:
                 numbers = _numbers_for(metric, args, values)
                 if not numbers:
-                    update(*args, **values)
+                    type(metric).update(metric, *args, **values)
                 elif update_of_kind(metric) is nnx.metrics.Average.update and list(numbers) == [metric.argname]:
                     theirs = original(metric)
                     collect(list(numbers.values()), {}, lambda sums: theirs.update(**{theirs.argname: sums[0]}))
@@ -84,7 +82,7 @@ class NNXParts:
 
             return collected
 
-        metrics = [node for node in made if is_metric_with_state(node)]
+        metrics = [node for node in made if isinstance(node, nnx.Metric) and own_state(node)]
         for optimizer in optimizers:
             vars(optimizer)["update"] = update_of(optimizer)
         for metric in metrics:

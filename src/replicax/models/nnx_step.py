@@ -1,6 +1,6 @@
 """NNX objects inside a step: one replica's copies, whose changes leave the step in a form that all replicas agree on.
 
-With several replicas
+Metrics leave padding out. With several replicas
 
 - random streams draw different numbers on each replica, except streams called ``params``;
 - ``nnx.Optimizer.update`` sums the replicas' gradients, as :class:`~replicax.Optimizer` does, unless the step has
@@ -13,6 +13,7 @@ Everything else that a step assigns must be the same on every replica.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ class NNXStep:
         self._replica = _replica()
         leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
         self._given = [value_of(leaf) for _, leaf in leaves]
-        self._undo = [_adapted(node) for node in nodes_in(self.objects)] if _several() else []
+        self._undo = [_adapted(node) for node in nodes_in(self.objects)]
 
     def close(self, variables: Mapping[int, Variable]) -> None:
         """Assign the changes to variables.
@@ -106,16 +107,17 @@ def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _adapted(node: Any) -> Callable[[], None]:
-    """Adapt ``node`` to several replicas; returns a function that undoes it."""
+    """Adapt ``node`` to padding and to several replicas; returns a function that undoes it."""
+    if isinstance(node, nnx.Metric) and own_state(node):
+        return _become(node, _common_metric(type(node)), type(node))
+    if not _several():
+        return lambda: None
     if isinstance(node, nnx.Optimizer):
         tx = node.tx
         vars(node)["tx"] = _summing(tx)
         return functools.partial(vars(node).__setitem__, "tx", tx)
-    kind: Any = type(node)
     if isinstance(node, nnx.RngStream) and node.tag != "params":
-        return _become(node, _own_stream(kind), kind)
-    if is_metric_with_state(node):
-        return _become(node, _common_metric(kind), kind)
+        return _become(node, _own_stream(type(node)), type(node))
     return lambda: None
 
 
@@ -155,9 +157,12 @@ def _summing(tx: Any) -> Any:
 # --- metrics ------------------------------------------------------------------------------------------------------
 
 
-def is_metric_with_state(node: Any) -> bool:
-    """Whether ``node`` is a metric that has more than other metrics."""
-    return isinstance(node, nnx.Metric) and any(isinstance(value, nnx.Variable) for value in vars(node).values())
+def own_state(metric: Any) -> list[Any]:
+    """The variables of ``metric``, without those of metrics inside it and of random streams."""
+    inner = [node for _, node in nnx.iter_graph(metric) if isinstance(node, nnx.Metric) and node is not metric]
+    others = {id(cell) for node in inner for _, cell in nnx.iter_graph(node)}
+    cells = [cell for _, cell in nnx.iter_graph(metric) if isinstance(cell, nnx.Variable) and id(cell) not in others]
+    return [cell for cell in cells if not isinstance(cell, nnx.RngState)]
 
 
 def update_of_kind(metric: Any) -> Any:
@@ -165,24 +170,63 @@ def update_of_kind(metric: Any) -> Any:
     return inspect.unwrap(type(metric).update)
 
 
+class _Unpadded(nnx.metrics.Average):
+    """Comes before ``nnx.metrics.Average`` among the base classes of a metric, and leaves padding out."""
+
+    def update(self, mask: Any = None, **values: Any) -> None:
+        padding: Any = _replica().example_mask
+        if padding is not None:
+            counted: Any = values.get(self.argname)
+            rows = padding.shape[0]
+            if not _is_batch(counted) or counted.shape[0] != rows:
+                raise ValueError(
+                    f"{type(self).__name__}.update: the batch is padded to {rows} rows, so there must be an entry for "
+                    "each of them: padding could not be left out"
+                )
+            padding = padding.reshape(padding.shape + (1,) * (counted.ndim - 1))
+            mask = jnp.broadcast_to(padding, counted.shape) if mask is None else jnp.where(padding, mask, False)
+            vars(self)["_is_unpadded"] = True
+        super().update(mask=mask, **values)
+
+
 @functools.cache
 def _common_metric(kind: Any) -> Any:
     """A class of metrics of ``kind`` whose update uses the values of all replicas, and gives each the same state."""
+    is_sum = issubclass(kind, nnx.metrics.Average)
 
     @functools.wraps(kind.update)
-    def update(self: Any, **values: Any) -> None:
-        is_sum = isinstance(self, nnx.metrics.Average)
-        if is_sum and not isinstance(self, nnx.metrics.Accuracy):  # other metrics of a MultiMetric use the other values
+    def update(self: Any, *args: Any, **values: Any) -> None:
+        if kind.update is nnx.metrics.Average.update:  # other metrics of a MultiMetric use the other values
             values = {name: value for name, value in values.items() if name in (self.argname, "mask")}
-        values = {name: _whole_of_share(name, value) for name, value in values.items()}
-        if not any(_is_batch(value) for value in values.values()):
-            kind.update(self, **values)
-        elif is_sum:
-            _update_sums(self, kind, values)
-        else:
-            _update_with_all(self, kind, values)
+        labels = [*(f"argument {i}" for i in range(len(args))), *values]
+        given = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
+        is_alone = not _several() and _replica().example_mask is None
+        has_batch = not is_alone and any(map(_is_batch, given))
+        if has_batch and is_sum:
+            with _sums_of_all(self):
+                super(common, self).update(*given[: len(args)], **dict(zip(values, given[len(args) :], strict=True)))
+            return
+        if has_batch:
+            given = _of_all(kind, given)
+        with _own_classes(self):
+            kind.update(self, *given[: len(args)], **dict(zip(values, given[len(args) :], strict=True)))
 
-    return type(kind.__name__, (kind,), {"update": update, "__doc__": kind.__doc__, "__module__": kind.__module__})
+    bases = (_Unpadded,) if kind is nnx.metrics.Average else (kind, _Unpadded) if is_sum else (kind,)
+    names = {"update": update, "_users_kind": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    common: Any = type(kind.__name__, bases, names)
+    return common
+
+
+@contextlib.contextmanager
+def _own_classes(metric: Any) -> Iterator[None]:
+    """Within, ``metric`` and the metrics inside it are as they are outside of steps."""
+    adapted = [node for node in nodes_in((metric,)) if hasattr(node, "_users_kind")]
+    undo = [_become(node, node._users_kind, type(node)) for node in adapted]
+    try:
+        yield
+    finally:
+        for become in undo:
+            become()
 
 
 def _is_batch(value: Any) -> bool:
@@ -191,7 +235,7 @@ def _is_batch(value: Any) -> bool:
 
 def _whole_of_share(name: str, value: Any) -> Any:
     """The sum over the replicas of a scalar, which is this replica's share (as of a loss), unless it was reduced."""
-    if not isinstance(value, jax.Array) or value.ndim:
+    if not isinstance(value, jax.Array) or value.ndim or not _several():
         return value
     [value] = current_store().expect([value], frozenset({M}), _NO_SHARE.format(name))
     return _replica()._sum_of_own(value)
@@ -204,43 +248,32 @@ _NO_SHARE = (
 )
 
 
-def _update_sums(metric: Any, kind: Any, values: dict[str, Any]) -> None:
-    """Update a metric that consists of sums: each replica adds up its own values, then the sums are added."""
-    state = [value for value in vars(metric).values() if isinstance(value, nnx.Variable)]
+@contextlib.contextmanager
+def _sums_of_all(metric: Any) -> Iterator[None]:
+    """Within, the state of a metric that consists of sums gets those of this replica, and then those of all."""
+    state = own_state(metric)
     before = [cell.get_raw_value() for cell in state]
-    mask: Any = _replica().example_mask
-    if mask is not None:
-        counted, own = _counted(metric, kind, values, mask.shape[0]), values.get("mask")
-        mask = mask.reshape(mask.shape + (1,) * (counted.ndim - 1))
-        values["mask"] = jnp.broadcast_to(mask, counted.shape) if own is None else jnp.where(mask, own, False)
     for cell, value in zip(state, before, strict=True):
         cell.set_raw_value(jnp.zeros_like(value))
-    kind.update(metric, **values)
+    yield
+    if not vars(metric).pop("_is_unpadded", False) and _replica().example_mask is not None:
+        raise ValueError(
+            f"{type(metric).__name__}.update: the batch is padded, and nnx.metrics.Average leaves padding out in its "
+            "update: call super().update(…), with a value for each example, or use drop_remainder"
+        )
     sums = _replica().all_reduce("sum", [cell.get_raw_value() for cell in state])
     for cell, value, more in zip(state, before, sums, strict=True):
         cell.set_raw_value(value + more)
 
 
-def _counted(metric: Any, kind: Any, values: Mapping[str, Any], rows: int) -> Any:
-    """The array whose entries a metric counts, for a batch that is padded to ``rows`` rows."""
-    counted = values.get("labels") if isinstance(metric, nnx.metrics.Accuracy) else values.get(metric.argname)
-    if counted is None or not _is_batch(counted) or counted.shape[0] != rows:
-        raise ValueError(
-            f"{kind.__name__}.update: the batch is padded to {rows} rows, so there must be an entry for each of them: "
-            "padding could not be left out"
-        )
-    return counted
-
-
-def _update_with_all(metric: Any, kind: Any, values: dict[str, Any]) -> None:
-    """Update any other metric with the values of all replicas."""
+def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
+    """The values of all replicas, for any other metric."""
     if _replica().example_mask is not None:
         raise ValueError(
             f"{kind.__name__}.update: the batch is padded, and only metrics that are sums (nnx.metrics.Average and its "
             "subclasses) can leave padding out: use one of these, or drop_remainder"
         )
-    gathered = {n: _replica().all_gather(v, axis=0) if _is_batch(v) else v for n, v in values.items()}
-    kind.update(metric, **gathered)
+    return [_replica().all_gather(value, axis=0) if _is_batch(value) else value for value in given]
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
