@@ -483,6 +483,24 @@ def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pai
 
 
 @third_party
+def test_a_loss_reaches_the_transformation_inside_multi_steps(pair) -> None:
+    def step(average, model, optimizer, x):
+        loss, gradients = nnx.value_and_grad(lambda model: average(jnp.square(model(x)[:, 0] - 1)))(model)
+        optimizer.update(model, gradients, value=loss)
+
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0)  # never better, so it reduces
+    found = []
+    for run in (lambda *args: pair.run(functools.partial(step, replicax.compute_average_loss), args), None):
+        model = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.chain(optax.sgd(0.1), plateau), 2), wrt=nnx.Param)
+        data = [batch["x"] for batch in batches()]
+        for x in pair.distribute_dataset(data) if run else data:
+            (run or functools.partial(step, jnp.mean))(model, optimizer, x)
+        found.append(arrays(model, optimizer))
+    check_alike(*found)
+
+
+@third_party
 def test_a_number_that_is_no_share(pair) -> None:
     metric = nnx.metrics.Average("rate")
     with pytest.raises(replicax.errors.LocalityError, match=r"rate is a number.*scale_regularization_loss"):

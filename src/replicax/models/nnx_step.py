@@ -149,7 +149,7 @@ def _summing(tx: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
         own, tree = jax.tree_util.tree_flatten((gradients, shares))
         gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_of_own(own))
-        return optax.with_extra_args_support(tx).update(gradients, state, parameters, **{**extra, **shares})
+        return tx.update(gradients, state, parameters, **{**extra, **shares})
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
