@@ -271,11 +271,11 @@ class NNXState:
         for cell in self.cells:
             cell.take()
 
-    def opened(self) -> tuple[Sequence[Any], Callable[[], None]]:
+    def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
         values = [_value_of(leaf) for leaf in self.structure.leaves]
         for i, variable in zip(self._with_cells, self.variables, strict=True):
             values[i] = variable.value
-        step = NNXStep(self.structure.graphdef, values, self.names)
+        step = NNXStep(self.structure.graphdef, values, self.names, has_rows)
         variables = dict(zip(self._with_cells, self.variables, strict=True))
         return step.objects, lambda: step.close(variables)
 

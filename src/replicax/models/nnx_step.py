@@ -25,6 +25,7 @@ import optax
 from flax import nnx
 
 from replicax import context
+from replicax.devices.mesh import REPLICA_AXIS
 from replicax.locality import M
 from replicax.training.extra_arguments import SHARES
 from replicax.variables import Variable
@@ -34,10 +35,11 @@ from replicax.variables.store import current_store
 class NNXStep:
     """One replica's copies of some objects, while its step runs."""
 
-    def __init__(self, graphdef: Any, values: Sequence[Any], names: Sequence[str]) -> None:
+    def __init__(self, graphdef: Any, values: Sequence[Any], names: Sequence[str], has_rows: bool) -> None:
         self.objects: tuple[Any, ...] = nnx.graphlib.unflatten(graphdef, list(values))
         self._graphdef = graphdef
         self._names = names
+        self._has_rows = has_rows
         self._replica = _replica()
         leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
         self._given = [value_of(leaf) for _, leaf in leaves]
@@ -76,10 +78,20 @@ class NNXStep:
             statistic = isinstance(leaf, nnx.BatchStat) and jnp.issubdtype(variable.dtype, jnp.inexact)
             (averaged if statistic else changed).append((variable, value))
         if averaged and _several():
-            means = self._replica.all_reduce("mean", [value for _, value in averaged])
-            averaged = [(variable, mean) for (variable, _), mean in zip(averaged, means, strict=True)]
+            averaged = self._means(averaged)
         for variable, value in [*changed, *averaged]:
             variable.assign(value)
+
+    def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
+        """The means of batch statistics over the replicas that have examples."""
+        values = [value for _, value in statistics]
+        replicas, counted = self._replica._replicas.count, self._replica._communicator.add_up(int(self._has_rows))
+        if counted in (0, replicas):
+            means = self._replica.all_reduce("mean", values)
+        else:
+            own = values if self._has_rows else [jnp.zeros_like(value) for value in values]
+            means = [total / counted for total in self._replica.all_reduce("sum", own)]
+        return [(variable, mean) for (variable, _), mean in zip(statistics, means, strict=True)]
 
 
 def _replica() -> Any:
@@ -118,6 +130,8 @@ def _adapted(node: Any) -> Callable[[], None]:
         return functools.partial(vars(node).__setitem__, "tx", tx)
     if isinstance(node, nnx.RngStream) and node.tag != "params":
         return _become(node, _own_stream(type(node)), type(node))
+    if isinstance(node, nnx.BatchNorm):
+        return _become(node, _ragged_norm(type(node)), type(node))
     return lambda: None
 
 
@@ -135,6 +149,42 @@ def _own_stream(kind: Any) -> Any:
 
     def call(self: Any) -> Any:
         return _replica().random_key(kind.__call__(self))
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+# --- batch norm ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _ragged_norm(kind: Any) -> Any:
+    """A class of batch norms of ``kind`` for replicas that differ in size, of which some may have no rows.
+
+    Their own statistics are NaN without rows. Those over the replicas are the mean of the replicas' means, which is not
+    that of the batch, so these norms take the whole batch instead.
+    """
+
+    @functools.wraps(kind.__call__)
+    def call(self: Any, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+        replica, rows = _replica(), len(x)
+        if self.use_running_average if use_running_average is None else use_running_average:
+            return kind.__call__(self, x, True, mask=mask)
+        if self.axis_name != REPLICA_AXIS:
+            if rows:
+                return kind.__call__(self, x, False, mask=mask)
+            self.mean[...] += 0  # assigned as on the other replicas, and not counted
+            self.var[...] += 0
+            return kind.__call__(self, x, True, mask=mask)
+        add_up = replica._communicator.add_up
+        if not add_up(int(add_up(rows) != rows * replica._replicas.count)):
+            return kind.__call__(self, x, False, mask=mask)
+        masks = None if mask is None else replica.all_gather(jnp.broadcast_to(mask, x.shape), axis=0)
+        sizes = replica.all_gather(jnp.full(1, rows), axis=0)
+        first = jnp.sum(jnp.where(jnp.arange(len(sizes)) < replica.replica_id_in_sync_group, sizes, 0))
+        self.axis_name = None
+        whole = kind.__call__(self, replica.all_gather(x, axis=0), False, mask=masks)
+        self.axis_name = REPLICA_AXIS
+        return jax.lax.dynamic_slice_in_dim(whole, first, rows)
 
     return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
 

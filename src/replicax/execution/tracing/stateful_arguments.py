@@ -42,8 +42,10 @@ class ObjectsState(Protocol):
     """Of what is static in them, and which variables they have: equal keys stand for the same program."""
     variables: Sequence[Variable]
 
-    def opened(self) -> tuple[Sequence[Any], Callable[[], None]]:
+    def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
         """Copies of the objects for the replica whose step is being called, and what takes back their changes.
+
+        The replica ``has_rows`` unless another argument is an array of 0 rows.
 
         Raises:
           TypeError, ValueError, LocalityError: by the function, if a change can't leave the step.
@@ -159,15 +161,11 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
     bound = bound_arguments(fn)
-    if not args and not kwargs and bound is None:
-        return None
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=stays_whole)
     if any(map(register, leaves)):
         return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
     places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
-    if not places:
-        return None
-    if _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
+    if not places or _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
         return None
     if replicas.remote_variables is not None:
         raise ContextError(
@@ -200,7 +198,8 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     if not states:
         yield fn, args, kwargs
         return
-    copies = {number: state.opened() for number, state in states.items()}
+    has_rows = all(leaf.shape[0] for leaf in leaves if isinstance(leaf, jax.Array) and leaf.ndim)
+    copies = {number: state.opened(has_rows) for number, state in states.items()}
     leaves = [copies[id(x.state)][0][x.index] if isinstance(x, StatefulArgument) else x for x in leaves]
     args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
     yield _with_bound(fn, bound), args, kwargs

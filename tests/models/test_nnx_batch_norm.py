@@ -1,0 +1,64 @@
+"""Batch norms of Flax NNX, where a batch does not fill all replicas."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import replicax
+from tests.models.nets import arrays, check_alike
+from tests.programs.programs import third_party
+
+BATCH = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+PARTS = BATCH[:2], BATCH[2:4], BATCH[4:]  # of four replicas; the last has none
+
+
+class Net(nnx.Module):
+    def __init__(self, axis=None):
+        self.norm = nnx.BatchNorm(6, axis_name=axis, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(6, 1, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(self.norm(x))[:, 0]
+
+
+def step(average, model, optimizer, x):
+    gradients = nnx.grad(lambda model: average(jnp.square(model(x) - 1)))(model)
+    optimizer.update(model, gradients)
+
+
+def trained(model):
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    [batch] = strategy.distribute_dataset([BATCH])
+    strategy.run(functools.partial(step, replicax.compute_average_loss), args=(model, optimizer, batch))
+    return model
+
+
+@third_party
+def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch() -> None:
+    expected = Net()
+    step(jnp.mean, expected, nnx.Optimizer(expected, optax.sgd(0.1), wrt=nnx.Param), BATCH)
+    check_alike(arrays(trained(Net(replicax.REPLICA_AXIS))), arrays(expected))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@third_party
+def test_a_replica_without_rows_has_no_part_in_the_statistics(debug) -> None:
+    if debug:
+        with replicax.debug():
+            model = trained(Net())
+    else:
+        model = trained(Net())
+    parts = [Net() for _ in PARTS]
+    for part, x in zip(parts, PARTS, strict=True):
+        part(x)
+    for name in ("mean", "var"):
+        found = getattr(model.norm, name)[...]
+        np.testing.assert_allclose(found, np.mean([getattr(part.norm, name)[...] for part in parts], 0), rtol=1e-5)
+    assert all(np.isfinite(array).all() for array in arrays(model).values())
