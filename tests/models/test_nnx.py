@@ -256,6 +256,10 @@ def test_what_is_assigned_between_steps_counts(strategy) -> None:
     model.first.bias = nnx.Param(jnp.ones(16))  # another nnx.Variable, so another program
     assert float(strategy.run(step, args=(model, jnp.ones((2, 6))))) == 32
     assert strategy.extended.trace_count(step) == 2
+    model.first.bias.set_value(own := np.zeros(16, np.float32))
+    for value in (1, 2):
+        own[:] = value
+        assert float(strategy.run(step, args=(model, jnp.ones((2, 6))))) == 32 * value
 
 
 @pytest.mark.parametrize("place", [pytest.param(mirrored, marks=pytest.mark.soak), sharded])

@@ -104,7 +104,7 @@ class Cell:
           ValueError, TypeError: another shape, or a dtype that does not cast.
         """
         seen = self.cell.get_raw_value()
-        if seen is not self._seen:
+        if seen is not self._seen or isinstance(seen, np.ndarray):  # which may be changed in place
             self.variable.assign(seen)
             self._take_note(seen, None)
             return
