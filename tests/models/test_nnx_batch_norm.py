@@ -18,9 +18,14 @@ BATCH = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
 PARTS = BATCH[:2], BATCH[2:4], BATCH[4:]  # of four replicas; the last has none
 
 
+class Rectified(nnx.BatchNorm):
+    def __call__(self, x):
+        return nnx.relu(super().__call__(x))
+
+
 class Net(nnx.Module):
-    def __init__(self, axis=None):
-        self.norm = nnx.BatchNorm(6, axis_name=axis, rngs=nnx.Rngs(0))
+    def __init__(self, axis=None, kind=nnx.BatchNorm):
+        self.norm = kind(6, axis_name=axis, rngs=nnx.Rngs(0))
         self.last = nnx.Linear(6, 1, rngs=nnx.Rngs(1))
 
     def __call__(self, x):
@@ -40,11 +45,12 @@ def trained(model):
     return model
 
 
+@pytest.mark.parametrize("kind", [nnx.BatchNorm, Rectified])
 @third_party
-def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch() -> None:
-    expected = Net()
+def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch(kind) -> None:
+    expected = Net(None, kind)
     step(jnp.mean, expected, nnx.Optimizer(expected, optax.sgd(0.1), wrt=nnx.Param), BATCH)
-    check_alike(arrays(trained(Net(replicax.REPLICA_AXIS))), arrays(expected))
+    check_alike(arrays(trained(Net(replicax.REPLICA_AXIS, kind))), arrays(expected))
 
 
 @pytest.mark.parametrize("debug", [False, True])

@@ -156,37 +156,39 @@ def _own_stream(kind: Any) -> Any:
 # --- batch norm ---------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _ragged_norm(kind: Any) -> Any:
-    """A class of batch norms of ``kind`` for replicas that differ in size, of which some may have no rows.
+class _RaggedNorm(nnx.BatchNorm):
+    """Comes before ``nnx.BatchNorm`` among the base classes, for replicas that differ in size, or have no rows.
 
     Their own statistics are NaN without rows. Those over the replicas are the mean of the replicas' means, which is not
-    that of the batch, so these norms take the whole batch instead.
+    that of the batch, so with these the norm takes the whole batch instead.
     """
 
-    @functools.wraps(kind.__call__)
-    def call(self: Any, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
         replica, rows = _replica(), len(x)
         if self.use_running_average if use_running_average is None else use_running_average:
-            return kind.__call__(self, x, True, mask=mask)
+            return super().__call__(x, use_running_average, mask=mask)
         if self.axis_name != REPLICA_AXIS:
             if rows:
-                return kind.__call__(self, x, False, mask=mask)
+                return super().__call__(x, use_running_average, mask=mask)
             self.mean[...] += 0  # assigned as on the other replicas, and not counted
             self.var[...] += 0
-            return kind.__call__(self, x, True, mask=mask)
+            return super().__call__(x, True, mask=mask)
         add_up = replica._communicator.add_up
         if not add_up(int(add_up(rows) != rows * replica._replicas.count)):
-            return kind.__call__(self, x, False, mask=mask)
+            return super().__call__(x, use_running_average, mask=mask)
         masks = None if mask is None else replica.all_gather(jnp.broadcast_to(mask, x.shape), axis=0)
         sizes = replica.all_gather(jnp.full(1, rows), axis=0)
         first = jnp.sum(jnp.where(jnp.arange(len(sizes)) < replica.replica_id_in_sync_group, sizes, 0))
         self.axis_name = None
-        whole = kind.__call__(self, replica.all_gather(x, axis=0), False, mask=masks)
+        whole = super().__call__(replica.all_gather(x, axis=0), use_running_average, mask=masks)
         self.axis_name = REPLICA_AXIS
         return jax.lax.dynamic_slice_in_dim(whole, first, rows)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+@functools.cache
+def _ragged_norm(kind: Any) -> Any:
+    bases = (_RaggedNorm,) if kind is nnx.BatchNorm else (kind, _RaggedNorm)
+    return type(kind.__name__, bases, {"__doc__": kind.__doc__, "__module__": kind.__module__})
 
 
 # --- optimizers ---------------------------------------------------------------------------------------------------
