@@ -15,7 +15,6 @@ import pytest
 from flax import nnx
 
 import replicax
-from tests.conftest import logical_strategy
 from tests.models.nets import CNN, MLP, Transformer, arrays, batches, check_alike, made, train_step, train_step_alone
 from tests.programs.programs import third_party
 
