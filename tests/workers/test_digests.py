@@ -49,7 +49,7 @@ def test_where_an_array_lies_does_not_matter() -> None:
 def program_of(fn: Callable[..., Any], x: Any) -> Program:
     strategy = replicax.MirroredStrategy(["cpu:0"])
     strategy.run(fn, args=(x,))
-    [executable] = [e for e in strategy.extended.programs._entries.values() if e.program.name == fn.__name__]
+    [executable] = [e for _, e in strategy.extended.programs._entries.values() if e.program.name == fn.__name__]
     return executable.program
 
 
