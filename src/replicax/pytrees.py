@@ -180,7 +180,7 @@ class Attribute:
     def is_unchanged(self) -> bool:
         """Whether it has the same value, or an equal one."""
         now, seen = self.now, self._value
-        is_same = (seen._strong if seen._ref is None else seen._ref()) is now
+        is_same = (seen._strong if seen._ref is None else seen._ref()) is now and not (now is None and seen._ref)
         if is_same and (not self._contents or are_unchanged(self._contents)):
             return True
         return bool(IdentityKeys().of(now) == self._key)

@@ -7,9 +7,11 @@ import functools
 import operator
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import replicax
@@ -319,3 +321,47 @@ def test_the_warning_of_many_traces_names_the_attribute(pair: replicax.Strategy)
         replicax.errors.RetraceWarning, match=r"args\[1\]: was .*Config.* with scale=9.0, now .*scale=10.0"
     ):
         run_often()
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenModel:
+    width: float
+
+    @functools.cached_property
+    def twice(self) -> float:
+        return 2 * self.width
+
+    def step(self) -> Any:
+        return replicax.Variable(self.width, name="v") + self.twice
+
+
+def test_frozen_objects_have_variables_of_their_own_and_may_cache_what_they_compute(pair: replicax.Strategy) -> None:
+    first, second = FrozenModel(1.0), FrozenModel(2.0)
+    assert [float(pair.run(f.step)) for f in (first, second, first)] == [3.0, 6.0, 3.0]
+
+
+def test_an_object_that_has_gone_is_not_none(pair: replicax.Strategy) -> None:
+    config = Config()
+    config.part = Part()
+
+    def step(x: Any, config: Config) -> Any:
+        return x if config.part is None else 2 * x
+
+    assert float(pair.run(step, args=(1.0, config))) == 2.0
+    config.part = None
+    assert float(pair.run(step, args=(1.0, config))) == 1.0
+
+
+def test_programs_of_objects_that_have_gone_are_dropped(pair: replicax.Strategy) -> None:
+    def step(x: Any, config: Config) -> Any:
+        return x * len(config.part)
+
+    gone = []
+    for _ in range(3):
+        config, array = Config(), np.ones(3)
+        config.part = [array]
+        gone.append(weakref.ref(array))
+        pair.run(step, args=(1.0, config))
+    del config, array
+    pair.run(lambda x: x, args=(1.0,))  # another program
+    assert [ref() is None for ref in gone] == [True, True, False]  # warnings compare the last one

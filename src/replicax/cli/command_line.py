@@ -59,7 +59,8 @@ def _write_out(text: str) -> None:
     try:
         print(end=text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at the end fails, too
+        with contextlib.suppress(OSError):  # or Python's own flush at the end fails, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(f"standard output can't be written ({error.strerror or error})") from error
 
 

@@ -14,6 +14,7 @@ from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import came_apart, describe_difference
 from replicax.execution.tracing.function_key import FunctionKey, Wrapper, function_key
+from replicax.execution.tracing.object_attributes import object_keys_in
 from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
 from replicax.variables.collection import VariableCollection
@@ -68,7 +69,7 @@ class ProgramCache:
 
     def add(self, key: Any, executable: Executable, fn: Callable[..., Any]) -> None:
         """Keep the ``executable`` of ``fn``; warn if that is traced again and again."""
-        for other in [k for k in self._entries if k[0].is_dead]:
+        for other in [k for k in self._entries if k[0].is_dead or any(o.is_dead for o in object_keys_in(k[1]))]:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))
@@ -175,17 +176,18 @@ def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
     while isinstance(fn, Wrapper):
         fn = fn.fn
     function = _jax.ById(getattr(fn, "__func__", fn))  # a method is another object each time
-    return FunctionKey(function, tuple(_besides_numbers((key.code, key.captured))), {})
+    bound = [part for part in key.captured if part[0] == "self"]  # numbers of a frozen object tell it from others
+    return FunctionKey(function, (*_parts_but_numbers((key.code, key.captured)), *bound), {})
 
 
-def _besides_numbers(key: Any) -> Iterator[Any]:
+def _parts_but_numbers(key: Any) -> Iterator[Any]:
     """The parts of a key that are no such values: code, the types of containers, other objects."""
     if not isinstance(key, tuple):
         if not (isinstance(key, _jax.ById) and isinstance(key.value, ARRAYS)):
             yield key
     elif len(key) != 2 or key[0] not in _jax.BY_VALUE:
         for part in key:
-            yield from _besides_numbers(part)
+            yield from _parts_but_numbers(part)
 
 
 def _slots(executable: Executable) -> set[Slot]:

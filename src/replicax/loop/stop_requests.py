@@ -133,7 +133,7 @@ class StopRequests:
         return min(reasons, key=_rank, default=None)
 
     def forget(self) -> None:
-        """Forget the requests, and the stop file: from now on only a signal, also an earlier one, ends calls.
+        """Forget the requests so far, and the stop file, but no signal.
 
         All workers call it together: for the calls that the end of a run makes, also of one that ends on request.
         """

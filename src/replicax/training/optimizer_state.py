@@ -63,6 +63,10 @@ class AssigningDict(dict[Any, Any]):
 
     update = MutableMapping.update
 
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
 
 def with_assigning_dicts(state: Any) -> Any:
     """A copy of a state in which the hyperparameters that Optax injects are such dicts; other dicts are as they are."""

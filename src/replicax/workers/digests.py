@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -84,13 +86,18 @@ def outputs_of(program: Any) -> list[tuple[str, bytes]]:
     Operations count by their names, their numbers and what they are given, in whatever order they are done. What no
     output depends on does not count, such as a print on the chief only.
     """
+    if program in _outputs:
+        return _outputs[program]
     inputs = [f"variable {_number(use)}" for use in program.reads]
     inputs += [f"argument {i}" for i in range(len(program.jaxpr.invars) - len(inputs) - len(program.constants))]
     given = [*map(_hashed_parts, inputs), *(_hashed_parts(*digest(x)) for x in program.constants)]
     words = [f"a new value of variable number {_number(use)}, {use.name!r}" for use in program.writes]
     computed = _computed(program.jaxpr, given)
     words += [f"result {i}" for i in range(len(computed) - len(words))]
-    return list(zip(words, computed, strict=True))
+    return _outputs.setdefault(program, list(zip(words, computed, strict=True)))
+
+
+_outputs: weakref.WeakKeyDictionary[Any, list[tuple[str, bytes]]] = weakref.WeakKeyDictionary()
 
 
 def _number(use: Any) -> Any:
@@ -111,21 +118,25 @@ def _computed(program: Any, operands: Sequence[bytes]) -> list[bytes]:
 
     for equation in jaxpr.eqns:
         params = (part for _, value in sorted(equation.params.items()) for part in _numbers_in(value))
-        result = _hashed_parts(equation.primitive, *params, *map(of, equation.invars))
+        kinds = [str(variable.aval) for variable in equation.outvars]
+        result = _hashed_parts(equation.primitive, kinds, *params, *map(of, equation.invars))
         known.update((v, _hashed_parts(result, i)) for i, v in enumerate(equation.outvars))
     return list(map(of, jaxpr.outvars))
 
 
 def _numbers_in(param: Any) -> Iterator[Any]:
-    """The numbers in a parameter of an operation, and digests of the programs in it; other objects have no equals."""
+    """Numbers, dtypes and enums in a parameter of an operation, and digests of programs; nothing else counts."""
     if isinstance(param, _jax.Jaxpr | _jax.ClosedJaxpr):
         jaxpr = getattr(param, "jaxpr", param)
         yield from _computed(param, [_hashed_parts(i) for i in range(len(jaxpr.invars))])
     elif isinstance(param, tuple | list):
+        yield len(param)
         for item in param:
             yield from _numbers_in(item)
     elif isinstance(param, bool | int | float):
         yield param
+    elif isinstance(param, np.dtype | enum.Enum):
+        yield str(param)
 
 
 def _hashed_parts(*parts: Any) -> bytes:

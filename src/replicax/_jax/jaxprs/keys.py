@@ -9,7 +9,8 @@ One walk over Python values and programs makes them all. A subclass of :class:`K
 * ``ragged.value_numbering``: operations in the programs of ragged replicas; arrays by content;
 * :func:`program_digest`: programs on different workers; objects by their text, as identities differ there.
 
-Those of arrays on different workers (``workers.digests``), which are no programs, are made otherwise.
+What ``workers.digests`` compares is made otherwise: arrays, and what a program's outputs are computed from, whatever
+else it does.
 """
 
 from __future__ import annotations

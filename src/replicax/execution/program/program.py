@@ -63,7 +63,7 @@ class VariableOrder:
     """Those that are written, by their positions among the writes: first those that are donated, in that order."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Program:
     """What a step does on one replica, traced once, and where its inputs and outputs belong.
 

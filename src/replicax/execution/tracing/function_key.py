@@ -115,8 +115,10 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
         keys = {key for key, _ in {*was[1]} ^ {*now[1]}} if are_dicts else set()
         _changed_by_tracing.setdefault(place, set()).update(keys)
     after = _new_key(fn) if changed else after
-    for now, was in zip(object_keys_in(after.captured), object_keys_in(before.captured), strict=True):
-        now.reads, was.reads = was.reads, {}
+    known = {id(key.value): key for key in object_keys_in(before.captured)}
+    for now in object_keys_in(after.captured):
+        if (was := known.get(id(now.value))) is not None:
+            now.reads, was.reads = was.reads, {}
     return after
 
 
@@ -178,8 +180,8 @@ def _are_current(captured: list[_Captured]) -> bool:
             except ValueError:  # not assigned yet
                 now = None
         by_id = c._value
-        if (by_id._strong if by_id._ref is None else by_id._ref()) is not now:
-            return False
+        if (by_id._strong if by_id._ref is None else by_id._ref()) is not now or (now is None and by_id._ref):
+            return False  # None also stands for what is gone
         if c.contents and not are_unchanged(c.contents):
             return False
     return True

@@ -75,15 +75,16 @@ def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
     """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself."""
     keys = [*object_keys_in(key)]
     recording = _Recording()
-    _active.append(recording)
     try:
-        for of_object in keys:
-            recording.add(of_object.value, of_object)
+        _active.append(recording)
+        with _noting():
+            for of_object in keys:
+                recording.add(of_object.value, of_object)
         yield
     finally:
         recording.found.clear()
-        with _lock:
-            _active.remove(recording)
+        with _noting(), _lock:
+            _active[:] = [other for other in _active if other is not recording]
             if not _active:
                 _undo.close()
         for of_object in keys:
@@ -121,8 +122,9 @@ class _Recording:
 
     def _replace(self, kind: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         def noted(value: Any, attribute: str, *new: Any) -> Any:
-            if id(value) in self.found and threading.get_ident() == self._thread:
-                note(value, attribute)
+            if id(value) in self.found and threading.get_ident() == self._thread not in _threads_that_note:
+                with _noting():
+                    note(value, attribute)
             return original(value, attribute, *new)
 
         with _lock:
@@ -137,6 +139,17 @@ class _Recording:
             self.add(attribute.now, key)
 
 
+@contextlib.contextmanager
+def _noting() -> Iterator[None]:
+    """Note nothing more in this thread: the garbage collector may run a ``__del__`` that reads an object."""
+    _threads_that_note.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _threads_that_note.discard(threading.get_ident())
+
+
+_threads_that_note: set[int] = set()
 _lock = threading.Lock()
 _active: list[_Recording] = []
 _undo = contextlib.ExitStack()
@@ -148,5 +161,5 @@ def may_change(kind: Any) -> bool:
     """Whether values of this class have attributes or items that a step may read, and that may be others later."""
     functions = (types.FunctionType, types.MethodType, functools.partial)
     fixed = (type, types.ModuleType, *functions, jax.Array, np.ndarray, np.generic)
-    package = kind.__module__.partition(".")[0]
+    package = str(kind.__module__).partition(".")[0]
     return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")
