@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions take: enums, names, numbers, paths, and rows of a padded batch."""
+"""Checks of arguments that many functions take: enums, names, numbers, and paths."""
 
 from __future__ import annotations
 
@@ -95,21 +95,3 @@ def checked_path(value: Any, what: str, note: str = "") -> str:
         return os.fsdecode(value)
     except TypeError:
         raise TypeError(f"{what} must be a path, a str or an os.PathLike, got {value!r}{note}") from None
-
-
-def mask_of_rows(values: Any, communicator: Any, what: str) -> Any:
-    """Which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
-
-    Raises:
-      ValueError: the values, which the message calls ``what``, surely don't have the batch's rows in their order.
-    """
-    rows = communicator.examples.mask.shape[0]
-    text = (
-        f"{what} must have an entry for each row of the batch, which is padded to {rows} rows, in their order, "
-        "got {}: padding could not be left out. Reduce within each example only, and don't move rows; or reduce them "
-        "yourself, with replicax.get_replica_context().example_mask."
-    )
-    if values.shape[0] != rows:
-        raise ValueError(text.format(f"shape {values.shape}"))
-    moved = text.format("rows in another order, such as sorted or flipped ones, or along another dim")
-    return communicator.examples.mask & communicator.lie_along(values, 0, what, otherwise=moved)

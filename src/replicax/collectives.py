@@ -421,3 +421,23 @@ class Communicator(Protocol):
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``fn(*args, **kwargs)`` in cross-replica context, once for all replicas."""
+
+
+def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
+    """Which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
+
+    Raises:
+      ValueError: the values, which the message calls ``what``, surely don't have the batch's rows in their order.
+    """
+    examples = communicator.examples
+    assert examples is not None
+    rows = examples.mask.shape[0]
+    text = (
+        f"{what} must have an entry for each row of the batch, which is padded to {rows} rows, in their order, "
+        "got {}: padding could not be left out. Reduce within each example only, and don't move rows; or reduce them "
+        "yourself, with replicax.get_replica_context().example_mask."
+    )
+    if values.shape[0] != rows:
+        raise ValueError(text.format(f"shape {values.shape}"))
+    moved = text.format("rows in another order, such as sorted or flipped ones, or along another dim")
+    return examples.mask & communicator.lie_along(values, 0, what, otherwise=moved)

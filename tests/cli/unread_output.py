@@ -1,4 +1,4 @@
-"""Standard output that nobody reads."""
+"""Standard output whose reader has closed it."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ from replicax._jax.jaxprs.keys import (
     ById as ById,
     Hashed as Hashed,
     Keys as Keys,
+    digested as digested,
     is_record as is_record,
 )
 from replicax._jax.jaxprs.mutable_arrays import (

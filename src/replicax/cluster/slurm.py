@@ -225,8 +225,8 @@ def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
     order = os.environ.get("SLURM_DISTRIBUTION", "block")
     places = [(node, place) for node, count in nodes.items() for place in range(count)]
     if order.startswith(("cyclic", "plane")):
-        in_turn = 1 if order.startswith("cyclic") else _number("SLURM_DIST_PLANESIZE")
-        places.sort(key=lambda at: at[1] // in_turn)  # the first tasks of each node, then the next ones, …
+        plane_size = 1 if order.startswith("cyclic") else _number("SLURM_DIST_PLANESIZE")
+        places.sort(key=lambda at: at[1] // plane_size)  # the first tasks of each node, then the next ones, …
     elif order.startswith("arbitrary"):
         raise RuntimeError(
             f"SlurmClusterResolver: with SLURM_DISTRIBUTION={order} it is unknown which node has which task. Start "

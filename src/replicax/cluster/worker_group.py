@@ -176,9 +176,9 @@ def detected_group(timeout_seconds: float) -> WorkerGroup | None:
         ) from error
     if found is None:
         return None
-    source, told = f"the {found.name} that JAX finds", os.environ.get(COORDINATOR)
-    coordinator = told or found.coordinator
-    host_and_port(coordinator, COORDINATOR if told else source)
+    source, from_environment = f"the {found.name} that JAX finds", os.environ.get(COORDINATOR)
+    coordinator = from_environment or found.coordinator
+    host_and_port(coordinator, COORDINATOR if from_environment else source)
     return WorkerGroup(coordinator, found.count, found.index, source, is_detected=True)
 
 

@@ -13,8 +13,7 @@ from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, short
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.arguments import came_apart, describe_difference
-from replicax.execution.tracing.function_key import FunctionKey, Wrapper, function_key
-from replicax.execution.tracing.object_attributes import object_keys_in
+from replicax.execution.tracing.function_key import FunctionKey, Wrapper, any_dead, function_key
 from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
 from replicax.variables.collection import VariableCollection
@@ -69,7 +68,7 @@ class ProgramCache:
 
     def add(self, key: Any, executable: Executable, fn: Callable[..., Any]) -> None:
         """Keep the ``executable`` of ``fn``; warn if that is traced again and again."""
-        for other in [k for k in self._entries if k[0].is_dead or any(o.is_dead for o in object_keys_in(k[1]))]:
+        for other in [k for k in self._entries if k[0].is_dead or any_dead(k[1])]:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.argument_checks import mask_of_rows
-from replicax.collectives import share_p
+from replicax.collectives import mask_of_rows, share_p
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError, ShareWarning, warn
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.argument_checks import checked_name, mask_of_rows
+from replicax.argument_checks import checked_name
+from replicax.collectives import mask_of_rows
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
 from replicax.name_hints import NameHints

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,7 +32,7 @@ def digest(value: Any) -> Digest:
         is_nan = np.isnan(numbers)
         if is_nan.any():
             numbers = np.where(is_nan, np.full((), np.nan, numbers.dtype), numbers)
-    return name, shape, _hashed(np.ascontiguousarray(numbers).tobytes())
+    return name, shape, _jax.digested(np.ascontiguousarray(numbers).tobytes())
 
 
 def unabridged(value: Any) -> Digest:
@@ -90,7 +89,7 @@ def outputs_of(program: Any) -> list[tuple[str, bytes]]:
         return _outputs[program]
     inputs = [f"variable {_number(use)}" for use in program.reads]
     inputs += [f"argument {i}" for i in range(len(program.jaxpr.invars) - len(inputs) - len(program.constants))]
-    given = [*map(_hashed_parts, inputs), *(_hashed_parts(*digest(x)) for x in program.constants)]
+    given = [*map(_digest_of, inputs), *(_digest_of(*digest(x)) for x in program.constants)]
     words = [f"a new value of variable number {_number(use)}, {use.name!r}" for use in program.writes]
     computed = _computed(program.jaxpr, given)
     words += [f"result {i}" for i in range(len(computed) - len(words))]
@@ -108,19 +107,19 @@ def _number(use: Any) -> Any:
 def _computed(program: Any, operands: Sequence[bytes]) -> list[bytes]:
     """A digest of each output of a jaxpr, by those of its inputs."""
     jaxpr = getattr(program, "jaxpr", program)
-    constants = [_hashed_parts(*digest(x)) for x in getattr(program, "consts", ())]
+    constants = [_digest_of(*digest(x)) for x in getattr(program, "consts", ())]
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *operands], strict=True))
 
     def of(atom: Any) -> bytes:
         if isinstance(atom, _jax.Literal):
-            return _hashed_parts(str(atom.aval), np.asarray(atom.val).tobytes())
+            return _digest_of(str(atom.aval), np.asarray(atom.val).tobytes())
         return known[atom]
 
     for equation in jaxpr.eqns:
         params = (part for _, value in sorted(equation.params.items()) for part in _numbers_in(value))
         kinds = [str(variable.aval) for variable in equation.outvars]
-        result = _hashed_parts(equation.primitive, kinds, *params, *map(of, equation.invars))
-        known.update((v, _hashed_parts(result, i)) for i, v in enumerate(equation.outvars))
+        result = _digest_of(equation.primitive, kinds, *params, *map(of, equation.invars))
+        known.update((v, _digest_of(result, i)) for i, v in enumerate(equation.outvars))
     return list(map(of, jaxpr.outvars))
 
 
@@ -128,7 +127,7 @@ def _numbers_in(param: Any) -> Iterator[Any]:
     """Numbers, dtypes and enums in a parameter of an operation, and digests of programs; nothing else counts."""
     if isinstance(param, _jax.Jaxpr | _jax.ClosedJaxpr):
         jaxpr = getattr(param, "jaxpr", param)
-        yield from _computed(param, [_hashed_parts(i) for i in range(len(jaxpr.invars))])
+        yield from _computed(param, [_digest_of(i) for i in range(len(jaxpr.invars))])
     elif isinstance(param, tuple | list):
         yield len(param)
         for item in param:
@@ -139,9 +138,5 @@ def _numbers_in(param: Any) -> Iterator[Any]:
         yield str(param)
 
 
-def _hashed_parts(*parts: Any) -> bytes:
-    return _hashed(repr(parts).encode())
-
-
-def _hashed(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _digest_of(*parts: Any) -> bytes:
+    return _jax.digested(repr(parts).encode())

@@ -198,7 +198,7 @@ def program_digest(program: ClosedJaxpr) -> bytes:
     Equal programs may have different ones all the same, as some parameters are known by their text only. Different
     programs don't have equal ones.
     """
-    return _digested(repr(_Digests().of_program(program)).encode())
+    return digested(repr(_Digests().of_program(program)).encode())
 
 
 class _Digests(Keys):
@@ -216,8 +216,9 @@ class _Digests(Keys):
     def of_array(self, array: Any) -> Any:
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         numbers = np.asarray(jax.random.key_data(jnp.asarray(array)) if is_key else array)
-        return str(array.dtype), numbers.shape, _digested(numbers.tobytes())
+        return str(array.dtype), numbers.shape, digested(numbers.tobytes())
 
 
-def _digested(data: bytes) -> bytes:
+def digested(data: bytes) -> bytes:
+    """Sixteen bytes that stand for ``data``, the same in all processes."""
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -61,7 +61,7 @@ class FunctionKey(_jax.Hashed):
     @property
     def is_dead(self) -> bool:
         """Whether something captured is gone, so that no function can have this key any more."""
-        return _any_dead(self.code) or _any_dead(self.captured)
+        return any_dead(self.code) or any_dead(self.captured)
 
 
 class Wrapper:
@@ -267,7 +267,8 @@ def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
     return pairs + list((fn.__kwdefaults__ or {}).items())
 
 
-def _any_dead(value: Any) -> bool:
+def any_dead(value: Any) -> bool:
+    """Whether something that a key of tuples knows by identity is gone."""
     if isinstance(value, _jax.ById):
         return value.is_dead
-    return isinstance(value, tuple) and any(map(_any_dead, value))
+    return isinstance(value, tuple) and any(map(any_dead, value))
