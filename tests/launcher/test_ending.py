@@ -35,7 +35,8 @@ WAIT = """
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "finishes":
         sys.exit()
-    time.sleep(600)
+    for _ in range(6000):  # one long sleep would begin without the handler of a signal that comes just before it
+        time.sleep(0.1)
 """
 
 

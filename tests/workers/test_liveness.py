@@ -102,6 +102,8 @@ ELSEWHERE = (
         ("catches and goes on", 1, 1, f"CAUGHT DeadlockError: {GOES_ON}"),
         ("all catch", 0, 0, "\nEND\n"),
         ("all catch", 1, 0, "\nEND\n"),
+        ("nan on one", 0, 0, r"^invalid value \(nan\) .* on worker 1\. .*\nEND\n"),
+        ("nan on one", 1, 0, r"^invalid value \(nan\) .* on worker 1\. .*\nEND\n"),
         ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),

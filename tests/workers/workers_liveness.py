@@ -145,6 +145,22 @@ def all_catch(worker: Worker) -> None:
     worker.step()
 
 
+def nan_on_one(worker: Worker) -> None:
+    def train(x: Any) -> Any:
+        worker.w.assign(worker.w + replicax.get_replica_context().all_reduce("sum", x))
+        return jax.numpy.log(x)
+
+    before = worker.w.numpy()
+    xs = worker.strategy.distribute_values_from_function(lambda replica: 1.0 - 2.0 * replica.replica_id_in_sync_group)
+    with jax.debug_nans(True):
+        try:
+            worker.run(train, xs)
+        except FloatingPointError as error:
+            print(error)
+        np.testing.assert_array_equal(worker.w.numpy(), before)
+        worker.step()
+
+
 def all_raise(worker: Worker) -> None:
     raise KeyError("the same everywhere")
 
@@ -286,6 +302,7 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "catches": (2, 0.5, catches),
     "catches and goes on": (2, 0.5, catches_and_goes_on),
     "all catch": (2, NEVER, all_catch),
+    "nan on one": (2, NEVER, nan_on_one),
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
     "killed in a run": (2, NEVER, killed_in_a_run),

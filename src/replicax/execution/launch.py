@@ -138,6 +138,8 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
         timeout = executable.program.timeout
         if timeout is not None:
             call = functools.partial(call_watched, call, replicas, timeout)
+        if replicas.lockstep.several:
+            call = replicas.lockstep.finding_nans(call)
         results = _finished(call(donated, kept, placed, constants))
         release = hold_signals()
         returned.append(results)
