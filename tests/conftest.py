@@ -115,7 +115,7 @@ def pytest_sessionfinish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a grid marked ``covering(n)``, leave to ``make soak`` what no combination of n values needs."""
-    items.sort(key=_starts_processes, reverse=True)
+    items.sort(key=_comes_early, reverse=True)
     grids: dict[tuple[Any, ...], list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("soak") is not None:
@@ -127,13 +127,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
 
 
-def _starts_processes(item: pytest.Item) -> bool:
-    """Whether a test's file starts processes; they take long, and the quick ones fill what is left at the end.
+def _comes_early(item: pytest.Item) -> int:
+    """2 for tests that share processes, 1 for those whose file starts some: the quick ones fill what is left.
 
     A process that has nothing to do takes the last tests of another one: of those, none needs what many share.
     """
     module = vars(getattr(item, "module", None) or object)
-    return any(name in module for name in ("processes", "launched", "Launch", "subprocess"))
+    starts_processes = any(name in module for name in ("processes", "launched", "Launch", "subprocess"))
+    shares_processes = not {"coordinator", "outcomes"}.isdisjoint(getattr(item, "fixturenames", ()))
+    return starts_processes + (starts_processes and shares_processes)
 
 
 def _not_needed(grid: list[Any], strength: int) -> list[Any]:
