@@ -87,6 +87,7 @@ def test_a_device_has_less_the_more_of_them_there_are() -> None:
 
 
 @third_party
+@pytest.mark.soak  # tests/cli/test_plan.py compiles another example for TPUs
 def test_on_tpus() -> None:
     resolver = replicax.TPUClusterResolver(topology="v5e:2x4")
 

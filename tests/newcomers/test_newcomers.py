@@ -50,6 +50,7 @@ def test_a_loop_from_tensorflow_goes_on_from_its_checkpoint(tmp_path) -> None:
     assert second[1] == "45 steps, saved 2"
 
 
+@pytest.mark.soak  # tests/launcher and tests/cluster have each part
 def test_several_workers_with_tf_config(tmp_path) -> None:
     out = run(tmp_path, *REPLICAX, "launch", "--workers", 2, "--devices-per-worker", 2, HERE / "multi_worker.py")
     assert "2 workers, 4 replicas: w = [1.0, -2.0, 3.0]" in out
@@ -71,7 +72,7 @@ def test_a_loop_from_accelerate(tmp_path) -> None:
     assert (tmp_path / "logs" / "evaluation.csv").read_text().startswith("step,accuracy")
 
 
-@pytest.mark.soak  # tests/chaos kills a worker, too
+@pytest.mark.soak  # tests/launcher/test_training.py kills a worker, too
 def test_a_run_survives_the_death_of_a_worker(tmp_path) -> None:
     command = ["--workers", 2, "--devices-per-worker", 2, "--max-restarts", 3, HERE / "survives.py"]
     out = run(tmp_path, *REPLICAX, "launch", *command)
