@@ -58,10 +58,10 @@ def launch(
         if escaped:
             _take_back(executable)
         policy = executable.policy
+        kept = [slot.array for slot in executable.kept]
         group = coalesced(executable.written)
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
-        kept = [slot.array for slot in executable.kept]
         constants, call = executable.program.constants, executable.call
         at_once = policy.known is not None and policy.known == call._cache_size()
         begun = _announce(lockstep, executable) if several or heartbeat.current is not None else None

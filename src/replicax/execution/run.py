@@ -123,13 +123,13 @@ def known(
     """
     if not _is_plain(programs.replicas) or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
         return None
+    settings = _jax.trace_settings()
     arguments = _no_arguments
     if args or kwargs:
         try:
             arguments = Arguments(args, kwargs or {})
         except Exception:
             return None
-    settings = _jax.trace_settings()
     executable = programs.find((function_key(fn), arguments.key, settings))
     if executable is None:
         return None
