@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from replicax import _jax, context
+from replicax import _jax
 from replicax.devices.mesh import logical_device_mesh
 from replicax.models.nnx_parts import NNXParts
 from replicax.models.nnx_step import NNXStep
@@ -29,7 +29,7 @@ from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
 from replicax.variables.slots import escaped, exchanging
-from replicax.variables.store import ConcreteStore, use_store
+from replicax.variables.store import outside_steps
 from replicax.workers.replicas import Replicas
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
@@ -146,12 +146,7 @@ class Cells:
         known = self._all.setdefault(replicas, weakref.WeakValueDictionary())
         cells = [known.get(id(cell)) for _, cell in found]
         if None in cells:
-            with (
-                _jax.outside_tracing(),
-                jax.disable_jit(False),
-                context.cross_replica(replicas),
-                use_store(ConcreteStore()),
-            ):
+            with outside_steps(replicas):
                 made = [
                     Cell(cell, _new(name, cell)) if present is None else present
                     for present, (name, cell) in zip(cells, found, strict=True)

@@ -23,7 +23,7 @@ from replicax.training.step_hooks import update_hook
 from replicax.variables import Variable
 from replicax.variables.initial_layout import Stored
 from replicax.variables.slots import store_all
-from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.store import current_store, outside_steps
 
 if TYPE_CHECKING:
     import optax
@@ -133,12 +133,7 @@ class Optimizer:
             if any(v is other for other in variables[:i]):
                 raise ValueError(f"Optimizer: {v.describe()} is listed twice")
         self.name = strategy.extended.variables.named(self, self.name)
-        with (
-            _jax.outside_tracing(),
-            jax.disable_jit(False),
-            context.cross_replica(variables[0].replicas),
-            use_store(ConcreteStore()),
-        ):
+        with outside_steps(variables[0].replicas):
             initial, tree = self._slots(variables, tree_of_variables)
             slots = [Variable(stored, name=name, trainable=False) for name, stored in initial]
         self._state = jax.tree_util.tree_unflatten(tree, slots)

@@ -125,6 +125,8 @@ class DerivedStore:
 
     def __init__(self, outer: Store, values: dict[Variable, Any]) -> None:
         self.outer = outer
+        self.expect = outer.expect
+        self.if_it_fails = outer.if_it_fails
         self.values = dict(values)
         self.written: dict[Variable, str | None] = {}
         self._trace = _jax.current_trace()
@@ -149,14 +151,6 @@ class DerivedStore:
         form = self.outer.copies(variable).form
         assert isinstance(form, Local)
         return PerReplica(Local(self.read(variable), form.communicator))
-
-    def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
-    ) -> list[Any]:
-        return self.outer.expect(values, refused, otherwise, is_loss=is_loss)
-
-    def if_it_fails(self, undo: Callable[[], None]) -> None:
-        self.outer.if_it_fails(undo)
 
 
 class Creations:
@@ -186,12 +180,7 @@ class Creations:
     def create(self, make: Callable[[], Variable]) -> Variable:
         """The next variable of the step."""
         if self._next == len(self._variables):
-            with (
-                _jax.outside_tracing(),
-                jax.disable_jit(False),
-                context.cross_replica(self._replicas),
-                use_store(ConcreteStore()),
-            ):
+            with outside_steps(self._replicas):
                 self._variables.append(make())
         self._next += 1
         return self._variables[self._next - 1]
@@ -288,6 +277,18 @@ def use_store(store: Store) -> Iterator[None]:
     finally:
         if _stores.stack[-1] is store:
             _stores.stack.pop()
+
+
+@contextlib.contextmanager
+def outside_steps(replicas: Replicas) -> Iterator[None]:
+    """Compute and store values at once in the middle of a step, in the cross-replica context of ``replicas``."""
+    with (
+        _jax.outside_tracing(),
+        jax.disable_jit(False),
+        context.cross_replica(replicas),
+        use_store(ConcreteStore()),
+    ):
+        yield
 
 
 def state_of_stores() -> Callable[[], None]:

@@ -21,7 +21,7 @@ from replicax.indexed_slices import IndexedSlices, check_rows, is_slices
 from replicax.training.optimizer import Optimizer, _optimised
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
-from replicax.variables.store import ConcreteStore, current_store, use_store
+from replicax.variables.store import ConcreteStore, current_store, outside_steps
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -38,12 +38,7 @@ class WorkerCollection(VariableCollection):
         """Allow the creation of variables, outside of any step."""
         self.is_open = True
         try:
-            with (
-                _jax.outside_tracing(),
-                jax.disable_jit(False),
-                context.cross_replica(self.replicas),
-                use_store(ConcreteStore()),
-            ):
+            with outside_steps(self.replicas):
                 yield
         finally:
             self.is_open = False
