@@ -106,21 +106,19 @@ def _number(use: Any) -> Any:
 
 def _computed(program: Any, operands: Sequence[bytes]) -> list[bytes]:
     """A digest of each output of a jaxpr, by those of its inputs."""
-    jaxpr = getattr(program, "jaxpr", program)
     constants = [_digest_of(*digest(x)) for x in getattr(program, "consts", ())]
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *operands], strict=True))
 
-    def of(atom: Any) -> bytes:
-        if isinstance(atom, _jax.Literal):
-            return _digest_of(str(atom.aval), np.asarray(atom.val).tobytes())
-        return known[atom]
-
-    for equation in jaxpr.eqns:
+    def of_results(equation: _jax.Equation, operands: list[bytes]) -> list[bytes]:
         params = (part for _, value in sorted(equation.params.items()) for part in _numbers_in(value))
         kinds = [str(variable.aval) for variable in equation.outvars]
-        result = _digest_of(equation.primitive, kinds, *params, *map(of, equation.invars))
-        known.update((v, _digest_of(result, i)) for i, v in enumerate(equation.outvars))
-    return list(map(of, jaxpr.outvars))
+        result = _digest_of(equation.primitive, kinds, *params, *operands)
+        return [_digest_of(result, i) for i in range(len(kinds))]
+
+    def of_literal(literal: _jax.Literal) -> bytes:
+        return _digest_of(str(literal.aval), np.asarray(literal.val).tobytes())
+
+    opened = _jax.opened(getattr(program, "jaxpr", program))
+    return _jax.interpret(opened, [*constants, *operands], of_results, of_literal)
 
 
 def _numbers_in(param: Any) -> Iterator[Any]:

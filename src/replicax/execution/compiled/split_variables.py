@@ -21,15 +21,7 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along
-from replicax._jax.primitive_families import (
-    ELEMENTWISE,
-    IDEMPOTENT_REDUCTIONS,
-    MOVING,
-    SCANS,
-    SCATTERS,
-    SPLITS,
-    SUMS,
-)
+from replicax._jax.primitive_families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING, SCANS, SCATTERS, SPLITS, SUMS
 from replicax.collectives import all_reduce_p
 from replicax.devices.summation_order import added_along, all_but_last, elements_p, last_of
 from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, wanted_sums
@@ -44,13 +36,7 @@ from replicax.execution.compiled.pieces import (
     summed_pieces,
     without_dims,
 )
-from replicax.execution.compiled.wanted_pieces import (
-    PASSED_ON,
-    inlined,
-    may_scatter,
-    says_nothing_new,
-    wanted_pieces,
-)
+from replicax.execution.compiled.wanted_pieces import PASSED_ON, inlined, may_scatter, says_nothing_new, wanted_pieces
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Layout, Split
 
@@ -69,13 +55,7 @@ class _Later:
 
 
 class Partition:
-    """The pass over one program.
-
-    Args:
-      localities: those of the values in the program.
-      gathers: gathers pieces.
-      in_order: whether sums have a fixed order, whatever is in pieces.
-    """
+    """The pass over one program; with ``in_order``, sums have a fixed order, whatever is in pieces."""
 
     def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers, in_order: bool = False) -> None:
         self.localities = localities
@@ -99,20 +79,16 @@ class Partition:
         """
         hints = wanted_pieces(jaxpr, wanted)
         sunk = wanted_sums(jaxpr, hints, sums)
-        env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
-
-        for equation in jaxpr.eqns:
-            operands = [read(v) for v in equation.invars]
+        def results_of(equation: _jax.Equation, operands: list[Any]) -> list[Any]:
             if equation.primitive.name in SCANS:
                 results = self.scan(equation, operands, sunk)
             else:
                 results = self.equation(equation, operands, hints)
-            env.update(zip(equation.outvars, results, strict=True))
             self.gathers.computed(results)
-        return [read(v) for v in jaxpr.outvars]
+            return results
+
+        return _jax.interpret(jaxpr, values, results_of)
 
     def whole(self, value: Any) -> Any:
         """A value as every replica has it."""
