@@ -134,7 +134,7 @@ class StatefulArgument(ByKey):
 
 
 class StatefulCall(NamedTuple):
-    """A call of a step, with a :class:`StatefulArgument` for each object that holds state.
+    """A call of a step; :func:`stateful_call` has put a :class:`StatefulArgument` for each object that holds state.
 
     Attributes:
       fn: the step; it may also be a method of such an object, or a ``functools.partial`` with some.
@@ -160,11 +160,9 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     adapters = _loaded()
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
-    bound = bound_arguments(fn)
-    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=stays_whole)
+    leaves, tree, places = _flattened(fn, args, kwargs)
     if any(map(register, leaves)):
         return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
-    places = [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
     if not places or _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
         return None
     if replicas.remote_variables is not None:
@@ -182,27 +180,24 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
             state = adapter.state_of(tuple(leaves[i] for i in mine), replicas)
             for index, i in enumerate(mine):
                 leaves[i] = StatefulArgument(leaves[i], state, index)
-    args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
-    return StatefulCall(_with_bound(fn, bound), args, kwargs)
+    return _call_of(fn, tree, leaves)
 
 
 @contextlib.contextmanager
-def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
+def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
     """A step and its arguments with a copy of each object that holds state, for this replica.
 
     When the context is left without an error, what the step has changed in them is assigned to their variables.
     """
-    bound = bound_arguments(fn)
-    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound), is_leaf=is_leaf)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
     states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)}
     if not states:
-        yield fn, args, kwargs
+        yield StatefulCall(fn, args, kwargs)
         return
     has_rows = all(leaf.shape[0] for leaf in leaves if isinstance(leaf, jax.Array) and leaf.ndim)
     copies = {number: state.opened(has_rows) for number, state in states.items()}
     leaves = [copies[id(x.state)][0][x.index] if isinstance(x, StatefulArgument) else x for x in leaves]
-    args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
-    yield _with_bound(fn, bound), args, kwargs
+    yield _call_of(fn, tree, leaves)
     for _, close in copies.values():
         close()
 
@@ -211,7 +206,7 @@ def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
     """Where the objects keep their arrays that a step changes in place, while it runs."""
     if not _loaded():
         return []
-    leaves = jax.tree_util.tree_leaves((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
+    leaves, _, _ = _flattened(fn, args, kwargs)
     pairs = [(leaf, _adapter_of(type(leaf))) for leaf in leaves]
     return [cell for leaf, adapter in pairs if adapter is not None for cell in adapter.cells(leaf)]
 
@@ -224,24 +219,31 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
       those of ``args`` and ``kwargs`` in their places, to the call ``(fn, args, kwargs)`` with these.
     """
 
-    def places(args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
-        return leaves, tree, [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
-
-    def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> StatefulCall:
         if not others:
-            return fn, args, kwargs
-        leaves, tree, where = places(args, kwargs)
-        for i, other in zip(where, others, strict=True):
+            return StatefulCall(fn, args, kwargs)
+        leaves, tree, places = _flattened(fn, args, kwargs)
+        for i, other in zip(places, others, strict=True):
             leaves[i] = other
-        args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
-        return _with_bound(fn, bound), args, kwargs
+        return _call_of(fn, tree, leaves)
 
     if not _loaded():
         return (), None, with_others
-    leaves, _, where = places(args, kwargs)
-    found = tuple(leaves[i] for i in where)
+    leaves, _, places = _flattened(fn, args, kwargs)
+    found = tuple(leaves[i] for i in places)
     return found, _adapter_of(type(found[0])) if found else None, with_others
+
+
+def _flattened(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
+    """The leaves of a call and their structure, and where the objects that hold state are among the leaves."""
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
+    return leaves, tree, [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
+
+
+def _call_of(fn: Any, tree: Any, leaves: Sequence[Any]) -> StatefulCall:
+    """The call with other leaves."""
+    args, kwargs, bound = jax.tree_util.tree_unflatten(tree, leaves)
+    return StatefulCall(_with_bound(fn, bound), args, kwargs)
 
 
 def updated(tree: Any, other: Any) -> Any:
