@@ -99,6 +99,7 @@ from replicax._jax.jaxprs.types import (
     Literal as Literal,
     Primitive as Primitive,
     ShapedArray as ShapedArray,
+    shape_of as shape_of,
 )
 from replicax._jax.messages import (
     INSTALLED as INSTALLED,
@@ -121,7 +122,6 @@ from replicax._jax.primitives import (
     two_way_primitive as two_way_primitive,
 )
 from replicax._jax.runtime import (
-    DetectedCluster as DetectedCluster,
     abandon_coordination as abandon_coordination,
     backends_are_initialized as backends_are_initialized,
     catches_sigterm as catches_sigterm,

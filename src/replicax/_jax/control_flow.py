@@ -84,15 +84,10 @@ def while_of(params: Mapping[str, Any]) -> While:
     return While(test, body, params["cond_nconsts"], params["body_nconsts"])
 
 
-def _branches_of(params: Mapping[str, Any]) -> Branches:
-    """The ``cond`` with these parameters."""
-    return Branches([open_jaxpr(branch) for branch in params["branches"]])
-
-
 _READERS: dict[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = {
     "scan": scan_of,
     "while": while_of,
-    "cond": _branches_of,
+    "cond": lambda params: Branches([open_jaxpr(branch) for branch in params["branches"]]),
 }
 
 
@@ -139,7 +134,7 @@ def with_calls_for_solves(
         return ClosedJaxpr(of_program(program.jaxpr), program.consts)
 
     def of_equation(equation: Equation) -> Equation:
-        if hides(equation, meets):
+        if hides(equation.primitive, equation.params, meets):
             return _called(equation, of_closed(_written_out(equation, axis_env)), equation.invars)
         if not any(map(solves, sub_jaxprs(equation))) and equation.primitive.name not in LINEAR_SOLVES:
             return equation
@@ -149,18 +144,13 @@ def with_calls_for_solves(
         return _called(equation, *solving(equation.params, equation.invars))
 
     def solves(jaxpr: Jaxpr) -> bool:
-        return contains(jaxpr, lambda equation: equation.primitive.name in LINEAR_SOLVES or hides(equation, meets))
+        return contains(jaxpr, lambda e: e.primitive.name in LINEAR_SOLVES or hides(e.primitive, e.params, meets))
 
     return of_program(jaxpr) if solves(jaxpr) else jaxpr
 
 
-def hides(equation: Equation, meets: Callable[[Equation], bool]) -> bool:
+def hides(primitive: Primitive, params: Mapping[str, Any], meets: Callable[[Equation], bool]) -> bool:
     """Whether it is a primitive of another library, among whose parameters are programs with a collective."""
-    return hides_in(equation.primitive, equation.params, meets)
-
-
-def hides_in(primitive: Primitive, params: Mapping[str, Any], meets: Callable[[Equation], bool]) -> bool:
-    """The same, of a primitive and its parameters."""
     return _is_of_a_library(primitive) and any(contains(program, meets) for program in _programs_in(params))
 
 

@@ -68,7 +68,7 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_com
         _mlir.register_lowering(primitive, _mlir.lower_fun(compute, multiple_results=True))
     else:
         computed_by_python.add(primitive)
-        primitive.def_impl(_outside_tracing(compute))
+        primitive.def_impl(outside_tracing()(compute))
 
         def bound(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
             return _of_nonzero(primitive, [_instantiated(v) for v in values], params)
@@ -95,14 +95,6 @@ def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_com
 def _instantiated(value: Any) -> Any:
     """A tangent or cotangent as an array, if it is one of a float."""
     return _ad.instantiate_zeros(value) if value.aval.dtype != jax.dtypes.float0 else value
-
-
-def _outside_tracing(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def computed(*arrays: Any, **params: Any) -> Any:
-        with outside_tracing():
-            return compute(*arrays, **params)
-
-    return computed
 
 
 def _of_nonzero(primitive: Primitive, values: Sequence[Any], params: Any) -> list[Any]:
@@ -215,7 +207,7 @@ def linear_primitive(
     """
     primitive = Primitive(name)
     computed_by_python.add(primitive)
-    primitive.def_impl(_outside_tracing(compute))
+    primitive.def_impl(outside_tracing()(compute))
     primitive.def_abstract_eval(shape)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:

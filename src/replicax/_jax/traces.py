@@ -229,16 +229,11 @@ def trace_of_this_thread() -> Callable[[], None]:
     return put_back
 
 
-def of_no_generation() -> contextlib.AbstractContextManager[Any]:
-    """Compute single operations: they hold no variable's value, and are compiled once, whatever else is kept."""
-    manager: contextlib.AbstractContextManager[Any] = _generation(0)
-    return manager
+of_no_generation: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(_generation, 0)
+"""Computes single operations: they hold no variable's value, and are compiled once, whatever else is kept."""
 
-
-def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
-    """Record operations in ``trace`` (an outer one), whatever transformation is innermost."""
-    manager: contextlib.AbstractContextManager[Any] = _core.set_current_trace(trace)
-    return manager
+set_current_trace: Callable[[Any], contextlib.AbstractContextManager[Any]] = _core.set_current_trace
+"""Records operations in a trace (an outer one), whatever transformation is innermost."""
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
@@ -165,7 +164,7 @@ class _Joining:
         jaxpr, closed_over = traced_inside(
             self.replicas,
             lambda *arrays: Assembly(self.parts, outputs).run(dict(zip(inputs, arrays, strict=True))),
-            [_described(self.numbers.avals[v]) for v in inputs],
+            [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
         )
         everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
@@ -178,7 +177,7 @@ class _Joining:
             jaxpr=jaxpr,
             reads=tuple(self.reads),
             arguments=tuple(
-                (_described(self.numbers.avals[self.inputs[n + i]]), locality)
+                (_jax.shape_of(self.numbers.avals[self.inputs[n + i]]), locality)
                 for i, (_, locality) in enumerate(first.arguments)
             ),
             constants=[put(value, everywhere) for value in (*constants.values(), *closed_over)],
@@ -198,7 +197,3 @@ class _Joining:
         here = self.replicas.local
         values = tuple(objects[self.parts.size_of[replica]] for replica in here)
         return PerReplica(Components(values, here, len(self.parts.size_of)))
-
-
-def _described(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -53,10 +53,9 @@ def device_program(
     """
     stacked = [isinstance(v, Each) for v in values]
     inputs: list[Any] = jaxpr.invars
-    shapes = [v.array.shape if isinstance(v, Each) else x.aval.shape for v, x in zip(values, inputs, strict=True)]
     avals = [
-        jax.ShapeDtypeStruct(shape, x.aval.dtype, weak_type=x.aval.weak_type)
-        for shape, x in zip(shapes, inputs, strict=True)
+        _jax.shape_of(x.aval).update(shape=v.array.shape if isinstance(v, Each) else x.aval.shape)
+        for v, x in zip(values, inputs, strict=True)
     ]
 
     def run(*arrays: Any) -> list[Any]:

@@ -10,8 +10,8 @@ import numpy as np
 from jax.extend import core as _extend
 
 from replicax._jax.internals import core as _core, literals as _literals
-from replicax._jax.jaxprs.programs import sub_jaxprs
-from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
+from replicax._jax.jaxprs.programs import map_jaxprs, sub_jaxprs
+from replicax._jax.jaxprs.types import Equation, Jaxpr, Literal, ShapedArray
 from replicax._jax.primitive_families import PLACING
 from replicax._jax.traces import MESH_SETTING
 
@@ -62,20 +62,11 @@ def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], m
     with equation.ctx.manager:  # which puts back at its end what is changed here
         MESH_SETTING.set_local(mesh)
         ctx = _core.JaxprEqnContext()
-    params = {name: _param_on(value, mesh) for name, value in equation.params.items()}
+    params = {
+        name: jax.sharding.NamedSharding(mesh, value.spec) if isinstance(value, jax.sharding.NamedSharding) else value
+        for name, value in map_jaxprs(equation.params, lambda program: _program_on(program, mesh)).items()
+    }
     return equation.replace(invars=list(invars), outvars=list(outvars), params=params, ctx=ctx)
-
-
-def _param_on(value: Any, mesh: Any) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(_program_on(value.jaxpr, mesh), value.consts)
-    if isinstance(value, Jaxpr):
-        return _program_on(value, mesh)
-    if isinstance(value, jax.sharding.NamedSharding):
-        return jax.sharding.NamedSharding(mesh, value.spec)
-    if isinstance(value, (tuple, list)) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
-        return type(value)(_param_on(v, mesh) for v in value)
-    return value
 
 
 def _program_on(jaxpr: Jaxpr, mesh: Any) -> Jaxpr:

@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval as _pe
 from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
-from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray
+from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
 from replicax._jax.primitive_families import UNRELIABLE
 from replicax._jax.traces import current_trace, staging_trace
 
@@ -215,8 +215,7 @@ def _program_of_operands(fn: Callable[..., Sequence[Any]], equation: Equation, v
 
 def traced(fn: Callable[..., Any], like: Sequence[Any]) -> Jaxpr:
     """The program of ``fn``, of values like these of another program."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in like]
-    closed = jax.make_jaxpr(fn)(*avals)
+    closed = jax.make_jaxpr(fn)(*(shape_of(v.aval) for v in like))
     assert not closed.consts
     return closed.jaxpr
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._jax.control_flow import hides_in, solving
+from replicax._jax.control_flow import hides, solving
 from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.primitive_families import (
@@ -110,7 +110,7 @@ class WatchingTrace(EagerTrace):
             if results is not None:
                 return results
         evaluate = _STEP_BY_STEP.get(primitive.name)
-        if evaluate is None and hides_in(primitive, params, lambda inner: inner.primitive in computed_by_python):
+        if evaluate is None and hides(primitive, params, lambda inner: inner.primitive in computed_by_python):
             evaluate = functools.partial(_of_a_library, primitive)
         if evaluate is not None:
             with _core.set_current_trace(self):
