@@ -41,7 +41,7 @@ def thread_limit() -> int:
 
 
 def threads_for(replicas: int) -> int:
-    """The number of threads of each process: enough for a device for each replica."""
+    """The number of XLA's threads that a process needs for so many replicas that communicate, a device for each."""
     return 2 * replicas
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.argument_checks import as_integer, checked_integer
-from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit
+from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit, threads_for
 
 _NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?")
 
@@ -37,7 +37,7 @@ def use_cpu_devices(n: int) -> None:
     >>> replicax.use_cpu_devices(8)  # a second call with the same number does nothing
     """
     n = checked_integer(n, "use_cpu_devices(n): n")
-    threads = 2 * n
+    threads = threads_for(n)
     if _jax.backends_are_initialized():
         devices = jax.local_devices()
         ready = devices[0].platform == "cpu" and len(devices) == n

@@ -8,7 +8,6 @@ single worker compares the arrays.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,13 +124,7 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
 
 
 def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:
-    """The result of ``run``: mirrored values plain, others as ``PerReplica``.
-
-    Args:
-      returned: the results of this worker's replicas.
-      everyone: the outcomes of all replicas.
-      replicas: all replicas.
-      mask: tells which rows of the step's batch are examples, if it is padded.
+    """The result of ``run``: mirrored values plain, others as ``PerReplica``, with the ``mask`` of a padded batch.
 
     Raises:
       ValueError: replicas returned different structures.
@@ -248,6 +241,6 @@ def _token(value: Any) -> tuple[str, Any]:
     except TypeError:
         pass
     try:
-        return "pickled", hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
+        return "pickled", _jax.digested(pickle.dumps(value))
     except Exception:
         return "object", type(value).__qualname__

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax import _jax
-from replicax.execution.compiled.local_values import Each
+from replicax.execution.compiled.local_values import Each, array_of
 
 
 class ReplicaWalk(Protocol):
@@ -83,10 +83,6 @@ def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> li
     return walk.run(called, operands, differ, _jax.closed_over(equation, called))
 
 
-def _bare(value: Any) -> Any:
-    return value.array if isinstance(value, Each) else value
-
-
 def _wrapped(array: Any, like: bool) -> Any:
     return Each(array) if like else array
 
@@ -105,13 +101,13 @@ def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands:
             *map(_wrapped, carry, carried),
             *map(_wrapped, slices, sliced),
         ]
-        results = [_bare(v) for v in walk.run(loop.body, values, [*carried, *made], constants)]
+        results = [array_of(v) for v in walk.run(loop.body, values, [*carried, *made], constants)]
         return results[: m - n], results[m - n :]
 
     with _jax.from_line_of(equation):
         last, stacked = lax.scan(
             turn,
-            [_bare(v) for v in start],
+            [array_of(v) for v in start],
             [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in operands[m:]],
             length=loop.length,
             reverse=loop.reverse,
@@ -132,9 +128,9 @@ def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operand
 
     def turn(carry: list[Any]) -> list[Any]:
         values = [*operands[n:m], *map(_wrapped, carry, carried)]
-        return [_bare(v) for v in walk.run(loop.body, values, carried, _jax.closed_over(equation, loop.body))]
+        return [array_of(v) for v in walk.run(loop.body, values, carried, _jax.closed_over(equation, loop.body))]
 
-    last = lax.while_loop(test, turn, [_bare(v) for v in start])
+    last = lax.while_loop(test, turn, [array_of(v) for v in start])
     return list(map(_wrapped, last, carried))
 
 
@@ -147,7 +143,7 @@ def _branches(
 ) -> list[Any]:
     def branch(program: _jax.Jaxpr) -> Callable[[], list[Any]]:
         constants = _jax.closed_over(equation, program)
-        return lambda: [_bare(v) for v in walk.run(program, operands[1:], differ, constants)]
+        return lambda: [array_of(v) for v in walk.run(program, operands[1:], differ, constants)]
 
     results = lax.switch(walk.one(operands[0]), [branch(program) for program in branches.programs])
     return list(map(_wrapped, results, differ))

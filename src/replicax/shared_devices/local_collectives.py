@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -24,6 +23,7 @@ from replicax._jax.primitive_families import (
     AXIS_SUMS,
     by_primitive,
 )
+from replicax.collectives import of_key_data
 from replicax.devices.host_values import is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.summation_order import added_in_pairs
@@ -95,14 +95,10 @@ def everyones(stacked: Any, count: int) -> Any:
     if stacked.shape[0] == count:
         return stacked
     if is_key(stacked.dtype):
-        return _of_key_data(stacked, lambda data: everyones(data, count))
+        return of_key_data(lambda data: everyones(data, count), stacked)
     if not stacked.size:  # XLA has no collectives of empty arrays
         return jnp.zeros((count, *stacked.shape[1:]), stacked.dtype)
     return lax.all_gather(stacked, REPLICA_AXIS, axis=0, tiled=True)
-
-
-def _of_key_data(keys: Any, fn: Callable[[Any], Any]) -> Any:
-    return jax.random.wrap_key_data(fn(jax.random.key_data(keys)), impl=jax.random.key_impl(keys))
 
 
 def _gathered(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
