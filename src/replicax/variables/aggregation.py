@@ -69,15 +69,6 @@ def parse_synchronization(value: Synchronization | str) -> Synchronization:
     return Synchronization.ON_READ if parsed is Synchronization.ON_READ else Synchronization.ON_WRITE
 
 
-def parse_aggregation(value: Aggregation | str) -> Aggregation:
-    """The ``Aggregation`` that ``value`` names.
-
-    Raises:
-      ValueError: not an ``Aggregation``, nor the name of one.
-    """
-    return parse_enum(Aggregation, value, "aggregation")
-
-
 def combined(value: Any, aggregation: Aggregation) -> Any:
     """One value from the arrays, or rows, of all replicas; inside a step, where a read from across runs it, too."""
     replica = context.get_replica_context()

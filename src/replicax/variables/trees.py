@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
-from replicax.argument_checks import checked_name
+from replicax.argument_checks import checked_name, parse_enum
 from replicax.devices.arrays import put_copies
 from replicax.devices.host_values import check_there, is_key
 from replicax.pytrees import is_leaf, registered
-from replicax.variables.aggregation import Aggregation, Synchronization, parse_aggregation
+from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
 from replicax.variables.slots import escaped, exchanging
@@ -64,7 +64,7 @@ def as_variables(
     """
     checked_name(name, "as_variables")
     leaves, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
-    wanted = parse_aggregation(aggregation)
+    wanted = parse_enum(Aggregation, aggregation, "aggregation")
 
     def one(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
-from replicax.argument_checks import checked_name
+from replicax.argument_checks import checked_name, parse_enum
 from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, here, put
 from replicax.devices.host_values import (
@@ -32,14 +32,7 @@ from replicax.devices.host_values import (
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
 from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica, components_in
-from replicax.variables.aggregation import (
-    Aggregation,
-    Synchronization,
-    combined,
-    parse_aggregation,
-    parse_synchronization,
-    share_of,
-)
+from replicax.variables.aggregation import Aggregation, Synchronization, combined, parse_synchronization, share_of
 from replicax.variables.array_like import ArrayLike
 from replicax.variables.collection import Initial, agreed_initial
 from replicax.variables.initial_layout import Stored, layout_for
@@ -141,7 +134,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         if trainable is not None and not isinstance(trainable, bool | np.bool_):
             raise TypeError(f"variable {self.name!r}: trainable must be a bool or None, got {trainable!r}")
         self.synchronization = parse_synchronization(synchronization)
-        self.aggregation = parse_aggregation(aggregation)
+        self.aggregation = parse_enum(Aggregation, aggregation, "aggregation")
         self.trainable = not self.is_on_read if trainable is None else bool(trainable)
         if self.is_on_read and self.trainable:
             raise ValueError(
