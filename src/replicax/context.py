@@ -378,18 +378,13 @@ def _adapt_libraries(is_late: bool) -> None:
             )
 
 
-def state_of_contexts() -> Callable[[], None]:
+def state_of_contexts() -> Callable[[], object]:
     """A function that restores the contexts of this thread or task.
 
     For use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context stays
     behind.
     """
-    before = _frames.get()
-
-    def put_back() -> None:
-        _frames.set(before)
-
-    return put_back
+    return functools.partial(_frames.set, _frames.get())
 
 
 def cross_replica(replicas: Replicas) -> contextlib.AbstractContextManager[None]:

@@ -177,8 +177,6 @@ def _split(returned: Any, has_aux: bool) -> tuple[Any, Any]:
     check_numbers(loss, "value_and_grad: the loss that fn returned")
     shape, dtype = jnp.shape(loss), jnp.result_type(loss)
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-        hint = ""
-        if shape:
-            hint = "; replicax.compute_average_loss turns per-example losses into one"
+        hint = "; replicax.compute_average_loss turns per-example losses into one" if shape else ""
         raise TypeError(f"value_and_grad: the loss must be a float scalar, got {dtype.name}{list(shape)}{hint}")
     return jnp.asarray(loss), aux

@@ -71,27 +71,26 @@ class Mean(NameHints):
 
         No collective, except on parameter servers, where a worker sums over its replicas.
         """
-        replica = context.get_replica_context()
+        replica, what = context.get_replica_context(), f"{type(self).__name__}.update"
         if replica is None or replica.strategy is not self._total.strategy:
             raise ContextError(
-                f"{type(self).__name__}.update adds one replica's values: call it inside a step of "
+                f"{what} adds one replica's values: call it inside a step of "
                 f"{self._total.strategy!r}, in whose scope the metric was created"
             )
-        check_numbers(values, f"{type(self).__name__}.update: values")
+        check_numbers(values, f"{what}: values")
         if sample_weight is not None:
-            check_numbers(sample_weight, f"{type(self).__name__}.update: sample_weight")
+            check_numbers(sample_weight, f"{what}: sample_weight")
         if jnp.iscomplexobj(values):
-            raise ValueError(f"{type(self).__name__}.update: values must be real, got {values!r}")
+            raise ValueError(f"{what}: values must be real, got {values!r}")
         values = jnp.asarray(values, jnp.float32)
         weight = jnp.asarray(1.0 if sample_weight is None else sample_weight, jnp.float32)
         if weight.shape != values.shape[: weight.ndim]:
             raise ValueError(
-                f"{type(self).__name__}.update: sample_weight of shape {weight.shape} does not fit values of shape "
-                f"{values.shape}"
+                f"{what}: sample_weight of shape {weight.shape} does not fit values of shape {values.shape}"
             )
         weight = jnp.broadcast_to(along_rows(weight, values), values.shape)
         if replica.example_mask is not None and values.ndim:
-            mask = mask_of_rows(values, replica._communicator, f"{type(self).__name__}.update: values")
+            mask = mask_of_rows(values, replica._communicator, f"{what}: values")
             real = along_rows(mask, values)
             values, weight = (jnp.where(real, x, jnp.zeros_like(x)) for x in (values, weight))
         self._total.assign_add(jnp.sum(values * weight))

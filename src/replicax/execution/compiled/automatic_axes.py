@@ -16,12 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax import _jax, communication
-from replicax._jax.primitive_families import (
-    BRANCHES,
-    HOST_CALLS,
-    PURE_HOST_CALLS,
-    SPLITS,
-)
+from replicax._jax.primitive_families import BRANCHES, HOST_CALLS, PURE_HOST_CALLS, SPLITS
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside
@@ -37,7 +32,9 @@ class AutomaticAxes(Rule):
         if equation.primitive.name in HOST_CALLS:
             return True
         if equation.primitive.name in BRANCHES:
-            return any(map(_splits, _jax.sub_jaxprs(equation)))
+            return any(
+                _jax.contains(branch, lambda e: e.primitive.name in SPLITS) for branch in _jax.sub_jaxprs(equation)
+            )
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
             return options is not None and options.timeout_seconds is not None
@@ -89,11 +86,6 @@ def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
         return list(lax.optimization_barrier(results)) if results else []
 
     return branch if any(map(_jax.is_mutable, branch.invars)) else _jax.traced(run, branch.invars)
-
-
-def _splits(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a program says how to split a value."""
-    return _jax.contains(jaxpr, lambda equation: equation.primitive.name in SPLITS)
 
 
 def _counts(equation: Any) -> bool:

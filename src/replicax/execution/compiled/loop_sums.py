@@ -113,7 +113,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     uses, makers = _uses(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
     outputs: list[Any] = list(loop.body.outvars)
     for i, (before, total) in enumerate(zip(inputs[loop.constants :], wanted[: loop.carried], strict=False)):
-        if total is None or is_small(before) or not all(map(_is_cast, total.before)):
+        if total is None or is_small(before) or any(e.primitive.name not in CASTS for e in total.before):
             continue
         maker = makers.get(outputs[i])
         terms = [] if maker is None else [v for v in maker.invars if v is not before]
@@ -172,10 +172,6 @@ def _applied(equations: Sequence[Any], array: Any) -> Any:
         operands = [v.val if isinstance(v, _jax.Literal) else array for v in equation.invars]
         [array] = _jax.bind(equation, operands)
     return array
-
-
-def _is_cast(equation: Any) -> bool:
-    return equation.primitive.name in CASTS
 
 
 def _is_of_one_value(equation: Any) -> bool:

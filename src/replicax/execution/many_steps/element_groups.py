@@ -74,7 +74,7 @@ class ElementGroup:
     def kind(self) -> Any:
         """What groups must have in common to be joined."""
         rows = None if self.masks is None else self.masks.array.shape[2]
-        return self.tree, self.bare, rows, [(a.shape[self._axis + 1 :], a.dtype) for a in self.arrays]
+        return self.tree, self.bare, rows, self._kinds
 
     @property
     def described(self) -> Any:

@@ -103,8 +103,8 @@ class _Inference(Dataflow[Locality]):
         self, equation: _jax.Equation, facts: list[Locality], control: Control, final: bool
     ) -> Found[Locality]:
         name, count = equation.primitive.name, len(equation.outvars)
-        if equation.primitive is mark_p and final:
-            self._answer(equation, facts[0])
+        if equation.primitive is mark_p and final and equation.params["mark_id"] in self.obligations:
+            self.obligations[equation.params["mark_id"]].check(facts[0], equation)
         if name in ALWAYS:
             return result_localities(name, equation.params, facts, count), facts
         if name in AXIS_POSITION:
@@ -131,11 +131,6 @@ class _Inference(Dataflow[Locality]):
         results = result_localities(name, equation.params, [joined], count)
         is_known = _jax.is_function(name, equation.params) and not replicas_meet(equation)
         return results, [joined if is_known else T] * len(facts)
-
-    def _answer(self, mark: _jax.Equation, found: Locality) -> None:
-        obligation = self.obligations.get(mark.params["mark_id"])
-        if obligation is not None:
-            obligation.check(found, mark)
 
     def _meeting(
         self, equation: _jax.Equation, facts: list[Locality], control: Control, final: bool

@@ -154,20 +154,15 @@ class Arguments:
         for position, key in enumerate(self.key[1]):
             if key[0] is T and key[1][0] != num_replicas:
                 raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
-        return [
-            (jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0])
-            for k in self.key[1]
-            if k[0] is not _STATIC
-        ]
+        return [(jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0]) for k in self._traced_keys]
 
     def of_replicas(self, num_replicas: int) -> list[list[tuple[jax.ShapeDtypeStruct, Locality]]]:
         """The result of :meth:`traced` for each replica, with the replica's own shapes."""
-        keys = [k for k in self.key[1] if k[0] is not _STATIC]
         padded = self.traced(num_replicas)
         return [
             [
                 (aval.update(shape=k[5][replica]) if len(k) > 5 else aval, locality)
-                for k, (aval, locality) in zip(keys, padded, strict=True)
+                for k, (aval, locality) in zip(self._traced_keys, padded, strict=True)
             ]
             for replica in range(num_replicas)
         ]
@@ -179,8 +174,7 @@ class Arguments:
         """
         if self.mask is None:
             return None
-        keys = [k for k in self.key[1] if k[0] is not _STATIC]
-        return [k[4] if len(k) > 4 else () for k in keys[:-2]]
+        return [k[4] if len(k) > 4 else () for k in self._traced_keys[:-2]]
 
     def paths(self) -> list[str]:
         """The path of each traced argument: ``args[0]['x']``."""
@@ -204,7 +198,7 @@ class Arguments:
         if not self.arrays:
             return []
         everywhere, along = _layouts(mesh)
-        keys = [k for k in self.key[1] if k[0] is not _STATIC] if self._statics else self.key[1]
+        keys = self._traced_keys if self._statics else self.key[1]
         placed = []
         for array, key in zip(self.arrays, keys, strict=True):
             wanted = along if key[0] is T else everywhere
@@ -217,24 +211,26 @@ class Arguments:
             placed.append(array)
         return placed
 
+    @property
+    def _traced_keys(self) -> list[Any]:
+        return [key for key in self.key[1] if key[0] is not _STATIC]
+
     def _check_concrete(self, leaf: jax.Array, position: int) -> None:
         if isinstance(leaf, jax.core.Tracer):
-            raise self._error(
-                position, "is being traced: strategy.run compiles the step itself, so call it outside jax.jit"
+            raise ValueError(
+                f"{path_of(self._tree, position)} is being traced: strategy.run compiles the step itself, so call it "
+                "outside jax.jit"
             )
         _array_types.add(type(leaf))
 
     def _not_stacked(self, form: Any, position: int) -> NoReturn:
         if isinstance(form, Local):
-            raise self._error(position, "belongs to a step that is still being traced")
+            raise ValueError(f"{path_of(self._tree, position)} belongs to a step that is still being traced")
         shown = ", ".join(_describe(v) for v in form.values)
         raise NotOneProgramError(
             f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one dtype and "
             f"rank on every replica; its components are {shown}. {_AS_IT_IS}"
         )
-
-    def _error(self, position: int, what: str) -> ValueError:
-        return ValueError(f"{path_of(self._tree, position)} {what}")
 
 
 def is_a_mutable_array(tree: Any, position: int) -> TypeError:
