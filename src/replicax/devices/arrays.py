@@ -64,9 +64,7 @@ def put(
 def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Put several values of this worker at once, as :func:`put` does with ``may_alias=False``.
 
-    Args:
-      values: arrays, and NumPy arrays that no other code holds.
-      shardings: of each result.
+    NumPy arrays among them are held by no other code.
     """
     own = list(values)
     shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]

@@ -33,11 +33,8 @@ class ProgramCache:
     only (a learning rate, say); those whose function or variables are gone go before. The
     tenth time that one function has to be traced again, a warning says which part of its key changed.
 
-    Args:
-      variables: those of the strategy.
-
     Attributes:
-      variables: the same.
+      variables: those of the strategy.
       replicas: which run the programs.
     """
 

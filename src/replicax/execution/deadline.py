@@ -21,13 +21,7 @@ _left_behind: list[threading.Thread] = []
 
 
 def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *args: Any) -> Any:
-    """``call(*args)``, when it is done.
-
-    Args:
-      call: the program.
-      replicas: which run it.
-      timeout: the longest that one of its collectives has, in seconds.
-      args: of the program.
+    """``call(*args)``, a program of ``replicas``, when it is done; its collectives have at most ``timeout`` seconds.
 
     Raises:
       DeadlockError: a replica has waited in a collective for longer than its options allow; names those that are

@@ -114,12 +114,6 @@ def known(
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
     that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
     is left to the other, with its checks and messages. (A mesh that is set is one of JAX's settings.)
-
-    Args:
-      programs: of the strategy whose replicas run it.
-      fn: the step.
-      args: its arguments.
-      kwargs: the same, by name.
     """
     if not _is_plain(programs.replicas) or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
         return None
@@ -209,11 +203,7 @@ def arguments_of(
 def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:
     """The executable of ``fn`` for these arguments, traced now if it is new.
 
-    Args:
-      programs: of the strategy whose replicas run it.
-      fn: the step.
-      arguments: of the step.
-      together: whether all workers do this, so that they are told if this one fails.
+    If all workers do this ``together``, they are told if this one fails.
     """
     step = function_key(fn)
     key = (step, arguments.key, _jax.trace_settings())

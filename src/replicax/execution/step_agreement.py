@@ -38,13 +38,7 @@ def check_same_step(
 ) -> None:
     """Raise unless all workers are about to run the same step with the same plain arguments, which computes the same.
 
-    Args:
-      lockstep: of the workers.
-      fn: the step.
-      args: its arguments.
-      kwargs: the same, by name.
-      how: on which executor.
-      program: of the step, if it is compiled.
+    Messages say ``how`` it runs; ``program`` is that of a compiled step.
 
     Raises:
       DeadlockError: workers run another step, or none.

@@ -48,12 +48,7 @@ def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> lis
 def where_examples_are(
     program: Program, localities: Sequence[Locality]
 ) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
-    """Which results of a step have rows that may be padding, and along which dim.
-
-    Args:
-      program: the step, whose arguments are padded.
-      localities: those of its outputs.
-    """
+    """Which results of a step with padded arguments have rows that may be padding, and along which dim."""
     assert program.example_dims is not None
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)

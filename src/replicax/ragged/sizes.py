@@ -52,12 +52,6 @@ def check_arms(text: str) -> None:
 def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     """Trace ``fn`` for each size of its arguments, as one program for all replicas.
 
-    Args:
-      replicas: which run it.
-      fn: the step.
-      arguments: some of which differ in size between replicas.
-      creations: the variables that the step creates.
-
     Raises:
       CantJoinError: no one program can do what the replicas do; says why.
     """

@@ -94,12 +94,7 @@ class ReplicaTerm:
 
 
 def terms_of(stage: ReplicaStage, differ: Callable[[Any], bool]) -> list[ReplicaTerm]:
-    """The terms of the sums of a stage.
-
-    Args:
-      stage: the stage.
-      differ: whether each replica has its own of a value.
-    """
+    """The terms of the sums of a stage."""
     made_by = {v: equation for equation in stage.alone for v in equation.outvars}
     return [_term(value, made_by, differ) for value in stage.summed]
 

@@ -82,17 +82,10 @@ def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locali
 def of_parameters(
     fn: Callable[..., Any], name: str, variables: Sequence[Variable], tree: Any, aggregate: bool
 ) -> Callable[..., Any]:
-    """``fn`` for a transformation that calls it with parameters of its choice, as line searches do.
+    """``fn(parameters, …)``, the argument ``name``, for a transformation that calls it with parameters of its choice.
 
-    While it runs, the variables have these values, so that it may read them instead of its argument. With
-    ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
-
-    Args:
-      fn: ``fn(parameters, …)``.
-      name: of the argument.
-      variables: of the optimizer.
-      tree: the structure of the parameters.
-      aggregate: whether to sum over the replicas.
+    Line searches do. While it runs, the variables have these values, so that it may read them instead of its argument.
+    With ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:

@@ -202,16 +202,9 @@ def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, 
 
 
 def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[int], split: Layout) -> Layout | None:
-    """The layout of a value whose logical devices have parts of it, which are split over the replicas.
+    """The layout of a value that ``axes`` split into ``counts`` parts, each of which has the layout ``split``.
 
-    Args:
-      shape: of the value.
-      axes: how it is split over the logical devices.
-      counts: into how many parts, along each dim.
-      split: the layout of one part.
-
-    Returns:
-      ``None`` if along one dim the parts don't divide evenly.
+    It is ``None`` if along one dim the parts don't divide evenly.
     """
     if not isinstance(split, Split):
         return Mirrored(axes=axes)

@@ -28,14 +28,7 @@ LOCALITY_KEPT = primitive_families.HANDED_ON | {mark_p.name, assign_p.name}
 
 
 def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[Locality], count: int) -> list[Locality]:
-    """The localities of results of an operation without programs inside.
-
-    Args:
-      name: of its primitive.
-      params: its parameters.
-      operands: the localities of what the results are computed from.
-      count: how many results are meant.
-    """
+    """The localities of ``count`` results of an operation without programs inside, from those of its operands."""
     if name in ALWAYS:
         return [ALWAYS[name]] * count
     if not _jax.is_function(name, params):

@@ -211,14 +211,7 @@ def capture(
 def checked(
     programs: list[Program], replicas: Replicas, fn: Callable[..., Any], paths: Callable[[], Sequence[str]]
 ) -> list[Program]:
-    """The programs of a new step, after the registered checks have warned of the mistakes in them.
-
-    Args:
-      programs: the captured program; if replicas differ in size, that of each size.
-      replicas: which run it.
-      fn: the step.
-      paths: where each traced argument stands.
-    """
+    """The programs of a new step, one for each size, after the registered checks have warned of mistakes in them."""
     if replicas.count > 1:
         names = [as_written(path, fn) for path in paths()]
         for load in registry.step_checks:

@@ -85,15 +85,9 @@ def merge_here(
     kwargs: Any,
     computed: Sequence[bool],
 ) -> Any:
-    """Call ``fn``, which acts across, as this replica, with the computed leaves as ``PerReplica``.
+    """Call ``fn``, which acts across, as this one of ``count`` replicas, with computed leaves as ``PerReplica``.
 
-    Args:
-      communicator: reaches the other replicas, which do the same.
-      count: how many replicas there are.
-      fn: of a ``merge_call``.
-      args: its arguments.
-      kwargs: its keyword arguments.
-      computed: for each leaf of ``(args, kwargs)``, whether it is a value that the step computed.
+    ``computed`` says for each leaf of ``(args, kwargs)`` whether the step has computed it.
     """
     if count > 1 or communicator.examples is not None:
         leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)

@@ -23,13 +23,9 @@ def call_step(
     kwargs: Mapping[str, Any],
     values: Mapping[Variable, Any],
 ) -> Any:
-    """``fn(*args, **kwargs)``, as one replica's step.
+    """``fn(*args, **kwargs)``, as one replica's step, which reads and writes the ``values`` of variables while it runs.
 
-    Args:
-      fn: the step.
-      args: put together for this call alone.
-      kwargs: the same, by name.
-      values: of the variables that the step reads and writes; filled while it runs.
+    Arguments are put together for this call alone.
 
     Raises:
       TypeError: nothing of it has run, as it is async or a generator; it returns something that can't leave a step; or
