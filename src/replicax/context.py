@@ -289,8 +289,7 @@ _base = _Base()
 
 def default_strategy() -> Strategy:
     """The strategy of code outside every scope: one replica on JAX's default device."""
-    strategy: Strategy = _registered()[0]()
-    return strategy
+    return _registered()[0]()
 
 
 @functools.cache

@@ -60,8 +60,7 @@ def compile_request(lowered: jax.stages.Lowered, options: dict[str, Any]) -> Com
     try:
         lowering.compile(options)
     except _CaughtError as caught:
-        request: CompileRequest = caught.args[0]
-        return request
+        return caught.args[0]
     raise AssertionError("JAX has compiled a program without its client")
 
 

@@ -213,8 +213,7 @@ def closed_over(equation: Equation, inner: Jaxpr) -> Sequence[Any]:
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
     """A jaxpr without the constants that may be closed over it."""
-    inner: Jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return inner
+    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 # --- what a part of the results needs -------------------------------------------------------------------

@@ -31,8 +31,7 @@ def moved_dims(params: Params) -> Sequence[int]:
     """Where each dim of the operand is in the result: of a broadcast or a transposition."""
     if "permutation" in params:
         return sorted(range(len(params["permutation"])), key=params["permutation"].__getitem__)
-    dims: Sequence[int] = params["broadcast_dimensions"]
-    return dims
+    return params["broadcast_dimensions"]
 
 
 def untouched_dims(params: Params) -> list[int]:

@@ -97,8 +97,7 @@ def looks_for_nans() -> bool:
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
     """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
-    manager: contextlib.AbstractContextManager[None] = _config.enable_compilation_cache(False)
-    return manager
+    return _config.enable_compilation_cache(False)
 
 
 def drop_failed_tokens() -> None:
@@ -141,12 +140,8 @@ def copies(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
     if all(map(_is_there, arrays, shardings)):
         devices = [_jaxlib.DeviceList(s._addressable_device_assignment) for s in shardings]
         always = [_jaxlib.ArrayCopySemantics.ALWAYS_COPY] * len(devices)
-        copied: list[jax.Array] = _jaxlib.batched_copy_array_to_devices_with_sharding(
-            list(arrays), devices, list(shardings), always
-        )
-        return copied
-    put: list[jax.Array] = jax.device_put(list(arrays), list(shardings), may_alias=False)
-    return put
+        return _jaxlib.batched_copy_array_to_devices_with_sharding(list(arrays), devices, list(shardings), always)
+    return jax.device_put(list(arrays), list(shardings), may_alias=False)
 
 
 def _is_there(array: Any, sharding: Any) -> bool:

@@ -118,8 +118,7 @@ def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    room: np.ndarray[Any, Any] = memory[start : start + size].view(dtype).reshape(shape)
-    return room
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 _LARGE = 1 << 16

@@ -110,8 +110,7 @@ def on_logical_devices(fn: Callable[[Any], Any], axes: Axes) -> Callable[[Any], 
         return fn
     names = set(jax.sharding.get_abstract_mesh().axis_names) - {REPLICA_AXIS}
     spec = spec_of(axes)
-    mapped: Callable[[Any], Any] = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False)
-    return mapped
+    return jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False)
 
 
 def over_replicas(spec: PartitionSpec) -> PartitionSpec:

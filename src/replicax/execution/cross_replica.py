@@ -255,8 +255,7 @@ def _by_form(
             assert replica is not None
             return replica.merge_call(again, args=(values,))
 
-        merged: list[Any] = run_compiled(programs, step, (values,))
-        return merged
+        return run_compiled(programs, step, (values,))
     if Local in forms or context.in_step():
         raise ValueError(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "

@@ -100,8 +100,7 @@ def launch(
                     release()
         if not at_once and policy.waits and policy.donates:
             _wait(executable, returned, begun)
-    computed: Sequence[jax.Array] = returned[0][1]
-    return computed
+    return returned[0][1]
 
 
 def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:

@@ -250,8 +250,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 @jax.disable_jit(False)
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_ragged:
-        ragged: Program = registry.ragged_steps()[0](replicas, fn, arguments, creations)
-        return ragged
+        return registry.ragged_steps()[0](replicas, fn, arguments, creations)
     traced = arguments.traced(replicas.count)
     dims = arguments.example_dims()
     program = capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)

@@ -159,8 +159,7 @@ def _sum(*arrays: Any, communicator: PerReplicaCommunicator, timeout: float | No
     offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
     if offers.result is None:  # the first replica to go on adds up for all
         offers.result = communicator.add(offers)
-    totals: list[Any] = jax.device_put(offers.result, communicator.device)
-    return totals
+    return jax.device_put(offers.result, communicator.device)
 
 
 def _added(*arrays: Any, replicas: int) -> list[Any]:

@@ -97,8 +97,7 @@ def _common(values: Sequence[Any]) -> list[Any]:
 def _summed(values: Sequence[Any]) -> list[Any]:
     replica = context.get_replica_context()
     assert replica is not None
-    sums: list[Any] = replica.all_reduce("sum", list(values))
-    return sums
+    return replica.all_reduce("sum", list(values))
 
 
 def _same(values: Sequence[Any], what: str) -> list[Any]:

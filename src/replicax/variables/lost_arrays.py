@@ -61,8 +61,7 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
                 )
     if isinstance(array, LostArray):
         raise array.error(describe())
-    found: jax.Array = array
-    return found
+    return array
 
 
 def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Slot]:

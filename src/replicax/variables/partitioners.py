@@ -233,8 +233,7 @@ def checked_partitioner(partitioner: Any) -> Partitioner | None:
             "a partitioner is a function from shape and dtype to a number for each dim, such as "
             f"FixedShardsPartitioner(2), got {partitioner!r}"
         )
-    checked: Partitioner | None = partitioner
-    return checked
+    return partitioner
 
 
 def _along(shape: tuple[int, ...], dim: int, pieces: int) -> list[int]:

@@ -174,8 +174,7 @@ class DistributedWorkers:
                 raise WorkerError(ended)
 
     def _present(self, key: str) -> bytes:
-        value: bytes = self._client.key_value_try_get_bytes(key)
-        return value
+        return self._client.key_value_try_get_bytes(key)
 
     def _missing(self, where: str) -> list[int]:
         there = {key for key, _ in self._client.key_value_dir_get_bytes(where)}

@@ -151,8 +151,7 @@ class Service:
     def home(self) -> Home | None:
         """Where the chief's end of the connections listens; ``None`` if it has not been posted."""
         for _, value in self._client.key_value_dir_get_bytes(_HOME):
-            home: Home = loads(value)
-            return home
+            return loads(value)
         return None
 
     def answer(self, call: str, recent: Recent) -> None:

@@ -129,8 +129,7 @@ def replace_inputs(jaxpr: Jaxpr, invars: Sequence[Any], equations: Sequence[Equa
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply a closed ``jaxpr`` to ``args``, as part of whatever is being traced now."""
-    results: list[Any] = staged(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))(*args)
-    return results
+    return staged(_extend.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))(*args)
 
 
 def staged(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,8 +154,7 @@ def called(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
         times = len(jaxpr.invars) if name.startswith(("in_", "donated_")) else len(jaxpr.outvars)
         params[name] = value * times if isinstance(value, tuple) and name in _FOR_EACH else value
     params.update(name=jaxpr.debug_info.func_name, jaxpr=ClosedJaxpr(jaxpr, ()))
-    results: list[Any] = _extend.primitives.jit_p.bind(*args, **params)
-    return results
+    return _extend.primitives.jit_p.bind(*args, **params)
 
 
 _FOR_EACH = ("in_shardings", "in_layouts", "donated_invars", "out_shardings", "out_layouts")

@@ -26,10 +26,7 @@ _LIBRARIES = (
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     """What is traced inside comes from the line that ``equation`` comes from."""
     names = _source_infos.current_name_stack()
-    manager: contextlib.AbstractContextManager[None] = _source_infos.user_context(
-        equation.source_info.traceback, name_stack=names
-    )
-    return manager
+    return _source_infos.user_context(equation.source_info.traceback, name_stack=names)
 
 
 def located(equation: Equation, call: Equation) -> Equation:

@@ -53,5 +53,4 @@ _NONE = Backend()
 
 def backend_of(mesh: Mesh) -> Backend:
     """The backend of the devices of ``mesh``."""
-    backend: Backend = registry.backends().get(mesh.devices.flat[0].platform, _NONE)
-    return backend
+    return registry.backends().get(mesh.devices.flat[0].platform, _NONE)

@@ -35,8 +35,7 @@ class LinearMap:
         """Its results, at once where possible."""
         if not self.program.jaxpr.eqns:
             return self(*operands)
-        results: list[Any] = linear_p.bind(*operands, map=self)
-        return results
+        return linear_p.bind(*operands, map=self)
 
     def transpose(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
         """From the other operands, and the cotangents of results that aren't zero, to those of the linear operands."""

@@ -210,8 +210,7 @@ class _Call:
         self._handlers = [_pxla.global_avals_to_results_handler(avals, shardings, c).handlers for c in (False, True)]
 
     def __call__(self, arrays: list[Any], committed: bool) -> list[Any]:
-        results: list[Any] = self._run(arrays).consume_with_handlers(self._handlers[committed])
-        return results
+        return self._run(arrays).consume_with_handlers(self._handlers[committed])
 
 
 class _Program:
