@@ -117,10 +117,7 @@ def with_calls_for_solves(
     So, too, with a call for each primitive of another library that has a collective inside, such as lineax'
     ``linear_solve``: what such a primitive does with the programs among its parameters, only its library knows.
 
-    Args:
-      jaxpr: the program.
-      meets: whether an equation is a collective.
-      axis_env: the axes that it is in, and their sizes.
+    ``meets`` tells whether an equation is a collective, and ``axis_env`` has the axes around the program.
     """
     done: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 

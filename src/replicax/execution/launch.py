@@ -35,16 +35,10 @@ from replicax.workers.replicas import Replicas
 def launch(
     replicas: Replicas, executable: Executable, placed: Sequence[Any], launched: list[Any] | None = None
 ) -> Sequence[jax.Array]:
-    """Run a program on the present values of its variables, and leave the new ones.
+    """Run a program on the present values of its variables, and leave the new ones; return what it computes.
 
-    Args:
-      replicas: which run it.
-      executable: the program.
-      placed: its arguments, on the replicas' devices.
-      launched: an empty list, which is not empty any more from when the variables have their new values.
-
-    Returns:
-      What it computes.
+    ``placed`` are its arguments, on the replicas' devices. ``launched`` is an empty list, which is not empty any more
+    from when the variables have their new values.
 
     Raises:
       VariableLostError: a variable that it reads has no value any more.

@@ -182,9 +182,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
     """What all replicas are to store, from what replica 0 has of ``array`` (one all-reduce).
 
-    Args:
-      variable: which one.
-      array: the stored array; of a split variable the whole value. Workers have different ones.
+    That is the stored array, or of a split variable the whole value. Workers have different ones.
     """
     is_split = isinstance(variable.layout, Split)
     spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)

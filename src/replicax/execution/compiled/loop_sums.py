@@ -96,10 +96,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     A loop over the replicas of a device gathers what is large in each turn, or the device would have all of the model;
     what is small it gathers once, and sums once. Another loop gathers what its turns share once, as it may have many.
 
-    Args:
-      equation: the loop.
-      loop: the same, taken apart.
-      sunk: of the values in its program those of which only pieces of sums are needed.
+    Of the values in ``sunk`` only pieces of sums are needed.
     """
     wanted = [sunk.get(v) for v in equation.outvars]
     sums: list[LoopSum | None] = [None] * loop.carried
