@@ -136,7 +136,8 @@ class Lockstep:
         It raises a ``FloatingPointError`` on all workers. JAX would run the program again to find the operation, on the
         worker that has the NaN, and wait in it for the others for ever.
         """
-        tests = {"nan": (jax.config.jax_debug_nans, np.isnan), "inf": (jax.config.jax_debug_infs, np.isinf)}
+        config: Any = jax.config  # whose settings mypy does not know
+        tests = {"nan": (config.jax_debug_nans, np.isnan), "inf": (config.jax_debug_infs, np.isinf)}
         wanted = {name: test for name, (is_wanted, test) in tests.items() if is_wanted}
 
         def called(*args: Any) -> Any:
