@@ -43,17 +43,16 @@ def place_components(components: Sequence[Any], replicas: Replicas, kinds: Seque
       replicas: all of them.
       kinds: of the components of all workers' replicas, in their order; ``None`` if there are no others.
     """
-    devices = replicas.here
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
-    arrays = [
-        jax.device_put(as_array(c, "a component of a PerReplica"), d) if isinstance(c, ARRAYS) else c
-        for c, d in zip(components, devices.values(), strict=True)
-    ]
     if None in kinds:
-        arrays = list(components)
-    elif len(set(kinds)) == 1:
+        return PerReplica(Components(tuple(components), replicas.local, replicas.count))
+    arrays = [
+        jax.device_put(as_array(c, "a component of a PerReplica"), d)
+        for c, d in zip(components, replicas.here.values(), strict=True)
+    ]
+    if len(set(kinds)) == 1:
         return PerReplica(Stacked(stack(arrays, replicas)))
-    elif len({(kind[0], len(kind[1])) for kind in kinds if kind}) == 1 and not is_key(arrays[0].dtype):
+    if len({(kind[0], len(kind[1])) for kind in kinds if kind}) == 1 and not is_key(arrays[0].dtype):
         shapes = tuple(kind[1] for kind in kinds if kind)
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
