@@ -104,6 +104,44 @@ def test_a_host_callback_that_fails_leaves_variables_as_they_were(strategy, chec
     assert fixed.numpy() == 2
 
 
+@pytest.mark.parametrize("logical", [1, 2])
+def test_a_host_callback_that_fails_on_one_replica_keeps_no_other_waiting(logical) -> None:
+    strategy = logical_strategy(2, logical)
+    with strategy.scope():
+        w = replicax.Variable(0.0, name="w")
+    seen = []
+
+    def refused_once(x):
+        seen.append(float(x))
+        return refuse(x)
+
+    def step(x):
+        x = strategy.assign_to_logical_device(by_pure_callback(x), 0)
+        w.assign(strategy.assign_to_logical_device(replicax.get_replica_context().all_reduce("sum", x), logical - 1))
+        jax.debug.callback(refused_once, w.value)
+
+    numbers = strategy.distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
+    large = strategy.distribute_values_from_function(lambda c: np.float32(3 * c.replica_id_in_sync_group))
+    strategy.run(step, args=(numbers,))
+    jax.effects_barrier()
+    before = list(seen)
+    with pytest.raises(ValueError, match=r"^too large: 3\.0\n"):
+        strategy.run(step, args=(large,))
+    assert float(w) == 1
+    assert seen == before  # what comes after a call that has failed calls nothing
+    strategy.run(step, args=(numbers,))
+    assert float(w) == 1
+
+
+def test_a_loop_that_only_a_host_callback_ends_ends_with_its_error(pair) -> None:
+    def step(x):
+        return jax.lax.while_loop(lambda y: y < 1, lambda y: by_pure_callback(x + y), 0.0)
+
+    assert float(pair.run(step, args=(1.0,))) == 1
+    with pytest.raises(Exception, match=r"too large: 3\.0"):
+        pair.run(step, args=(3.0,))
+
+
 def test_a_host_callback_that_fails_in_a_step_without_outputs(pair) -> None:
     def step(x):
         by_debug_callback(x)

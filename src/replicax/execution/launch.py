@@ -12,11 +12,14 @@ memory. It is waited for, and its variables change when it has succeeded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from replicax import _jax
 from replicax.devices.arrays import copied
@@ -74,7 +77,7 @@ def launch(
                     _tell_what_is_left(executable, error)
                 if several:
                     lockstep.explain(error, f"the step {executable.label.name!r}")
-                if begun is not None:
+                if begun is not None and not lockstep.is_known(error):
                     begun.failed(error)
                 raise
             finally:
@@ -131,9 +134,7 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
         timeout = executable.program.timeout
         if timeout is not None:
             call = functools.partial(call_watched, call, replicas, timeout)
-        if replicas.lockstep.several:
-            call = replicas.lockstep.finding_nans(call)
-        results = _finished(call(donated, kept, placed, constants))
+        results = _succeeded(executable, replicas.lockstep, functools.partial(call, donated, kept, placed, constants))
         release = hold_signals()
         returned.append(results)
         return release
@@ -148,6 +149,46 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
         policy.known = before
     return release
+
+
+def _succeeded(executable: Executable, lockstep: Lockstep, call: Callable[[], Any]) -> Any:
+    """What a program that may fail returns, when it has succeeded on all workers.
+
+    Raises:
+      Exception: what the user's Python has raised on the host, here or on another worker.
+      FloatingPointError: JAX is to look for NaNs, and there is one.
+    """
+    program = executable.program
+    config: Any = jax.config  # whose settings mypy does not know
+    wanted = {"nan": config.jax_debug_nans, "inf": config.jax_debug_infs} if lockstep.several else {}
+    program.errors_of_calls.clear()
+    with contextlib.ExitStack() as settings:
+        if any(wanted.values()):  # JAX would look for the operation on this worker alone, which needs the others
+            settings.enter_context(jax.debug_nans(False))
+            settings.enter_context(jax.debug_infs(False))
+        try:
+            results = _finished(call())
+        except Exception:
+            if program.errors_of_calls:
+                raise program.errors_of_calls.pop() from None
+            raise
+    error = program.errors_of_calls[0] if program.errors_of_calls else None
+    program.errors_of_calls.clear()
+    special = next((name for name, is_wanted in wanted.items() if is_wanted and _contains(results, name)), None)
+    if error is None and special is not None:
+        error = FloatingPointError(f"invalid value ({special}) encountered. With one worker, its operation is told.")
+    if lockstep.several and (_jax.calls_back(program.jaxpr) or any(wanted.values())):
+        lockstep.end_together(f"the step {program.name!r}", error)
+    elif error is not None:
+        raise error
+    return results
+
+
+def _contains(results: Any, value: str) -> bool:
+    """Whether a device of this worker has a ``"nan"`` or an ``"inf"``."""
+    is_special = np.isnan if value == "nan" else np.isinf
+    arrays = [x for x in jax.tree_util.tree_leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return any(is_special(shard.data).any() for array in arrays for shard in array.addressable_shards)
 
 
 def _finished(results: Any) -> Any:

@@ -67,10 +67,9 @@ class LaunchedProgram:
     def failed(self, error: BaseException) -> None:
         """This worker's part has failed: the other workers may wait in theirs for ever.
 
-        It has not after a timeout, when it may still come to its end; nor after a ``FloatingPointError``, which is
-        about the results of a program that has.
+        It has not after a timeout, when it may still come to its end.
         """
-        if isinstance(error, Exception) and not isinstance(error, DeadlockError | FloatingPointError):
+        if isinstance(error, Exception) and not isinstance(error, DeadlockError):
             self.failure = f"its part of {self.label.name!r} has failed at {users_line()}: {described(error)}"
 
     def has_ended(self) -> bool | None:

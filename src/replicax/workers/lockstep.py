@@ -11,12 +11,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
@@ -130,30 +126,6 @@ class Lockstep:
         """The number of a call whose collectives have a timeout."""
         return next(self._watched)
 
-    def finding_nans(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, which looks for NaNs and infinities in what the workers' devices return, if JAX is to.
-
-        It raises a ``FloatingPointError`` on all workers. JAX would run the program again to find the operation, on the
-        worker that has the NaN, and wait in it for the others for ever.
-        """
-        config: Any = jax.config  # whose settings mypy does not know
-        tests = {"nan": (config.jax_debug_nans, np.isnan), "inf": (config.jax_debug_infs, np.isinf)}
-        wanted = {name: test for name, (is_wanted, test) in tests.items() if is_wanted}
-
-        def called(*args: Any) -> Any:
-            with jax.debug_nans(False), jax.debug_infs(False):
-                results = call(*args)
-            arrays = [x for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
-            shards = [shard.data for array in arrays for shard in array.addressable_shards]
-            found = [name for name, test in wanted.items() if any(test(shard).any() for shard in shards)]
-            for worker, theirs in enumerate(self.exchange("looks for NaNs in what a step has computed", found)):
-                if theirs:
-                    problem = f"invalid value ({theirs[0]}) encountered in what the step computes on worker {worker}"
-                    raise self.everywhere(FloatingPointError(f"{problem}. On one worker, its line would be found."))
-            return results
-
-        return called if wanted else call
-
     def check(self) -> None:
         """Raise if other workers are known not to come; unlike :meth:`check_launch`, not for those that ended."""
         if self.workers.liveness is not None:
@@ -211,6 +183,16 @@ class Lockstep:
             self._series.exchange(
                 dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )
+
+    def end_together(self, what: str, error: BaseException | None) -> None:
+        """Raise ``error``, or else that of another worker: all come here at the end of ``what``, with or without one.
+
+        Raises: as :meth:`exchange`.
+        """
+        if error is not None:
+            self.fail(error, what)
+            raise error
+        self.exchange(f"ends {what}", None)
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""

@@ -275,7 +275,7 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
 
 
 def host_function(equation: Equation) -> Any:
-    """The Python function that a ``pure_callback`` calls."""
+    """The Python function that a call of the host calls."""
     return getattr(equation.params["callback"], "callback_func", None)
 
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _jax, communication
+from replicax import _jax
 from replicax._jax.primitive_families import BRANCHES, HOST_CALLS, PURE_HOST_CALLS, SPLITS
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.execution.compiled.host_calls import of_watch
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule, inside
 
 
@@ -66,7 +67,7 @@ class AutomaticAxes(Rule):
             return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
 
         def manual(*values: Any) -> list[Any]:
-            if equation.primitive.name in PURE_HOST_CALLS and not _counts(equation):
+            if equation.primitive.name in PURE_HOST_CALLS and not of_watch(equation):
                 return ask(*values)  # by all: if it fails, it fails for all, and none waits for another
             answers = lax.cond(lax.axis_index(self.logical) == 0, ask, wait, *values)
             return [lax.all_gather(answer, self.logical)[0] for answer in answers]
@@ -86,8 +87,3 @@ def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
         return list(lax.optimization_barrier(results)) if results else []
 
     return branch if any(map(_jax.is_mutable, branch.invars)) else _jax.traced(run, branch.invars)
-
-
-def _counts(equation: Any) -> bool:
-    """Whether a call of the host is one of the watch's, which counts the replicas that call."""
-    return getattr(_jax.host_function(equation), "__module__", None) == communication.__name__

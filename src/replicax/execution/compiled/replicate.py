@@ -17,6 +17,7 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
+from replicax.execution.compiled.host_calls import HostCalls
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
@@ -285,7 +286,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     in_a_loop = steps is not None or here > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
     settings = backend_of(mesh).options(target)
-    rewriting = rewriting_for(program.jaxpr, mesh, target)
+    rewriting = rewriting_for(program.jaxpr, mesh, target, program.errors_of_calls)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
         mesh, repeatedly, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
@@ -314,9 +315,12 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target) -> Rewriting | None:
+def rewriting_for(
+    jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, errors_of_calls: list[BaseException]
+) -> Rewriting | None:
     """The pass that comes last where ``jaxpr`` is compiled for ``mesh``, if there is anything for it to do."""
-    rules: list[Rule] = [AutomaticAxes(_logical_axes_of(mesh))] if target.automatic else []
+    rules: list[Rule] = [HostCalls(errors_of_calls)] if _jax.calls_back(jaxpr) else []
+    rules += [AutomaticAxes(_logical_axes_of(mesh))] if target.automatic else []
     rules += backend_of(mesh).rules(jaxpr, target)
     return Rewriting(rules) if rules else None
 

@@ -96,6 +96,8 @@ class Program:
     example_dims: tuple[Any, ...] | None = None
     """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
+    errors_of_calls: list[BaseException] = dataclasses.field(default_factory=list)
+    """What the user's Python has raised that it calls on the host, in a run that is not over."""
 
     @property
     def uses(self) -> dict[Slot, Use]:
