@@ -63,13 +63,6 @@ class ArrayLeaf(Protocol):
     def here(self) -> Sequence[Any]:
         """This worker's parts, by their positions: arrays of one device, or of the host."""
 
-    def check(self) -> None:
-        """Raise if the array is lost; the message says why.
-
-        Raises:
-          VariableLostError: it is a variable's, and lost.
-        """
-
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
 
@@ -92,12 +85,7 @@ class VariableLeaf:
 
     def here(self) -> Sequence[Any]:
         array = self.variable.slot.array
-        if type(array) is LostArray:
-            self.check()
-        return self._arrays_of(array)
-
-    def check(self) -> None:
-        self.variable.stored()
+        return self._arrays_of(self.variable.stored() if type(array) is LostArray else array)
 
     def needed(self) -> list[Block]:
         return _blocks_here(self._places(), self.kind)
@@ -192,9 +180,6 @@ class CopiesLeaf:
     def here(self) -> Sequence[Any]:
         return ()  # the copies are combined later
 
-    def check(self) -> None:
-        self.variable.stored()
-
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]
 
@@ -240,9 +225,6 @@ class DeviceArrayLeaf:
             return (_without_keys(self.array),)
         return self._arrays_of(self.array)
 
-    def check(self) -> None:
-        """Do nothing: JAX reports lost arrays."""
-
     def needed(self) -> list[Block]:
         return _blocks_here(self._places(), self.kind)
 
@@ -274,9 +256,6 @@ class HostArrayLeaf:
 
     def here(self) -> Sequence[Any]:
         return (self.array,)
-
-    def check(self) -> None:
-        """Do nothing: it can't be lost."""
 
     def needed(self) -> list[Block]:
         return [whole_block(self.kind.shape)]

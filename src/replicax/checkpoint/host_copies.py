@@ -17,6 +17,7 @@ import numpy as np
 from replicax.checkpoint.array_leaves import ArrayLeaf
 from replicax.checkpoint.device_blocks import HostArray, PartPiece
 from replicax.checkpoint.storage.blocks import Block, shape_of, size_of
+from replicax.variables import Variable
 
 Place = tuple[str, Block]
 """A piece: the name of its array, and its block."""
@@ -94,7 +95,8 @@ class HostCopier:
                 others |= {(name, piece.block): data[piece.position][piece.cut or ...] for piece in pieces}
         except Exception:
             for name in (*self._sent, *(name for segment in self._stretches for name, _ in segment.pieces)):
-                leaves[name].check()  # raises with the reason
+                if isinstance(variable := leaves[name].owner, Variable):
+                    variable.stored()  # raises with the reason, if it is lost
             raise
         return HostCopies(memory, self._stretches, others)
 
