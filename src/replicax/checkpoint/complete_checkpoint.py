@@ -45,7 +45,7 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
       path: its folder on this worker.
       lockstep: of all workers, each of which passes its own path.
     """
-    mine, problem = _looked_at(path)
+    mine, problem = look_at(path)
     told = lockstep.exchange("looks for a checkpoint", (_summary_of(mine), problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
     found = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
@@ -91,7 +91,7 @@ def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
     return sorted(counts, key=lambda id: (counts[id], times[id]), reverse=True)
 
 
-def _looked_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
+def look_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
     """This worker's index, without reading the pieces; or what is wrong with it."""
     try:
         listed = manifest.read_manifest(path)

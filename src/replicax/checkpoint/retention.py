@@ -17,10 +17,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Literal
 
-from replicax.checkpoint.complete_checkpoint import problem_of
+from replicax.checkpoint.complete_checkpoint import look_at, problem_of
 from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
-from replicax.checkpoint.storage.index import read_index
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
 from replicax.system.json_files import read_json
 
@@ -81,15 +80,8 @@ class Folder:
 
     def complete(self) -> dict[int, dict[str, float]]:
         """The metrics of each step whose checkpoint has all its files; does not read their bytes."""
-        found = {}
-        for step in self.steps():
-            try:
-                listed = manifest.read_manifest(self.path_of(step))
-                manifest.check_sizes(self.path_of(step), listed)
-                found[step] = dict(read_index(self.path_of(step), listed).metrics)
-            except (DamagedError, OSError):
-                continue
-        return found
+        indices = {step: look_at(self.path_of(step))[0] for step in self.steps()}
+        return {step: dict(index.metrics) for step, index in indices.items() if index is not None}
 
     def make_room(self, step: int, is_damaged: bool) -> None:
         """Rename an incomplete checkpoint of a step.
