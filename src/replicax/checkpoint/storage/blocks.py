@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 Block = tuple[tuple[int, int], ...]
 """The first index, and the one after the last, along each dim."""
@@ -79,13 +78,3 @@ def cover(block: Block, pieces: Iterable[Block]) -> bool:
     """Whether disjoint pieces cover all of ``block``."""
     shared = (common(block, piece) for piece in pieces)
     return sum(size_of(piece) for piece in shared if piece is not None) == size_of(block)
-
-
-def as_json(block: Block) -> list[list[int]]:
-    """A block as JSON data."""
-    return [list(part) for part in block]
-
-
-def from_json(data: Any) -> Block:
-    """The block for the data of :func:`as_json`."""
-    return tuple((int(start), int(stop)) for start, stop in data)

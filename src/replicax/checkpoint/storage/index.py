@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.storage.blocks import Block, as_json, from_json
+from replicax.checkpoint.storage.blocks import Block
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest, check_inside
 from replicax.system.json_files import parsed, read_regular
 from replicax.workers.codec import declared
@@ -173,7 +173,7 @@ def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     if isinstance(entry, ArrayEntry):
         kind = {k: v for k, v in dataclasses.asdict(entry.kind).items() if v is not None}
-        pieces = [[as_json(block), folder, key] for block, (folder, key) in entry.pieces.items()]
+        pieces = [[block, folder, key] for block, (folder, key) in entry.pieces.items()]
         return {"array": {**kind, "pieces": pieces}}
     if isinstance(entry, PlainEntry):
         return {"plain": plain_as_json(entry.value)}
@@ -186,9 +186,11 @@ def _entry_from_json(data: Mapping[str, Any]) -> Entry:
     [(what, fields)] = data.items()
     if what == "array":
         fields = dict(fields)
-        pieces = {from_json(block): (str(folder), str(key)) for block, folder, key in fields.pop("pieces")}
-        for folder, _ in pieces.values():
-            check_inside(folder)
+        pieces: dict[Block, tuple[str, str]] = {}
+        for ranges, folder, key in fields.pop("pieces"):
+            block = tuple((int(start), int(stop)) for start, stop in ranges)
+            pieces[block] = str(folder), str(key)
+            check_inside(str(folder))
         return ArrayEntry(ArrayKind(**{**fields, "shape": tuple(fields["shape"])}), pieces)
     if what == "plain":
         return PlainEntry(plain_from_json(fields))
