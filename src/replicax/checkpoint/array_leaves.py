@@ -149,7 +149,7 @@ class CopiesLeaf:
             device = next(filter(is_here, devices), None)
             if device is None:
                 continue
-            data = _on_host(shards[device])
+            data = np.asarray(_without_keys(shards[device]))
             replicas, inner = ((0, 1), block) if not self.variable.is_stacked else (block[0], block[1:])
             inner = _with_data_dims(inner, kind)
             for replica in range(*replicas):
@@ -325,10 +325,6 @@ def _is_on_cpu(sharding: Sharding) -> bool:
 def _without_keys(data: jax.Array) -> jax.Array:
     """The data of keys; other arrays unchanged."""
     return jax.random.key_data(data) if is_key(data.dtype) else data
-
-
-def _on_host(data: jax.Array) -> HostArray:
-    return np.asarray(_without_keys(data))
 
 
 def _with_data_dims(block: Block, kind: ArrayKind) -> Block:

@@ -66,11 +66,11 @@ class HostCopier:
         alike: dict[np.dtype[Any], list[str]] = {}
         for name in (name for name in own if name not in self._sent):
             alike.setdefault(leaves[name].kind.numpy_dtype, []).append(name)
-        self._stretches: list[_Segment] = []
+        self._segments: list[_Segment] = []
         size = 0
         for dtype, names in alike.items():
             segment = _Segment.laid_out(size, dtype, {name: own[name] for name in names})
-            self._stretches.append(segment)
+            self._segments.append(segment)
             size += -(-segment.size // ALIGNMENT) * ALIGNMENT
         self._memory = _Memory(max(size, 1))
 
@@ -87,18 +87,18 @@ class HostCopier:
                 for position in positions[name]:
                     here[position].copy_to_host_async()
             memory = self._memory.reserve()
-            for segment in self._stretches:
+            for segment in self._segments:
                 segment.fill(memory, leaves)
             others: dict[Place, HostArray] = {}
             for name, pieces in self._sent.items():
                 data = {position: np.asarray(sent[name][position]) for position in positions[name]}
                 others |= {(name, piece.block): data[piece.position][piece.cut or ...] for piece in pieces}
         except Exception:
-            for name in (*self._sent, *(name for segment in self._stretches for name, _ in segment.pieces)):
+            for name in (*self._sent, *(name for segment in self._segments for name, _ in segment.pieces)):
                 if isinstance(variable := leaves[name].owner, Variable):
                     variable.stored()  # raises with the reason, if it is lost
             raise
-        return HostCopies(memory, self._stretches, others)
+        return HostCopies(memory, self._segments, others)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -153,7 +154,7 @@ def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[lis
     batch: list[str] = []
     size = 0
     for name, (_, entry) in arrays.items():
-        own = int(np.prod(entry.kind.shape, dtype=np.int64)) * entry.kind.numpy_dtype.itemsize
+        own = math.prod(entry.kind.shape) * entry.kind.numpy_dtype.itemsize
         if batch and size + own > BATCH:
             yield batch
             batch, size = [], 0
