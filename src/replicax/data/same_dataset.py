@@ -6,7 +6,6 @@ order, examples are lost or read twice without any other error.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from replicax import _jax
 from replicax._grain import graph
 from replicax.workers.codec import dumps
 from replicax.workers.digests import digest
@@ -47,7 +47,7 @@ def check_same_dataset(source: Source, reading: Reading, policy: str, lockstep: 
         "the number of examples in a batch": reading.examples,
         "what a saved state knows it by": reading.known_by,
         "its seeds of shuffling": graph.seeds(source.dataset),
-        "files": hashlib.blake2b(dumps(files), digest_size=16).digest(),
+        "files": _jax.digested(dumps(files)),
         "the examples in memory": _samples(source.dataset),
     }
     everyones = lockstep.exchange("distributes a dataset", mine, source.kind)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from replicax import _jax
 from replicax.data.options import AutoShardPolicy
 from replicax.data.reading.remaining_parts import check_count
 
@@ -44,7 +44,7 @@ def check_same_state(pipeline: InputPipeline, state: Any) -> None:
     lockstep = pipeline.workers.lockstep
     if not lockstep.several:
         return
-    digest = hashlib.blake2b(json.dumps(state, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+    digest = _jax.digested(json.dumps(state, sort_keys=True, default=repr).encode())
     differing = lockstep.agree("sets the state of a dataset's iterator", digest)
     if differing is not None:
         raise ValueError(
