@@ -15,7 +15,7 @@ from typing import Any
 
 from replicax.checkpoint.device_blocks import HostArray
 from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.snapshot import Snapshot
+from replicax.checkpoint.snapshot import SavePlan, Snapshot
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
@@ -77,7 +77,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
       CheckpointError: this worker or another one could not write it; says why. No file of it is left.
     """
     exchange = _Exchange(save, is_cancelled)
-    everyones = exchange.gather((snapshot.digest, {name: own for name, (_, own) in snapshot.copies.items()}))
+    everyones = exchange.gather((snapshot.plan.digest, {name: own for name, (_, own) in snapshot.copies.items()}))
     for worker in save.group:
         if everyones[worker][0] != everyones[save.group[0]][0]:
             raise CheckpointError(
@@ -85,7 +85,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
                 f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
             )
     pieces = snapshot.pieces([copies for _, copies in everyones], save.worker)
-    keys, files, problem, is_finished = _keys(snapshot), {}, None, False
+    keys, files, problem, is_finished = _keys(snapshot.plan), {}, None, False
     try:
         files = _write_own(save, pieces, keys)
     except Exception as error:
@@ -107,9 +107,9 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
         raise
 
 
-def _keys(snapshot: Snapshot) -> dict[Any, tuple[str, str]]:
+def _keys(plan: SavePlan) -> dict[Any, tuple[str, str]]:
     """The place of each piece: a folder for each worker, and a number."""
-    return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(snapshot.writers.items())}
+    return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(plan.writers.items())}
 
 
 def _write_own(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from replicax import _jax
 from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf
 from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
 from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
@@ -24,22 +24,16 @@ class Snapshot:
     """One worker's part of the values of some leaves at one time.
 
     Attributes:
+      plan: how it is saved.
       plain: entries other than arrays.
-      kinds: of the arrays, by name.
-      same: names of arrays that are written under another name.
-      writers: the pieces for one disk, with the worker that writes each.
       taken: this worker's pieces, on the host.
       copies: this worker's copies of on-read variables, which are not combined yet.
-      digest: of the list of pieces, the same on all workers that share a disk.
     """
 
+    plan: SavePlan
     plain: dict[str, Entry]
-    kinds: dict[str, ArrayKind]
-    same: dict[str, str]
-    writers: dict[Place, int]
     taken: HostCopies
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
-    digest: str
 
     def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
         """The pieces that ``worker``, this one, writes, given the copies of all workers."""
@@ -47,18 +41,18 @@ class Snapshot:
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
-            for (owner, piece), writer in self.writers.items():
+            for (owner, piece), writer in self.plan.writers.items():
                 if owner == name and writer == worker:
                     found[name, piece] = np.asarray(value[inside(piece, block)], order="C")
         return found
 
     def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
         """All entries, with the pieces on one disk."""
-        pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in self.kinds}
+        kinds, same = self.plan.kinds, self.plan.same
+        pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in kinds}
         for (name, block), place in keys.items():
             pieces[name][block] = place
-        arrays = {name: ArrayEntry(kind, pieces[self.same.get(name, name)]) for name, kind in self.kinds.items()}
-        return {**self.plain, **arrays}
+        return {**self.plain, **{n: ArrayEntry(kind, pieces[same.get(n, n)]) for n, kind in kinds.items()}}
 
 
 def plain_entries(leaves: Leaves) -> dict[str, Entry]:
@@ -79,7 +73,14 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``."""
+    """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``.
+
+    Attributes:
+      kinds: of the arrays, by name.
+      same: names of arrays that are written under another name.
+      writers: the pieces for one disk, with the worker that writes each.
+      digest: of the list of pieces, the same on all workers that share a disk.
+    """
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
         self.kinds: dict[str, ArrayKind] = {}
@@ -103,7 +104,7 @@ class SavePlan:
                     own.setdefault(name, []).extend(mine)
         self._copier = HostCopier(leaves.arrays(), own)
         whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
-        self._digest = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+        self.digest = _jax.digested(whole.encode())
 
     def _assign(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
         """Assign each piece of a part to the one of its workers with least to write; returns this worker's pieces."""
@@ -135,4 +136,4 @@ class SavePlan:
         with exchanging():  # all values from one step, whatever other threads do
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             taken = self._copier.copied(arrays)
-        return Snapshot(plain, self.kinds, self.same, self.writers, taken, copies, self._digest)
+        return Snapshot(self, plain, taken, copies)
