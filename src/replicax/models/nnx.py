@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from replicax import _jax
 from replicax.devices.mesh import logical_device_mesh
 from replicax.models.nnx_parts import NNXParts
-from replicax.models.nnx_step import NNXStep
+from replicax.models.nnx_step import NNXStep, name_of_leaf, value_of
 from replicax.pipeline.dispatch import moved
 from replicax.pytrees import Contents, are_unchanged
 from replicax.variables import Variable
@@ -187,15 +187,10 @@ class Structure:
         for path, leaf in zip(self.paths, self.leaves, strict=True):
             if isinstance(leaf, nnx.Variable) and (leaf.hijax or leaf.ref):
                 raise TypeError(
-                    f"{self.named(path, objects)} is an nnx.Variable with hijax=True or ref=True, which a step can't "
+                    f"{name_of_leaf(path, objects)} is an nnx.Variable with hijax=True or ref=True, which a step can't "
                     "take: make the model without (with nnx.var_defaults(hijax=False, ref=False): …)"
                 )
         self._watched = _watched(objects)
-
-    @staticmethod
-    def named(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
-        """The name of a leaf: the class of its object, and its path there."""
-        return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
 
     @property
     def is_as_it_was(self) -> bool:
@@ -250,7 +245,7 @@ class NNXState:
 
     def __init__(self, objects: tuple[Any, ...], replicas: Replicas) -> None:
         self.structure = Structure(objects)
-        self.names = [self.structure.named(path, objects) for path in self.structure.paths]
+        self.names = [name_of_leaf(path, objects) for path in self.structure.paths]
         leaves = self.structure.leaves
         self._with_cells = [i for i, leaf in enumerate(leaves) if _is_cell(leaf)]
         self.cells = _cells.of([(self.names[i], leaves[i]) for i in self._with_cells], replicas)
@@ -258,8 +253,8 @@ class NNXState:
             mine = zip(self._with_cells, self.cells, strict=True)
             _cells.keep(owner, [cell for i, cell in mine if self.structure.paths[i][0] == number])
         self.variables = [cell.variable for cell in self.cells]
-        others = [leaf for i, leaf in enumerate(leaves) if i not in set(self._with_cells)]
-        self.key: Hashable = Key(self.structure.graphdef, self.variables, [_value_of(leaf) for leaf in others])
+        others = [value_of(leaf) for leaf in leaves if not _is_cell(leaf)]
+        self.key: Hashable = Key(self.structure.graphdef, self.variables, others)
 
     def take(self) -> None:
         """Assign to the variables what was assigned to the objects."""
@@ -267,20 +262,16 @@ class NNXState:
             cell.take()
 
     def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
-        values = [_value_of(leaf) for leaf in self.structure.leaves]
-        for i, variable in zip(self._with_cells, self.variables, strict=True):
+        values = [value_of(leaf) for leaf in self.structure.leaves]
+        variables = dict(zip(self._with_cells, self.variables, strict=True))
+        for i, variable in variables.items():
             values[i] = variable.value
         step = NNXStep(self.structure.graphdef, values, self.names, has_rows)
-        variables = dict(zip(self._with_cells, self.variables, strict=True))
         return step.objects, lambda: step.close(variables)
 
 
 def _is_cell(leaf: Any) -> bool:
     return isinstance(leaf, nnx.Variable) and isinstance(leaf.get_raw_value(), _ARRAYS)
-
-
-def _value_of(leaf: Any) -> Any:
-    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
 class NNXAdapter:

@@ -109,6 +109,11 @@ def value_of(leaf: Any) -> Any:
     return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
+def name_of_leaf(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
+    """The name of a leaf: the class of its object, and its path there."""
+    return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
+
+
 def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
     """The NNX objects in ``objects``, each once."""
     seen: set[int] = set()
@@ -254,14 +259,15 @@ def _common_metric(kind: Any) -> Any:
         given = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
         is_alone = not _several() and _replica().example_mask is None
         has_batch = not is_alone and any(map(_is_batch, given))
+        if has_batch and not is_sum:
+            given = _of_all(kind, given)
+        args, values = tuple(given[: len(args)]), dict(zip(values, given[len(args) :], strict=True))
         if has_batch and is_sum:
             with _sums_of_all(self):
-                super(common, self).update(*given[: len(args)], **dict(zip(values, given[len(args) :], strict=True)))
-            return
-        if has_batch:
-            given = _of_all(kind, given)
-        with _own_classes(self):
-            kind.update(self, *given[: len(args)], **dict(zip(values, given[len(args) :], strict=True)))
+                super(common, self).update(*args, **values)
+        else:
+            with _own_classes(self):
+                kind.update(self, *args, **values)
 
     bases = (_Unpadded,) if kind is nnx.metrics.Average else (kind, _Unpadded) if is_sum else (kind,)
     names = {"update": update, "_users_kind": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
@@ -333,7 +339,7 @@ def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
 
 def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[Any], objects: Sequence[Any]) -> str:
     """The error message for a step that has changed more than values."""
-    now = {"/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])]) for path in paths}
+    now = {name_of_leaf(path, objects) for path in paths}
     added, gone = sorted(now - set(names)), sorted(set(names) - now)
     what = [*(f"{name} is new" for name in added), *(f"{name} is gone" for name in gone)]
     if not what:
