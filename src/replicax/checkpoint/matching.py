@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,9 +46,9 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
     if not (missing or extra or different):
         return
     lines = [
-        *_listed("in the checkpoint there is no", [_missing(n, leaves.by_name[n], extra) for n in missing]),
-        *_listed("the checkpoint also has", [f"{name}, {_shown(entries[name])}" for name in extra]),
-        *_listed("they differ in", different),
+        *listed("in the checkpoint there is no", [_missing(n, leaves.by_name[n], extra) for n in missing]),
+        *listed("the checkpoint also has", [f"{name}, {_shown(entries[name])}" for name in extra]),
+        *listed("they differ in", different),
     ]
     hint = _hint(leaves, missing, extra, different)
     raise ValueError(
@@ -108,9 +108,10 @@ def _missing(name: str, leaf: Leaf, extra: list[str]) -> str:
     return f"{name}, {_shown(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
 
 
-def _listed(what: str, items: list[str]) -> list[str]:
-    lines = [f"  {what} {item}" for item in items[:_MOST_LINES]]
-    return lines if len(items) <= _MOST_LINES else [*lines, f"  … and {len(items) - _MOST_LINES} more"]
+def listed(what: str, items: Sequence[str], most: int = _MOST_LINES) -> list[str]:
+    """Lines of a message: one for each item, at most so many, and how many there are beside these."""
+    lines = [f"  {what} {item}" for item in items[:most]]
+    return lines if len(items) <= most else [*lines, f"  … and {len(items) - most} more"]
 
 
 def _hint(leaves: Leaves, missing: list[str], extra: list[str], different: list[str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from replicax.argument_checks import checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
+from replicax.checkpoint.matching import listed
 from replicax.checkpoint.storage.blocks import Block
 from replicax.errors import CheckpointError
 from replicax.execution.tracing.stateful_arguments import updated
@@ -138,9 +139,9 @@ def _check_fits(
     extra = [f"{name} in {tensors[name].file.name}" for name in left if name not in ignore]
     if missing or extra or different:
         lines = [
-            *_listed("in the files there is no", missing),
-            *_listed("the files also have", extra),
-            *_listed("they differ in", different),
+            *listed("in the files there is no", missing, _MOST_LINES),
+            *listed("the files also have", extra, _MOST_LINES),
+            *listed("they differ in", different, _MOST_LINES),
         ]
         hint = (
             "\nTo leave tensors out: ignore=[…], to leave arrays as they are: None in names."
@@ -159,8 +160,3 @@ def _difference(tensor: Tensor, source: TensorSource, shape: tuple[int, ...], dt
     if tensor.dtype == dtype or (cast and both_float):
         return None
     return in_file + (" (cast=True converts it)" if both_float else "")
-
-
-def _listed(what: str, items: Sequence[str]) -> list[str]:
-    lines = [f"  {what} {item}" for item in items[:_MOST_LINES]]
-    return lines if len(items) <= _MOST_LINES else [*lines, f"  … and {len(items) - _MOST_LINES} more"]

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
+from replicax.checkpoint.storage.manifest import flush
 from replicax.devices.arrays import here
 from replicax.errors import CheckpointError
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
@@ -187,7 +188,7 @@ class _Writer:
         self._made.append(part)
         self._parts.append((part, list(data), sum(value.nbytes for value in data.values())))
         save_file(dict(data), part, metadata={"format": "pt"})
-        _flush(part)
+        flush(str(part))
 
     def finish(self) -> None:
         """Give the files their names, after all has been written."""
@@ -200,7 +201,7 @@ class _Writer:
             part = self._folder / f"{INDEX}.part"
             self._made.append(part)
             part.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-            _flush(part)
+            flush(str(part))
             names[part] = INDEX
         for part, name in names.items():
             self._made.append(part.replace(self._folder / name))
@@ -210,8 +211,3 @@ class _Writer:
         for file in self._made:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
-
-
-def _flush(file: pathlib.Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
