@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -80,19 +80,10 @@ class ShownGroup(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.cells)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [cell.show() for cell in self.cells[index]]
         return self.cells[index].show()
-
-    def __iter__(self) -> Iterator[Any]:
-        return (cell.show() for cell in self.cells)
 
 
 class ModelState:

@@ -39,6 +39,7 @@ class ReplicaStep:
     Attributes:
       rows: the number of rows of all replicas.
       own_rows: the number of this replica's rows.
+      several: whether there are several replicas.
       replica: its context.
       number_is_common: whether a metric that sums over rows has summed those of all replicas, instead of this one's;
         ``None`` while no metric sums.
@@ -53,7 +54,7 @@ class ReplicaStep:
         self.own_rows = batch.own_rows
         self._sizes = batch.sizes
         self._copies = batch.copies
-        self._several = replica.num_replicas_in_sync > 1
+        self.several = replica.num_replicas_in_sync > 1
         self._inside: set[str] = set()
         self.number_is_common: bool | None = None
         self.layers_losses: dict[int, Any] = {}
@@ -78,14 +79,9 @@ class ReplicaStep:
             if is_outermost:
                 self._inside.discard(what)
 
-    @property
-    def several(self) -> bool:
-        """Whether there are several replicas."""
-        return self._several
-
     def mean(self, values: Sequence[Any]) -> list[Any]:
         """The means over the whole batch, from the means over each replica's rows. One all-reduce."""
-        if not self._several or not values:
+        if not self.several or not values:
             return list(values)
         if len(set(self._sizes)) == 1:
             return list(self.replica.all_reduce("mean", list(values)))
@@ -94,20 +90,20 @@ class ReplicaStep:
 
     def sum(self, values: Sequence[Any]) -> list[Any]:
         """The sums over the whole batch, from the sums over each replica's rows. One all-reduce."""
-        if not self._several or not values:
+        if not self.several or not values:
             return list(values)
         sums = self.replica.all_reduce("sum", list(values))
         return [s if self._copies == 1 else _divided(s, self._copies) for s in sums]
 
     def as_mean(self, total: Any) -> Any:
         """Scale a sum over this replica's rows so that its :meth:`mean` is the sum over all rows."""
-        if not self._several or self.rows == self.own_rows:
+        if not self.several or self.rows == self.own_rows:
             return total
         return total * jnp.asarray(self.rows / self.own_rows, total.dtype)
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """The arrays of all rows, from arrays of this replica's rows. One all-gather for each."""
-        if not self._several:
+        if not self.several:
             return list(values)
         return [self.replica.all_gather(v, axis=0)[: len(v) if self._copies > 1 else None] for v in values]
 
@@ -117,7 +113,7 @@ class ReplicaStep:
         The loss of a batch is the mean of the replicas' losses, weighted by their numbers of rows, and so is a
         gradient. A cotangent that comes from the loss of another replica must have that replica's weight.
         """
-        if not self._several:
+        if not self.several:
             return value[None]
         if len(set(self._sizes)) == 1:
             return self.replica.all_gather(value[None], axis=0)
