@@ -42,17 +42,10 @@ def parse(aggregation: Any, what: str, none: bool = False) -> VariableAggregatio
     Raises:
       ValueError: it is not an aggregation, or ``NONE`` where that is not allowed.
     """
-    found: VariableAggregation | None = None
-    if isinstance(aggregation, VariableAggregation):
-        found = aggregation
-    elif aggregation is None:
-        found = VariableAggregation.NONE
-    else:
-        name = getattr(aggregation, "value", aggregation)  # of the core's enums
-        if isinstance(name, str):
-            name = name.lower().replace("replica", "tower")
-            found = next((member for member in VariableAggregation if member.value == name), None)
+    name = "none" if aggregation is None else getattr(aggregation, "value", aggregation)  # of enums, also the core's
+    wanted = name.lower().replace("replica", "tower") if isinstance(name, str) else None
+    found = next((member for member in VariableAggregation if member.value == wanted), None)
     if found is None or (found is VariableAggregation.NONE and not none):
-        wanted = "'sum', 'mean', 'only_first_tower'" + (", 'none'" if none else "")
-        raise ValueError(f"{what}: expected one of {wanted}, or a VariableAggregation, got {aggregation!r}")
+        names = "'sum', 'mean', 'only_first_tower'" + (", 'none'" if none else "")
+        raise ValueError(f"{what}: expected one of {names}, or a VariableAggregation, got {aggregation!r}")
     return found
