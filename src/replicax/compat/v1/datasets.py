@@ -14,6 +14,7 @@ from replicax.data.workers import workers_of
 from replicax.errors import ContextError
 from replicax.pytrees import registered
 from replicax.strategy import Strategy
+from replicax.user_functions import function_name
 
 
 class PerDeviceDataset:
@@ -109,23 +110,6 @@ class PerDeviceIterator:
         return self
 
 
-class _MadeAnew:
-    """A dataset from a function that is called for each pass.
-
-    Args:
-      make: the function, which returns an iterator.
-      first: its first result.
-    """
-
-    def __init__(self, make: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
-        self._make = make
-        self._first: Iterator[Any] | None = first
-
-    def __iter__(self) -> Iterator[Any]:
-        first, self._first = self._first, None
-        return self._make() if first is None else first
-
-
 def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
     """The dataset, from a dataset or a function that makes one.
 
@@ -140,7 +124,7 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
         )
     dataset = dataset_fn() if is_function else dataset_fn
     if isinstance(dataset, Iterator):
-        return _MadeAnew(dataset_fn, dataset)
+        return _generator_function(dataset_fn, dataset)
     leaves = jax.tree_util.tree_leaves(registered(dataset)) if not isinstance(dataset, list) else []
     if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
         return strategy.make_numpy_dataset(dataset)
@@ -153,3 +137,14 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
         )
         raise ValueError(f"distribute_dataset: {wanted}, got {dataset!r}")
     return dataset
+
+
+def _generator_function(dataset_fn: Callable[[], Iterator[Any]], made: Iterator[Any]) -> Callable[[], Iterator[Any]]:
+    """``dataset_fn``, whose first pass is the one that it has ``made`` already."""
+    first = iter([made])
+
+    def batches() -> Iterator[Any]:
+        return next(first, None) or dataset_fn()
+
+    batches.__qualname__ = function_name(dataset_fn)  # for messages
+    return batches
