@@ -84,7 +84,8 @@ class WallTime:
         """The run is over; the clock stands."""
         if not self._stopped:
             self.switch(self._kind)
-            self._clock = _stands_at(self._since)
+            moment = self._since
+            self._clock = lambda: moment
             self._stopped = True
             heartbeat.switch(Phase.START)  # there are no more steps to wait for
 
@@ -104,10 +105,6 @@ class WallTime:
         """The seconds until now that steps have taken, and what they have waited for."""
         self.switch(self._kind)
         return self._seconds["input"] + self._seconds["steps"]
-
-
-def _stands_at(moment: float) -> Callable[[], float]:
-    return lambda: moment
 
 
 # --- the table ------------------------------------------------------------------------------------------
