@@ -138,17 +138,13 @@ class Progress(Callback):
             self._console.file.write("\n")
         self._print_last()
 
-    def _line(self, step: int, now: float) -> str:
-        """What is printed where there is neither a terminal nor a notebook."""
+    def _line(self, step: int, now: float, bar: str = "") -> str:
+        """What is shown where there is no terminal; in a notebook with a bar."""
         numbers = f"   {self._numbers}" if self._numbers else ""
-        return f"step {step:,} of {self._steps:,}{numbers}{self._left(step, self._steps, now)}"
-
-    def _left(self, step: int, steps: int, now: float) -> str:
-        """How long the steps after ``step`` take, if they go on like this."""
-        done = step - self._first
-        if done <= 0 or step >= steps:
-            return ""
-        return f"   {_duration((now - self._began) / done * (steps - step))} left"
+        done, left = step - self._first, ""
+        if done > 0 and step < self._steps:  # if they go on like this
+            left = f"   {_duration((now - self._began) / done * (self._steps - step))} left"
+        return f"step {step:,} of {self._steps:,}{bar}{numbers}{left}"
 
     def _redraw(self) -> None:
         """Draw the line of a notebook anew."""
@@ -156,10 +152,8 @@ class Progress(Callback):
         if run is None:
             return
         self._shown = self._clock()
-        full = WIDTH * run.step // max(run.steps, 1)
-        bar = "━" * full + "─" * (WIDTH - full)
-        numbers = f"   {self._numbers}" if self._numbers else ""
-        self._write(f"step {run.step:,} of {run.steps:,} {bar}{numbers}{self._left(run.step, run.steps, self._shown)}")
+        full = WIDTH * run.step // max(self._steps, 1)
+        self._write(self._line(run.step, self._shown, " " + "━" * full + "─" * (WIDTH - full)))
 
     def _write(self, line: str) -> None:
         """Write over the line of a notebook."""
