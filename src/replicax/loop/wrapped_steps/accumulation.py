@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -179,13 +180,13 @@ class _Batch:
         return jax.tree_util.tree_unflatten(self._tree, leaves)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Update:
     """A call of ``apply_gradients`` that waits for the gradients of all micro-batches."""
 
-    def __init__(self, variables: Sequence[Variable], count: int, apply: Callable[[list[Any]], None]) -> None:
-        self.variables = variables
-        self.count = count
-        self.apply = apply
+    variables: Sequence[Variable]
+    count: int
+    apply: Callable[[list[Any]], None]
 
 
 class _Run:
