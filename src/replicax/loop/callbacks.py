@@ -68,6 +68,19 @@ class Callback:
         """Go on from a state of :meth:`get_state`; only called with one that is not ``None``."""
 
 
+class NumbersLog(Callback):
+    """Writes numbers in two groups: ``train``, and ``evaluation``."""
+
+    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._write("train", step, values)
+
+    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
+        self._write("evaluation", step, values)
+
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of one step; called on all workers."""
+
+
 class EarlyStopping(Callback):
     """Ends a run when a number of its evaluations stops improving.
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from replicax import _jax
 from replicax.argument_checks import checked_path
-from replicax.loop.callbacks import Callback
+from replicax.loop.callbacks import NumbersLog
 from replicax.loop.training_run import TrainingRun
 
 
-class CSVLog(Callback):
+class CSVLog(NumbersLog):
     """Writes ``train.csv`` and ``evaluation.csv``: a row for each logging interval, and for each evaluation.
 
     The first column is the step. A resumed run goes on in the same files: rows of later steps than the one that it
@@ -46,13 +46,9 @@ class CSVLog(Callback):
             for name in ("train", "evaluation"):
                 self._tables[name] = _Table(self.folder / f"{name}.csv", run.resumed_at)
 
-    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        if run.is_chief:
-            self._tables["train"].add(step, values)
-
-    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        if run.is_chief:
-            self._tables["evaluation"].add(step, values)
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if group in self._tables:  # of the chief
+            self._tables[group].add(step, values)
 
 
 class _Table:
@@ -106,7 +102,7 @@ class _Table:
 
 
 @_jax.hiding_frames_of
-class TensorBoardLog(Callback):
+class TensorBoardLog(NumbersLog):
     """Writes event files, which TensorBoard shows: ``tensorboard --logdir FOLDER``.
 
     Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``. After a resume TensorBoard
@@ -141,18 +137,12 @@ class TensorBoardLog(Callback):
             suffix = f".{time.time_ns()}"
             self._writer = SummaryWriter(str(self.folder), purge_step=purge, filename_suffix=suffix)
 
-    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._add("train", step, values)
-
-    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._add("evaluation", step, values)
-
     def on_end(self, run: TrainingRun) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _add(self, group: str, step: int, values: Mapping[str, float]) -> None:
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{group}/{name}", value, step)

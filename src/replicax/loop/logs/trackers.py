@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax import _jax
-from replicax.loop.callbacks import Callback
+from replicax.loop.callbacks import NumbersLog
 from replicax.loop.training_run import TrainingRun
 from replicax.system.packages import check_installed
 
@@ -19,7 +19,7 @@ AHEAD = 100
 
 
 @_jax.hiding_frames_of
-class WandbLog(Callback):
+class WandbLog(NumbersLog):
     """Logs the numbers of a run with Weights & Biases, on the chief.
 
     Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``, over the number of steps. A
@@ -64,12 +64,6 @@ class WandbLog(Callback):
             for group in ("train", "evaluation"):
                 self.run.define_metric(f"{group}/*", step_metric="step")
 
-    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._log("train", step, values)
-
-    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._log("evaluation", step, values)
-
     def on_end(self, run: TrainingRun) -> None:
         if self.run is not None:
             self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
@@ -81,13 +75,13 @@ class WandbLog(Callback):
     def set_state(self, state: Any) -> None:
         self._id = state["id"]
 
-    def _log(self, group: str, step: int, values: Mapping[str, float]) -> None:
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         if self.run is not None:
             self.run.log({"step": step, **{f"{group}/{name}": value for name, value in values.items()}})
 
 
 @_jax.hiding_frames_of
-class MLflowLog(Callback):
+class MLflowLog(NumbersLog):
     """Logs the numbers of a run with MLflow, on the chief.
 
     Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``. A run that goes on from a
@@ -138,12 +132,6 @@ class MLflowLog(Callback):
                 self._client.update_run(self.run_id, status="RUNNING")
         self.run_id = _agreed(run, self.run_id)
 
-    def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._log("train", step, values)
-
-    def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        self._log("evaluation", step, values)
-
     def on_end(self, run: TrainingRun) -> None:
         if self._client is not None:
             client, self._client = self._client, None
@@ -170,7 +158,7 @@ class MLflowLog(Callback):
             self._client.log_param(run_id, name, value)
         return run_id
 
-    def _log(self, group: str, step: int, values: Mapping[str, float]) -> None:
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         if self._client is not None:
             from mlflow.entities import Metric
 
