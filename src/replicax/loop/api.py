@@ -184,12 +184,7 @@ def train(
 
 
 def _strategy_of(dataset: Any, given: Any) -> Strategy:
-    """Whose replicas run the step.
-
-    Raises:
-      TypeError: ``given`` is no strategy.
-      ValueError: the dataset was distributed by another one.
-    """
+    """Whose replicas run the step."""
     if given is not None and not isinstance(given, Strategy):
         raise TypeError(f"replicax.train(strategy=…) must be a strategy or None, got {given!r}")
     if not isinstance(dataset, DistributedDataset | DistributedIterator):
@@ -216,16 +211,7 @@ def _check_checkpoints(checkpoints: Any) -> None:
 
 
 def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping | None) -> CheckpointManager | None:
-    """The manager itself; or one for the objects of the step, if only the folder is given.
-
-    Args:
-      checkpoints: what the caller has given.
-      step: of the run.
-      best: what decides which checkpoint is to be restored at the end.
-
-    Raises:
-      ValueError: the step uses nothing that can be saved; or the manager does not keep what ``best`` restores.
-    """
+    """The manager itself; or one for the objects of the step, if only the folder is given."""
     wanted = None if best is None else (best.metric, best.mode)
     if not isinstance(checkpoints, str | os.PathLike):
         if best is not None and (checkpoints is None or checkpoints._best != wanted):
@@ -256,12 +242,7 @@ def _checked_precision(precision: Any) -> Any:
 
 
 def _named(metrics: Any) -> dict[str, Any]:
-    """Metrics by name.
-
-    Raises:
-      TypeError: one is not a metric.
-      ValueError: two have one name.
-    """
+    """Metrics by name."""
     if not isinstance(metrics, Iterable):
         raise TypeError(
             f"replicax.train(metrics=…) takes a list or dict of metrics, got {metrics!r}; for one: [metric]"

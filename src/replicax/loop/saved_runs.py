@@ -171,11 +171,7 @@ class SavedRuns:
         return manager.save(step, metrics, force=True)
 
     def _state(self) -> str:
-        """What the run and its callbacks have to remember, as JSON.
-
-        Raises:
-          TypeError: the state of a callback does not go into JSON; names it.
-        """
+        """What the run and its callbacks have to remember, as JSON."""
         states = {}
         for name, callback in self._callbacks.items():
             states[name] = callback.get_state()

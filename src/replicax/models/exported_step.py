@@ -133,11 +133,7 @@ class _Weights:
 
 
 def _specs(spec: Any, any_batch: bool) -> list[Any]:
-    """The arguments of the step, described.
-
-    Raises:
-      TypeError: something has no shape and dtype.
-    """
+    """The arguments of the step, described."""
     import jax.export
 
     arguments = spec if isinstance(spec, tuple) else (spec,)

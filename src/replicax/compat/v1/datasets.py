@@ -111,11 +111,7 @@ class PerDeviceIterator:
 
 
 def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
-    """The dataset, from a dataset or a function that makes one.
-
-    Raises:
-      ValueError: it is neither.
-    """
+    """The dataset, from a dataset or a function that makes one."""
     is_function = callable(dataset_fn) and not isinstance(dataset_fn, Iterable) and not inspect.isclass(dataset_fn)
     if not is_function and isinstance(dataset_fn, Iterator):
         raise ValueError(

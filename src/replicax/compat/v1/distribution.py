@@ -134,12 +134,7 @@ class DistributionStrategy:
         return _TowerScope(self)
 
     def _check_across(self, method: str) -> None:
-        """Raise unless the caller is in this strategy's cross-tower context.
-
-        Raises:
-          ContextError: the caller is in a tower (including the default one outside every scope), or in another
-            strategy's scope.
-        """
+        """Raise unless the caller is in this strategy's cross-tower context."""
         if context.in_cross_replica_context():
             if context.get_strategy() is not self.strategy:
                 raise ContextError(
@@ -427,11 +422,6 @@ def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
     """The arguments, after checking that all towers have the same; inside a step as this tower has them.
 
     A value that towers return there counts as PerDevice, even if all return the same; its locality is inferred.
-
-    Raises:
-      TypeError: one is PerDevice, or a tower-local variable.
-      LocalityError: inside a step, one differs between towers.
-      LocalityError: inside a step, towers differ in one.
     """
 
     def one(what: str, leaf: Any) -> Any:

@@ -105,11 +105,7 @@ class ArrayRecords(BatchedSource):
 
 
 def _count(file: str) -> int:
-    """The number of records of ``file``, from its end.
-
-    Raises:
-      ValueError: the file is truncated, or not an ArrayRecord file.
-    """
+    """The number of records of ``file``, from its end."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     if os.path.getsize(file) == 0:

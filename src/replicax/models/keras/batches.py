@@ -204,11 +204,7 @@ class _Run(Staged):
 
 
 def _rows(data: Any) -> int:
-    """The number of rows of a batch.
-
-    Raises:
-      ValueError: it does not consist of dense arrays with the same dim 0.
-    """
+    """The number of rows of a batch."""
     leaves = jax.tree_util.tree_leaves(data, is_leaf=_is_sparse)
     dense = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
     if dense and len({leaf.shape[0] for leaf in leaves}) == 1:

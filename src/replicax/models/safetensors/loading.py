@@ -120,11 +120,7 @@ def _check_fits(
     ignore: Sequence[str],
     cast: bool,
 ) -> None:
-    """Raise unless each array has its tensors, of its shape and dtype, and each tensor its array.
-
-    Raises:
-      ValueError: lists all differences.
-    """
+    """Raise unless each array has its tensors, of its shape and dtype, and each tensor its array."""
     missing, different, used = [], [], set[str]()
     for at, source in sources.items():
         kind = found[at].kind

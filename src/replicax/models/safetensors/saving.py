@@ -104,11 +104,7 @@ class _Item:
 
 
 def _files(found: Mapping[str, Any], sources: Mapping[str, TensorSource], dtype: Any, most: int) -> list[list[_Item]]:
-    """The tensors of each file.
-
-    Raises:
-      ValueError: two tensors have one name.
-    """
+    """The tensors of each file."""
     files: list[list[_Item]] = [[]]
     owners: dict[str, str] = {}
     for path, source in sources.items():
