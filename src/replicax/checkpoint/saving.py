@@ -21,7 +21,7 @@ from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointInde
 from replicax.checkpoint.storage.manifest import Manifest
 from replicax.checkpoint.storage.piece_store import write_pieces
 from replicax.checkpoint.storage.shared_disks import Groups
-from replicax.errors import CheckpointError
+from replicax.errors import CheckpointError, described
 from replicax.workers.codec import dumps, loads
 from replicax.workers.exchange import Series, never
 
@@ -160,19 +160,15 @@ class _Exchange:
         if save.series is None:
             if problem is not None:
                 self.has_failed = True
-                raise CheckpointError(f"{what}: {_told(problem)}") from problem
+                raise CheckpointError(f"{what}: {described(problem)}") from problem
             return [item]
-        message = dumps((None if problem is None else _told(problem), item))
+        message = dumps((None if problem is None else described(problem), item))
         try:
             said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._gives_up)]
         except Exception as error:
-            raise CheckpointError(f"{what}: {_told(error)}") from error
+            raise CheckpointError(f"{what}: {described(error)}") from error
         for worker, (text, _) in enumerate(said):
             if text is not None:
                 self.has_failed = True
                 raise CheckpointError(f"{what}: on worker {worker}: {text}") from problem
         return [theirs for _, theirs in said]
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from replicax.errors import few
+
 #: A path or a glob; ``**`` goes through directories.
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -81,5 +83,4 @@ def _where(path: str) -> str:
     names = sorted(os.listdir(directory))
     if not names:
         return f"looked in {directory!r}, which is empty"
-    few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"looked in {directory!r}, where there are {len(names)} other entries: {few}"
+    return f"looked in {directory!r}, where there are {len(names)} other entries: {few(names)}"
