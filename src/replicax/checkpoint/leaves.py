@@ -228,13 +228,11 @@ class Leaves:
         raise _refused(name, value)
 
 
-def _same_layout(leaf: Leaf, before: Leaf) -> bool:
+def _same_layout(leaf: Any, before: Any) -> bool:
     """Whether an array has the same kind and layout as before; or both are plain values."""
-    if isinstance(leaf, PlainEntry) or isinstance(before, PlainEntry):
-        return isinstance(leaf, PlainEntry) and isinstance(before, PlainEntry)
-    if isinstance(leaf, DeviceArrayLeaf | HostArrayLeaf) and isinstance(before, DeviceArrayLeaf | HostArrayLeaf):
-        return type(leaf) is type(before) and leaf.kind == before.kind and leaf.parts() == before.parts()
-    return False
+    if type(leaf) is not type(before):
+        return False
+    return isinstance(before, PlainEntry) or bool(leaf.kind == before.kind and leaf.parts() == before.parts())
 
 
 def _has_variables(value: Any) -> bool:
