@@ -168,36 +168,6 @@ def _new(name: str, cell: Any) -> Variable:
     return Variable(cell.get_raw_value(), name=name, trainable=isinstance(cell, nnx.Param))
 
 
-class Structure:
-    """The structure of objects: their static parts, and their ``nnx.Variable`` objects.
-
-    Attributes:
-      graphdef: the static parts.
-      leaves: the other parts, in the order of ``graphdef``: an ``nnx.Variable``, or a bare array.
-      paths: of the leaves.
-
-    Raises:
-      TypeError: a mutable array (``ref=True``) or a hijax variable.
-    """
-
-    def __init__(self, objects: tuple[Any, ...]) -> None:
-        self.graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
-        self.paths = [path for path, _ in flat]
-        self.leaves = [leaf for _, leaf in flat]
-        for path, leaf in zip(self.paths, self.leaves, strict=True):
-            if isinstance(leaf, nnx.Variable) and (leaf.hijax or leaf.ref):
-                raise TypeError(
-                    f"{name_of_leaf(path, objects)} is an nnx.Variable with hijax=True or ref=True, which a step can't "
-                    "take: make the model without (with nnx.var_defaults(hijax=False, ref=False): …)"
-                )
-        self._watched = _watched(objects)
-
-    @property
-    def is_as_it_was(self) -> bool:
-        """Whether nothing has changed in the objects except the values of their variables; false if unknown."""
-        return self._watched is not None and are_unchanged(self._watched)
-
-
 def _watched(objects: tuple[Any, ...]) -> list[Contents] | None:
     """The containers of the objects' parts, each with its content; ``None`` if some are unknown."""
     found: list[Contents] = []
@@ -241,20 +211,36 @@ class Key(_jax.Hashed):
 
 
 class NNXState:
-    """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``."""
+    """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``.
+
+    Raises:
+      TypeError: a mutable array (``ref=True``) or a hijax variable.
+    """
 
     def __init__(self, objects: tuple[Any, ...], replicas: Replicas) -> None:
-        self.structure = Structure(objects)
-        self.names = [name_of_leaf(path, objects) for path in self.structure.paths]
-        leaves = self.structure.leaves
-        self._with_cells = [i for i, leaf in enumerate(leaves) if _is_cell(leaf)]
-        self.cells = _cells.of([(self.names[i], leaves[i]) for i in self._with_cells], replicas)
+        self._graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
+        paths, self._leaves = [path for path, _ in flat], [leaf for _, leaf in flat]
+        self.names = [name_of_leaf(path, objects) for path in paths]
+        for name, leaf in zip(self.names, self._leaves, strict=True):
+            if isinstance(leaf, nnx.Variable) and (leaf.hijax or leaf.ref):
+                raise TypeError(
+                    f"{name} is an nnx.Variable with hijax=True or ref=True, which a step can't take: make the model "
+                    "without (with nnx.var_defaults(hijax=False, ref=False): …)"
+                )
+        self._watched = _watched(objects)
+        self._with_cells = [i for i, leaf in enumerate(self._leaves) if _is_cell(leaf)]
+        self.cells = _cells.of([(self.names[i], self._leaves[i]) for i in self._with_cells], replicas)
         for number, owner in enumerate(objects):
             mine = zip(self._with_cells, self.cells, strict=True)
-            _cells.keep(owner, [cell for i, cell in mine if self.structure.paths[i][0] == number])
+            _cells.keep(owner, [cell for i, cell in mine if paths[i][0] == number])
         self.variables = [cell.variable for cell in self.cells]
-        others = [value_of(leaf) for leaf in leaves if not _is_cell(leaf)]
-        self.key: Hashable = Key(self.structure.graphdef, self.variables, others)
+        others = [value_of(leaf) for leaf in self._leaves if not _is_cell(leaf)]
+        self.key: Hashable = Key(self._graphdef, self.variables, others)
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether nothing has changed in the objects except the values of their variables; false if unknown."""
+        return self._watched is not None and are_unchanged(self._watched)
 
     def take(self) -> None:
         """Assign to the variables what was assigned to the objects."""
@@ -262,11 +248,11 @@ class NNXState:
             cell.take()
 
     def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
-        values = [value_of(leaf) for leaf in self.structure.leaves]
+        values = [value_of(leaf) for leaf in self._leaves]
         variables = dict(zip(self._with_cells, self.variables, strict=True))
         for i, variable in variables.items():
             values[i] = variable.value
-        step = NNXStep(self.structure.graphdef, values, self.names, has_rows)
+        step = NNXStep(self._graphdef, values, self.names, has_rows)
         return step.objects, lambda: step.close(variables)
 
 
@@ -287,7 +273,7 @@ class NNXAdapter:
         known = self._known.setdefault(replicas, {})
         numbers = tuple(map(id, objects))
         state = known.get(numbers)
-        if state is None or not state.structure.is_as_it_was:
+        if state is None or not state.is_as_it_was:
             for owner in objects if state is None else ():
                 weakref.finalize(owner, known.pop, numbers, None).atexit = False
             state = known[numbers] = NNXState(objects, replicas)
