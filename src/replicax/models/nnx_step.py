@@ -126,7 +126,7 @@ def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
 def _adapted(node: Any) -> Callable[[], None]:
     """Adapt ``node`` to padding and to several replicas; returns a function that undoes it."""
     if isinstance(node, nnx.Metric) and own_state(node):
-        return _become(node, _common_metric(type(node)), type(node))
+        return _become(node, _common_metric(type(node)))
     if not _several():
         return lambda: None
     if isinstance(node, nnx.Optimizer):
@@ -134,15 +134,16 @@ def _adapted(node: Any) -> Callable[[], None]:
         vars(node)["tx"] = _summing(tx)
         return functools.partial(vars(node).__setitem__, "tx", tx)
     if isinstance(node, nnx.RngStream) and node.tag != "params":
-        return _become(node, _own_stream(type(node)), type(node))
+        return _become(node, _own_stream(type(node)))
     if isinstance(node, nnx.BatchNorm):
-        return _become(node, _ragged_norm(type(node)), type(node))
+        return _become(node, _ragged_norm(type(node)))
     return lambda: None
 
 
-def _become(node: Any, other: type, kind: type) -> Callable[[], None]:
+def _become(node: Any, other: type) -> Callable[[], None]:
+    undo = functools.partial(object.__setattr__, node, "__class__", type(node))
     object.__setattr__(node, "__class__", other)
-    return functools.partial(object.__setattr__, node, "__class__", kind)
+    return undo
 
 
 # --- random streams ---------------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ def _common_metric(kind: Any) -> Any:
 def _own_classes(metric: Any) -> Iterator[None]:
     """Within, ``metric`` and the metrics inside it are as they are outside of steps."""
     adapted = [node for node in nodes_in((metric,)) if hasattr(node, "_users_kind")]
-    undo = [_become(node, node._users_kind, type(node)) for node in adapted]
+    undo = [_become(node, node._users_kind) for node in adapted]
     try:
         yield
     finally:
