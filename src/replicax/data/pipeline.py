@@ -132,7 +132,8 @@ class InputPipeline:
 
     def files_of(self, worker: int) -> tuple[str, ...] | None:
         """The files that only this worker reads; ``None`` if there are none."""
-        return self.sharding.files_of(worker, self.workers.count, self.reading.files)
+        files = self.reading.files if self.sharding.policy is AutoShardPolicy.FILE else None
+        return None if files is None else files[worker :: self.workers.count]
 
     def fresh(self) -> list[State]:
         """The states of all streams at the start: one for each worker, or the one that all workers read."""

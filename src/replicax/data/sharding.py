@@ -29,10 +29,6 @@ class DatasetSharding:
     def one_stream(self) -> bool:
         return self.policy is AutoShardPolicy.DATA
 
-    def files_of(self, worker: int, workers: int, files: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The ``files`` that only this one of the ``workers`` reads; ``None`` if there are none."""
-        return files[worker::workers] if self.policy is AutoShardPolicy.FILE and files is not None else None
-
 
 def sharding_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers) -> DatasetSharding:
     """Choose how ``workers`` divide the dataset that ``reading`` reads.
