@@ -44,42 +44,29 @@ def adapted(dataset: Any) -> Adapted | None:
     True
     """
     bases = {f"{base.__module__}.{base.__qualname__}" for base in type(dataset).__mro__}
-    for adapt, classes in _CLASSES.items():
-        if not bases.isdisjoint(classes):
-            return adapt(dataset)
+    if bases & _HUGGING_FACE:  # first: its IterableDataset becomes a subclass of PyTorch's if PyTorch is installed
+        from replicax.integrations import hugging_face
+
+        return hugging_face.adapt(dataset)
+    if bases & _TF_DATA:
+        from replicax.integrations import tf_data
+
+        return tf_data.adapt(dataset)
+    if bases & _TORCH_DATA:
+        from replicax.integrations import torch_data
+
+        return torch_data.adapt(dataset)
     return None
 
 
-def _hugging_face(dataset: Any) -> Adapted:
-    from replicax.integrations import hugging_face
-
-    return hugging_face.adapt(dataset)
-
-
-def _tf_data(dataset: Any) -> Adapted:
-    from replicax.integrations import tf_data
-
-    return tf_data.adapt(dataset)
-
-
-def _torch_data(dataset: Any) -> Adapted:
-    from replicax.integrations import torch_data
-
-    return torch_data.adapt(dataset)
-
-
-# For each function that loads the library's module: its classes. Hugging Face's come first, because its
-# IterableDataset becomes a subclass of PyTorch's if PyTorch is installed.
-_CLASSES: dict[Callable[[Any], Adapted], set[str]] = {
-    _hugging_face: {
-        "datasets.arrow_dataset.Dataset",
-        "datasets.iterable_dataset.IterableDataset",
-        "datasets.dataset_dict.DatasetDict",
-        "datasets.dataset_dict.IterableDatasetDict",
-    },
-    _tf_data: {"tensorflow.python.data.ops.dataset_ops.DatasetV2"},
-    _torch_data: {"torch.utils.data.dataloader.DataLoader", "torch.utils.data.dataset.Dataset"},
+_HUGGING_FACE = {
+    "datasets.arrow_dataset.Dataset",
+    "datasets.iterable_dataset.IterableDataset",
+    "datasets.dataset_dict.DatasetDict",
+    "datasets.dataset_dict.IterableDatasetDict",
 }
+_TF_DATA = {"tensorflow.python.data.ops.dataset_ops.DatasetV2"}
+_TORCH_DATA = {"torch.utils.data.dataloader.DataLoader", "torch.utils.data.dataset.Dataset"}
 
 
 class Converted:
