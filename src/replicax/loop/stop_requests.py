@@ -179,7 +179,8 @@ class StopRequests:
             self._other = f"the file {self._file} is there"
         if self._client is None:
             return
-        posted = {key.removeprefix(f"{self._keys}/"): value for key, value in self._posted()}
+        found: list[tuple[str, bytes]] = self._client.key_value_dir_get_bytes(self._keys)
+        posted = {key.removeprefix(f"{self._keys}/"): value for key, value in found}
         if self.why is None:
             theirs = sorted(key for key in posted if key.startswith("request/"))
             if theirs:
@@ -224,10 +225,6 @@ class StopRequests:
             with contextlib.suppress(Exception):
                 self._limit = self._calls
                 self._post(f"limit/{self._workers.index}", str(self._limit))
-
-    def _posted(self) -> list[tuple[str, bytes]]:
-        posted: list[tuple[str, bytes]] = self._client.key_value_dir_get_bytes(self._keys)
-        return posted
 
     def _post(self, name: str, value: str) -> None:
         self._client.key_value_set_bytes(f"{self._keys}/{name}", value.encode(), allow_overwrite=True)
