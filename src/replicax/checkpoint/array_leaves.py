@@ -339,7 +339,7 @@ def _as_keys(data: HostArray, kind: ArrayKind) -> Any:
     return data if kind.generator is None else jax.random.wrap_key_data(jnp.asarray(data), impl=kind.generator)
 
 
-def _store(variable: Variable, stored: jax.Array) -> None:
+def _store(variable: Variable, stored: jax.Array | LostArray) -> None:
     with exchanging():
         variable.slot.array = stored
         escaped.discard(variable.slot)
@@ -348,9 +348,7 @@ def _store(variable: Variable, stored: jax.Array) -> None:
 def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
     """Free the arrays of large variables: two copies may exceed the memory."""
     if any(is_large(block, variable.dtype) for block in blocks):
-        with exchanging():
-            variable.slot.array = LostArray("it was let go to be restored, and the restore was broken off")
-            escaped.discard(variable.slot)
+        _store(variable, LostArray("it was let go to be restored, and the restore was broken off"))
 
 
 def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
