@@ -28,13 +28,11 @@ class CompleteCheckpoint:
     Attributes:
       path: its folder on this worker, even if it does not exist.
       index: its content.
-      has_own: whether the folder exists on this worker.
       holders: the workers that have each piece.
     """
 
     path: str
     index: CheckpointIndex
-    has_own: bool
     holders: Mapping[Place, Sequence[int]]
 
 
@@ -67,8 +65,7 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
             for place in places:
                 holders.setdefault(place, []).append(worker)
         if (lacking := _lacking(index, holders)) is None:
-            has_own = lockstep.workers.index in having
-            return CompleteCheckpoint(path, index, has_own, holders), _summary(problems, lockstep)
+            return CompleteCheckpoint(path, index, holders), _summary(problems, lockstep)
         problems[first] = f"no worker has all of {lacking}"
     return None, _summary(problems, lockstep) or "there is no such folder"
 
