@@ -154,11 +154,8 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
         local_batch = self._local_batch()
         if local_batch is END:
             local_batch = self._nothing(announcements)
-        if same_rows:
-            return GlobalBatch(
-                local_batch.tree, local_batch.parts, sizes, len(set(sizes)) == 1, joined=local_batch.joined
-            )
-        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, False, kinds)
+        alike, differing = same_rows and len(set(sizes)) == 1, None if same_rows else kinds
+        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, alike, differing, joined=local_batch.joined)
 
     def _full_sizes(self, announcements: Sequence[Announcement]) -> tuple[int, ...]:
         """The sizes of a full element: of workers that read equally many examples, one may have a short first batch."""
