@@ -79,11 +79,7 @@ def _update_with_numbers(step: ReplicaStep, update: Callable[..., Any], args: An
     if len(args) == 2 and "sample_weight" not in kwargs:
         kwargs["sample_weight"] = args.pop()
     weight = kwargs.pop("sample_weight", None)
-    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-    computed = [i for i, leaf in enumerate(leaves) if _is_computed(leaf)]
-    for i, mean in zip(computed, step.mean([leaves[i] for i in computed]), strict=True):
-        leaves[i] = mean
-    args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+    args, kwargs = step.means_in((args, kwargs), _is_computed)
     if weight is not None:
         kwargs["sample_weight"] = _common_weight(step, weight)
     return update(*args, **kwargs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -87,6 +87,14 @@ class ReplicaStep:
             return list(self.replica.all_reduce("mean", list(values)))
         share = self.own_rows / self.rows
         return list(self.replica.all_reduce("sum", [v * jnp.asarray(share, v.dtype) for v in values]))
+
+    def means_in(self, tree: Any, is_mean: Callable[[Any], bool]) -> Any:
+        """A pytree with :meth:`mean` of its leaves that are means over this replica's rows. One all-reduce."""
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        own = [i for i, leaf in enumerate(leaves) if is_mean(leaf)]
+        for i, mean in zip(own, self.mean([jnp.asarray(leaves[i]) for i in own]), strict=True):
+            leaves[i] = mean
+        return jax.tree_util.tree_unflatten(structure, leaves)
 
     def sum(self, values: Sequence[Any]) -> list[Any]:
         """The sums over the whole batch, from the sums over each replica's rows. One all-reduce."""

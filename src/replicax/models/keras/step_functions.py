@@ -182,7 +182,7 @@ class StepFunction:
             new = (given[0], new)
         self._assign(step, given, new)
         if self._method != "predict_step" and len(set(batch.sizes)) > 1:
-            result = _of_all_rows(step, result)
+            result = step.means_in(result, _is_float)
         return jax.tree_util.tree_map(_strongly_typed, result)
 
     def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
@@ -211,13 +211,8 @@ def _is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
 
 
-def _of_all_rows(step: ReplicaStep, logs: Any) -> Any:
-    """Combine the logs of replicas with different numbers of rows; with equal numbers do nothing."""
-    leaves, tree = jax.tree_util.tree_flatten(logs)
-    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
-    for i, mean in zip(floats, step.mean([jnp.asarray(leaves[i]) for i in floats]), strict=True):
-        leaves[i] = mean
-    return jax.tree_util.tree_unflatten(tree, leaves)
+def _is_float(log: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(log), jnp.inexact))
 
 
 def _strongly_typed(leaf: Any) -> Any:
