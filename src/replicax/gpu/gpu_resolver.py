@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.cluster.resolver import ClusterResolver
+from replicax.cluster.accelerators import AcceleratorResolver, devices_by_process, emulated_devices
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import describe_slices
-from replicax.devices.selection import use_cpu_devices
 from replicax.gpu.cuda_compiler import described_devices
 from replicax.gpu.gpu_models import GpuModel, model_of, parse_cluster
 
 
 @_jax.hiding_frames_of
-class GPUClusterResolver(ClusterResolver):
+class GPUClusterResolver(AcceleratorResolver):
     """Which NVIDIA GPUs there are, on which hosts; or would be.
 
     Every strategy takes its ``devices``: ``MirroredStrategy(resolver.devices)``. GPUs that NVLink joins (those of a
@@ -56,6 +54,8 @@ class GPUClusterResolver(ClusterResolver):
     8
     """
 
+    accelerator = "GPU"
+
     def __init__(self, topology: str | None = None, *, emulate: str | None = None) -> None:
         if topology and emulate:
             raise ValueError(
@@ -65,20 +65,19 @@ class GPUClusterResolver(ClusterResolver):
         self.model: GpuModel | None
         if topology is not None:
             self.model, hosts, gpus = parse_cluster(topology)
-            self.kind = "absent"
-            found = _absent(self.model, hosts, gpus)
+            found = np.array(_absent(self.model, hosts, gpus), dtype=object)
+            kind = "absent"
         elif emulate is not None:
             self.model, hosts, gpus = _parse_emulated(emulate)
-            self.kind = "emulated"
-            found = _emulated(hosts, gpus)
+            need = f"{hosts} host(s) with {gpus} GPU(s) each take {hosts * gpus} CPU devices to emulate"
+            found = emulated_devices(hosts * gpus, need)
+            kind = "emulated"
         else:
-            found, hosts, gpus = _attached()
-            self.model = model_of(found[0].device_kind)
-            self.kind = "attached"
-        array = np.empty(hosts * gpus, dtype=object)
-        array[:] = found
-        self.devices: np.ndarray = array.reshape(hosts, gpus)
-        super().__init__("worker", jax.process_index() if self.kind == "attached" else 0)
+            found = devices_by_process(_attached(), "GPUs")
+            hosts, gpus = found.shape
+            self.model = model_of(found.flat[0].device_kind)
+            kind = "attached"
+        super().__init__(found.reshape(hosts, gpus), kind)
 
     @property
     def environment(self) -> str:
@@ -95,27 +94,8 @@ class GPUClusterResolver(ClusterResolver):
         """How many GPUs each host has."""
         return int(self.devices.shape[1])
 
-    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """How many GPUs each worker drives: ``{"GPU": 8}``.
-
-        Args:
-          task_type: only ``"worker"``, or ``None``.
-          task_id: any of the workers: all drive the same number.
-
-        Raises:
-          ValueError: there is no such worker.
-        """
-        if task_type not in (None, "worker"):
-            raise ValueError(f"there is no job {task_type!r}: the GPUs belong to the job 'worker'")
-        if task_id is not None and not 0 <= task_id < self.num_hosts:
-            raise ValueError(f"there is no worker {task_id}: there are {self.num_hosts}, numbered from 0")
-        return {"GPU": self.num_gpus_per_host}
-
     def cluster_spec(self) -> ClusterSpec:
         return ClusterSpec({})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GPUClusterResolver:
-        return self  # it never changes, and devices have no copies
 
     def __repr__(self) -> str:
         hosts, gpus = self.num_hosts, self.num_gpus_per_host
@@ -145,23 +125,9 @@ def _parse_emulated(text: str) -> tuple[GpuModel | None, int, int]:
     return parse_cluster(text)
 
 
-def _emulated(hosts: int, gpus: int) -> list[jax.Device]:
-    count = hosts * gpus
-    if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < count:
-        use_cpu_devices(count)  # and otherwise as many as were asked for before
-    have = jax.local_devices(backend="cpu")
-    if len(have) < count:
-        raise RuntimeError(
-            f"{hosts} host(s) with {gpus} GPU(s) each take {count} CPU devices to emulate, but JAX has already made "
-            f"its devices, and {len(have)} of them are CPUs. Make the resolver, or call "
-            f"replicax.use_cpu_devices({count}), at the top of the program."
-        )
-    return list(have[:count])
-
-
-def _attached() -> tuple[list[jax.Device], int, int]:
+def _attached() -> list[jax.Device]:
     try:
-        found = list(jax.devices("gpu"))
+        return list(jax.devices("gpu"))
     except RuntimeError as error:
         there = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
         raise RuntimeError(
@@ -169,10 +135,3 @@ def _attached() -> tuple[list[jax.Device], int, int]:
             "GPUClusterResolver(topology='h100:8'); to run with none, emulate some: GPUClusterResolver(emulate='1x8'). "
             "On a machine with GPUs, install 'jax[cuda12]', and leave JAX_PLATFORMS unset."
         ) from error
-    driven: dict[int, list[jax.Device]] = {}
-    for device in sorted(found, key=lambda d: (d.process_index, d.id)):
-        driven.setdefault(device.process_index, []).append(device)
-    if len({len(row) for row in driven.values()}) > 1:
-        each = ", ".join(f"process {process} has {len(row)}" for process, row in driven.items())
-        raise ValueError(f"processes drive different numbers of GPUs: {each}")
-    return [device for row in driven.values() for device in row], len(driven), len(next(iter(driven.values())))

@@ -15,20 +15,17 @@ from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.argument_checks import checked_integer
-from replicax.cluster.resolver import ClusterResolver, url
+from replicax.cluster.accelerators import JOB, AcceleratorResolver, devices_by_process, emulated_devices
+from replicax.cluster.resolver import url
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import slice_of
-from replicax.devices.selection import use_cpu_devices
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
 
-_JOB = "worker"
-"""The job of the processes that drive TPUs."""
-
 
 @_jax.hiding_frames_of
-class TPUClusterResolver(ClusterResolver):
+class TPUClusterResolver(AcceleratorResolver):
     """The available TPUs: their devices, their topology, and the addresses of their hosts.
 
     Args:
@@ -67,6 +64,8 @@ class TPUClusterResolver(ClusterResolver):
     ({'TPU': 8}, 'emulated')
     """
 
+    accelerator = "TPU"
+
     def __init__(
         self,
         tpu: str | None = None,
@@ -82,17 +81,17 @@ class TPUClusterResolver(ClusterResolver):
             )
         count = _checked_slices(slices, is_found=emulate is None and topology is None)
         if emulate is not None:
-            self.topology, self.devices = _emulated(emulate, count)
-            self.kind = "emulated"
+            self.topology, devices = _emulated(emulate, count)
+            kind = "emulated"
         elif topology is not None:
             name = slice_name(topology)
-            self.topology, self.devices = topology_of(_absent(name, count), name)
-            self.kind = "absent"
+            self.topology, devices = topology_of(_absent(name, count), name)
+            kind = "absent"
         else:
-            self.topology, self.devices = topology_of(_attached(tpu))
-            self.kind = "attached"
-        self.slices = len(self.devices) // self.topology.num_tasks
-        super().__init__(_JOB, jax.process_index() if self.kind == "attached" else 0)
+            self.topology, devices = topology_of(_attached(tpu))
+            kind = "attached"
+        self.slices = len(devices) // self.topology.num_tasks
+        super().__init__(devices, kind)
 
     @classmethod
     def connect(cls, tpu: str | None = None) -> TPUClusterResolver:
@@ -109,22 +108,9 @@ class TPUClusterResolver(ClusterResolver):
         cluster = _jax.tpu_cluster()
         return "local" if cluster is None else cluster[0]
 
-    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """The number of TPU devices of each worker: ``{"TPU": 8}``.
-
-        Args:
-          task_type: only ``"worker"``, or ``None``.
-          task_id: any of the workers: all drive the same number.
-
-        Raises:
-          ValueError: there is no such worker.
-        """
-        self._check_task(task_type, task_id)
-        return {"TPU": self.topology.num_tpus_per_task}
-
     def cluster_spec(self) -> ClusterSpec:
         cluster = _jax.tpu_cluster() if self.kind == "attached" else None
-        return ClusterSpec({} if cluster is None else {_JOB: list(cluster[1])})
+        return ClusterSpec({} if cluster is None else {JOB: list(cluster[1])})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a worker; ``""`` without a network.
@@ -143,7 +129,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         self._check_task(task_type, task_id)
         cluster = self.cluster_spec()
-        return url(cluster.task_address(_JOB, task_id or 0), rpc_layer or self.rpc_layer) if cluster else ""
+        return url(cluster.task_address(JOB, task_id or 0), rpc_layer or self.rpc_layer) if cluster else ""
 
     def get_master(self) -> str:
         """Do the same as :meth:`master`."""
@@ -151,13 +137,7 @@ class TPUClusterResolver(ClusterResolver):
 
     def get_job_name(self) -> str:
         """The same as ``task_type``."""
-        return _JOB
-
-    def _check_task(self, task_type: str | None, task_id: int | None) -> None:
-        if task_type not in (None, _JOB):
-            raise ValueError(f"there is no job {task_type!r}: the TPUs belong to the job {_JOB!r}")
-        if task_id is not None and not 0 <= task_id < len(self.devices):
-            raise ValueError(f"there is no worker {task_id}: there are {len(self.devices)}, numbered from 0")
+        return JOB
 
     # --- devices ----------------------------------------------------------------------------------------
 
@@ -191,9 +171,6 @@ class TPUClusterResolver(ClusterResolver):
         range(0, 2)
         """
         return range(0, len(self.devices), self.topology.num_tasks)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TPUClusterResolver:
-        return self  # it is immutable, and devices can't be copied
 
     def __repr__(self) -> str:
         several = f"{self.slices} × " if self.slices > 1 else ""
@@ -244,15 +221,7 @@ def _one_slice(devices: Sequence[jax.Device], name: str | None) -> tuple[Topolog
     """The topology of one slice, and its devices ``[tasks, devices of a task]``."""
     if not all(hasattr(d, "coords") for d in devices):
         raise ValueError(f"{devices[0]!r} is not a TPU: it has no coordinates")
-    driven: dict[int, list[jax.Device]] = {}
-    for d in sorted(devices, key=lambda d: (d.process_index, d.id)):
-        driven.setdefault(d.process_index, []).append(d)
-    if len({len(row) for row in driven.values()}) > 1:
-        raise ValueError(
-            "processes drive different numbers of TPU devices: "
-            + ", ".join(f"process {task} has {len(row)}" for task, row in driven.items())
-        )
-    ordered = list(driven.values())
+    ordered = devices_by_process(devices, "TPU devices")
     coordinates = np.array([[(*d.coords, d.core_on_chip) for d in row] for row in ordered])
     coordinates[..., :3] -= coordinates[..., :3].reshape(-1, 3).min(0)  # part of a larger slice has an offset
     mesh = coordinates.reshape(-1, 4).max(0) + 1
@@ -261,10 +230,7 @@ def _one_slice(devices: Sequence[jax.Device], name: str | None) -> tuple[Topolog
     wrap = kind.wrap((x, y, z)) if kind else (False, False, False)
     if name is None and kind is not None:
         name = f"{kind.name}:{'x'.join(map(str, mesh[: kind.dims]))}"
-    array = np.empty(coordinates.shape[:2], dtype=object)
-    for i, row in enumerate(ordered):
-        array[i, :] = row
-    return Topology(mesh_shape=mesh, device_coordinates=coordinates, wrap=wrap, name=name), array
+    return Topology(mesh_shape=mesh, device_coordinates=coordinates, wrap=wrap, name=name), ordered
 
 
 def _attached(tpu: str | None) -> list[jax.Device]:
@@ -338,19 +304,9 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray]:
     topology = slice_ if isinstance(slice_, Topology) else _parse_emulated(slice_)
-    n = slices * topology.num_devices
-    if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < n:
-        use_cpu_devices(n)  # otherwise use the devices that were requested before
-    have = jax.local_devices(backend="cpu")
-    if len(have) < n:
-        several = f"{slices} × " if slices > 1 else ""
-        raise RuntimeError(
-            f"{several}{topology!r} takes {n} CPU devices, but JAX has already made its devices, and {len(have)} of "
-            f"them are CPUs. Make the resolver, or call replicax.use_cpu_devices({n}), at the top of the program."
-        )
-    array = np.empty(n, dtype=object)
-    array[:] = have[:n]
-    return topology, array.reshape(slices * topology.num_tasks, topology.num_tpus_per_task)
+    several, count = f"{slices} × " if slices > 1 else "", slices * topology.num_devices
+    devices = emulated_devices(count, f"{several}{topology!r} takes {count} CPU devices")
+    return topology, devices.reshape(slices * topology.num_tasks, topology.num_tpus_per_task)
 
 
 def _parse_emulated(text: str) -> Topology:
