@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from replicax.devices.host_values import kind_of
 from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated, use_between_slices
-from replicax.hlo.executed import Walk
+from replicax.hlo.executed import executed
 from replicax.hlo.instructions import parse
 from replicax.system.printable import printable
 from replicax.variables.layout import Copies, Split
@@ -221,8 +221,8 @@ def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     """
     found: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
     issued: dict[str, str] = {}
-    for executed in Walk(parse(text)):
-        instruction, each = executed.instruction, devices // slices
+    for run in executed(parse(text)):
+        instruction, each = run.instruction, devices // slices
         met = use_between_slices(instruction, each, slices) if slices > 1 else None
         if met is not None:
             groups = [tuple(member + place for member in met.members) for place in range(each)]
@@ -236,5 +236,5 @@ def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
             kind, size = collective.kind, collective.bytes
         key = kind, tuple(groups)
         before = found.get(key, Exchange(*key, 0, 0))
-        found[key] = Exchange(*key, before.count + executed.times, before.bytes + executed.times * size)
+        found[key] = Exchange(*key, before.count + run.times, before.bytes + run.times * size)
     return list(found.values())

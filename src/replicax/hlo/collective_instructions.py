@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from replicax.hlo.executed import Walk
+from replicax.hlo.executed import executed
 from replicax.hlo.instructions import Instruction, Module, arrays_in, elements_of, instructions
 
 MOVING = frozenset(["all-gather", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast"])
@@ -165,11 +165,11 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
     """
     found: dict[tuple[object, ...], CollectiveUse] = {}
     issued: dict[str, str] = {}
-    for executed in Walk(module):
-        use = use_of(executed.instruction, executed.computation.name, module, placement)
-        if use is None or is_repeated(executed.instruction, issued):
+    for run in executed(module):
+        use = use_of(run.instruction, run.computation.name, module, placement)
+        if use is None or is_repeated(run.instruction, issued):
             continue
-        use = dataclasses.replace(use, count=executed.times)
+        use = dataclasses.replace(use, count=run.times)
         key = (use.kind, use.bytes, use.groups, use.where)
         if key in found:
             use = dataclasses.replace(use, count=use.count + found[key].count)

@@ -24,6 +24,8 @@ class Executed:
       instruction: which.
       computation: where it stands.
       times: how often it runs in one run of the program.
+      trips: how often it runs what it calls each time: a loop its body; ``None`` if that is not known, and it counts as
+        once.
       is_fused: whether it is part of a fusion, whose inner values lie in no memory.
       in_arm: whether it stands in an arm of a branch, which not every device may take.
     """
@@ -31,39 +33,28 @@ class Executed:
     instruction: Instruction
     computation: Computation
     times: int
+    trips: int | None
     is_fused: bool
     in_arm: bool
 
 
-class Walk:
-    """Goes through a program as it runs.
+def executed(module: Module) -> Iterator[Executed]:
+    """All that a program runs, in order.
 
     A branch counts as if each of its arms ran, as some replica or step may take any of them.
-
-    Attributes:
-      unknown_loops: the names of loops for which it is not known how often they run; they count once. Complete
-        when the walk has ended.
     """
 
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self.unknown_loops: list[str] = []
-
-    def __iter__(self) -> Iterator[Executed]:
-        return self._within(self._module.entry, 1, False, False)
-
-    def _within(self, name: str, times: int, is_fused: bool, in_arm: bool) -> Iterator[Executed]:
-        computation = self._module.computations[name]
+    def within(name: str, times: int, is_fused: bool, in_arm: bool) -> Iterator[Executed]:
+        computation = module.computations[name]
         for instruction in computation.instructions.values():
-            yield Executed(instruction, computation, times, is_fused, in_arm)
-            opcode = instruction.opcode
-            inner, trips = calls_of(self._module, computation, instruction)
-            if trips is None:
-                self.unknown_loops.append(instruction.name)
+            inner, trips = calls_of(module, computation, instruction)
+            yield Executed(instruction, computation, times, trips, is_fused, in_arm)
             repeated = times * (1 if trips is None else trips)
-            fused, arm = is_fused or opcode == "fusion", in_arm or opcode == "conditional"
+            fused, arm = is_fused or instruction.opcode == "fusion", in_arm or instruction.opcode == "conditional"
             for called in inner:
-                yield from self._within(called, repeated, fused, arm)
+                yield from within(called, repeated, fused, arm)
+
+    return within(module.entry, 1, False, False)
 
 
 def calls_of(module: Module, computation: Computation, instruction: Instruction) -> tuple[list[str], int | None]:

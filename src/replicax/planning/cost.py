@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from replicax.hlo.collective_instructions import MOVING
-from replicax.hlo.executed import Walk
+from replicax.hlo.executed import executed
 from replicax.hlo.instructions import Array, Computation, Instruction, Module
 from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_library_product, product_kind
 
@@ -74,16 +74,18 @@ def cost_of(module: Module) -> Cost:
     ... )
     Cost(matrix_flops=192, other_flops=0, bytes=272, unknown_loops=(), launches=1)
     """
-    walk = Walk(module)
+    unknown_loops: list[str] = []
     matrix = other = moved = launches = 0
-    for executed in walk:
-        instruction, computation = executed.instruction, executed.computation
-        matrix += executed.times * matrix_flops(instruction, computation)
-        other += executed.times * other_flops(instruction, computation)
-        if not executed.is_fused:
-            moved += executed.times * bytes_moved(module, computation, instruction)
-            launches += executed.times * is_launched(instruction)
-    return Cost(matrix, other, moved, tuple(walk.unknown_loops), launches)
+    for run in executed(module):
+        instruction, computation = run.instruction, run.computation
+        matrix += run.times * matrix_flops(instruction, computation)
+        other += run.times * other_flops(instruction, computation)
+        if not run.is_fused:
+            moved += run.times * bytes_moved(module, computation, instruction)
+            launches += run.times * is_launched(instruction)
+        if run.trips is None:
+            unknown_loops.append(instruction.name)
+    return Cost(matrix, other, moved, tuple(unknown_loops), launches)
 
 
 def is_launched(instruction: Instruction) -> bool:

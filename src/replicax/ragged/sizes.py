@@ -23,7 +23,7 @@ from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments, CantJoinError
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.hlo.executed import Walk
+from replicax.hlo.executed import executed
 from replicax.hlo.instructions import parse
 from replicax.ragged.joint_program import joined
 from replicax.variables.store import Creations
@@ -42,7 +42,7 @@ def check_arms(text: str) -> None:
     Raises:
       CantJoinError: it would.
     """
-    if any(e.in_arm and e.instruction.opcode.startswith("collective-permute") for e in Walk(parse(text))):
+    if any(e.in_arm and e.instruction.opcode.startswith("collective-permute") for e in executed(parse(text))):
         raise CantJoinError(
             "its values are split over logical devices in such a way that the compiler exchanges parts of them among "
             "all devices, where those of one size do not wait for the others"
