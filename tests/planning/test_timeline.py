@@ -152,6 +152,18 @@ def test_a_branch_hides_what_was_started_before_it() -> None:
     assert found.transfers["s"].exposed == found.transfers["s"].alone == pytest.approx(GATHER - KERNEL)
 
 
+def test_each_arm_of_a_branch_has_collectives_of_its_own() -> None:
+    first, second = (
+        f"%{arm} (p: {PART}) -> {ARRAY} {{\n  %p = {PART} parameter(0)\n{kernel}"
+        f"  ROOT %{arm}_gather = {ARRAY} all-gather(%p), {GROUPS}\n}}\n\n"
+        for arm, kernel in (("first", ""), ("second", f"  %k = {PART} negate(%p)\n"))
+    )
+    branch = f"ROOT %c = {ARRAY} conditional(%i, %y, %y), branch_computations={{%first, %second}}"
+    found = run(f"  %i = s32[] constant(0)\n  {branch}", inside=first + second)
+    assert found.seconds == pytest.approx(KERNEL / 2 + GATHER)
+    assert {name: t.exposed for name, t in found.transfers.items()} == {"second_gather": pytest.approx(GATHER)}
+
+
 def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
     module = parse(
         f"{GATHERING}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n"

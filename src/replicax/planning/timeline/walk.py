@@ -12,6 +12,7 @@ started before; the second stands for all others. Of a branch the arm counts tha
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -294,19 +295,14 @@ class _Clock:
             self._copying_until += more if self._copying_until != copying else 0.0
 
     def _branch(self, instruction: Instruction, times: int) -> None:
-        names = instruction.called("branch_computations", "true_computation", "false_computation")
-        before = (self._now, self._busy_until, self._copying_until, self._in_kernels)
-        kept = self._found
-        taken: tuple[tuple[float, ...], Run] | None = None
-        for name in names:
-            self._now, self._busy_until, self._copying_until, self._in_kernels = before
-            self._found = _copy_of(kept)
-            self._computation(name, times)
-            if taken is None or self._now > taken[0][0]:
-                taken = ((self._now, self._busy_until, self._copying_until, self._in_kernels), self._found)
-        if taken is not None:
-            self._now, self._busy_until, self._copying_until, self._in_kernels = taken[0]
-            self._found = taken[1]
+        arms = []
+        for name in instruction.called("branch_computations", "true_computation", "false_computation"):
+            arm = copy.copy(self)
+            arm._found = _copy_of(self._found)
+            arm._computation(name, times)
+            arms.append(arm)
+        if arms:  # go on after the one that takes longest
+            vars(self).update(vars(max(arms, key=lambda arm: arm._now)))
 
 
 def _copy_of(run: Run) -> Run:
