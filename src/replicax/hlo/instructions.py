@@ -99,13 +99,18 @@ class Computation:
         return next(i for i in self.instructions.values() if i.is_root)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Module:
-    """A program: its computations by name, and which of them runs."""
+    """A program: its computations by name, and which of them runs. Equal to no other."""
 
     computations: dict[str, Computation]
     entry: str
     text: str = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def instructions(self) -> dict[str, Instruction]:
+        """Those of all computations, by name."""
+        return {name: one for each in self.computations.values() for name, one in each.instructions.items()}
 
     @functools.cached_property
     def _tables(self) -> dict[str, dict[int, str]]:

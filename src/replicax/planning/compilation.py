@@ -23,9 +23,9 @@ _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Compilation:
-    """A program that was compiled; or was not, because it does not fit.
+    """A program that was compiled; or was not, because it does not fit. Equal to no other.
 
     Attributes:
       module: the optimised program.

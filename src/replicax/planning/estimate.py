@@ -109,8 +109,8 @@ def estimate_of(
       device: what it has of a chip.
       network: between the devices.
     """
-    found = {id(module): _least_seconds(module, placement, device, network) for module, placement in programs}
-    total: np.ndarray = sum((found[id(module)] for module, _ in programs), np.zeros(len(_RESOURCES)))
+    found = {module: _least_seconds(module, placement, device, network) for module, placement in dict(programs).items()}
+    total: np.ndarray = sum((found[module] for module, _ in programs), np.zeros(len(_RESOURCES)))
     total[_RESOURCES.index("communication")] += sum(use.count * network.seconds(use) for use in sends)
     return Estimate(**dict(zip(_RESOURCES, total.tolist(), strict=True)), is_serial=device.is_serial)
 

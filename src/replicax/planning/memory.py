@@ -150,7 +150,7 @@ def compiled_buffers(found: Iterable[Allocation], module: Module) -> Iterator[Bu
             if len(taken) > _ENOUGH:
                 break
         for value in taken:
-            instruction = lines.instructions.get(value.instruction)
+            instruction = module.instructions.get(value.instruction)
             name = "" if instruction is None else plain_name(instruction.op_name) or instruction.opcode
             where = "" if instruction is None else lines.of(instruction)
             yield Buffer(kind, name, _in_numpys_words(value.type), value.size, 1, where)

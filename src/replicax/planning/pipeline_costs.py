@@ -91,7 +91,7 @@ def shares_of(
         )
         collectives = _collectives(executable, k, mine, placement)
         schedule = [(p.module, placement) for p in mine]
-        shares.append(Share(memory, cost, collectives, schedule, len({id(p) for p in mine})))
+        shares.append(Share(memory, cost, collectives, schedule, len(set(mine))))
     return shares
 
 
@@ -173,8 +173,8 @@ class _Memories:
         left = self._present([*plan.written, *plan.results])
         code = collections.Counter[int]()
         temporaries: dict[int, list[Buffer]] = {k: [] for k in self.devices}
-        different = {id(p): (launch.device, p) for launch, p in zip(plan.launches, self.programs, strict=True)}
-        for k, program in different.values():
+        devices = {program: launch.device for launch, program in zip(plan.launches, self.programs, strict=True)}
+        for program, k in devices.items():
             code[k] += program.code
             temporaries[k] += compiled_buffers(program.allocations, program.module)
         return [

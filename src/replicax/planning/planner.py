@@ -210,7 +210,7 @@ def _report(
         is_absent=strategy.extended.is_absent,
         chip=chip,
         trace_seconds=traced,
-        compile_seconds=sum(c.seconds for c in {id(c): c for c in compilations}.values()),
+        compile_seconds=sum(c.seconds for c in set(compilations)),
         words=words,
         topology="" if network is None else network.name,
         slices=_slices(strategy),
@@ -240,16 +240,14 @@ def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
     """Through the programs of a share; equal ones are walked as one."""
     if device is None:
         return []
-    made = {id(module): ScheduleWalk(module, device, placement) for module, placement in share.schedule}
-    return [made[id(module)] for module, _ in share.schedule]
+    made = {module: ScheduleWalk(module, device, placement) for module, placement in dict(share.schedule).items()}
+    return [made[module] for module, _ in share.schedule]
 
 
-def _timeline(share: Share, walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
-    """The prediction of what a share does in a step."""
-    lines = {id(module): SourceLines(module) for module, _ in share.schedule}
-    runs = {id(walk): walk.run(network.seconds) for walk in walks}
-    each = [(runs[id(walk)], lines[id(module)]) for walk, (module, _) in zip(walks, share.schedule, strict=True)]
-    return timeline_of(each)
+def _timeline(walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
+    """The prediction of what a device does in a step."""
+    runs = {walk: (walk.run(network.seconds), SourceLines(walk.module)) for walk in set(walks)}
+    return timeline_of([runs[walk] for walk in walks])
 
 
 def _stage(
@@ -268,7 +266,7 @@ def _stage(
     if device is not None and network is not None:
         sends = [use for use in share.collectives if use.kind == "send"]
         estimate = estimate_of(share.schedule, sends, device, network)
-        timeline = _timeline(share, walks, network)
+        timeline = _timeline(walks, network)
     rows = tuple(
         CollectiveRow.of(use, *((None, "") if network is None else (network.seconds(use), network.way(use))))
         for use in share.collectives

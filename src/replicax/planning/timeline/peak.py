@@ -51,10 +51,10 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
     origins = _Origins(module)
     steps = {name: step for step, name in enumerate(ranges.sequence)}
     backward = next((step for name, step in steps.items() if origins.is_backward(name)), len(steps))
-    loops = {name for name, i in origins.instructions.items() if i.opcode == "while"}
+    loops = {name for name, i in module.instructions.items() if i.opcode == "while"}
     sizes = {COPIES: 0, ACTIVATIONS: 0}
     for value in ranges.values:
-        if (instruction := origins.instructions.get(value.instruction)) is None or origins.is_argument(instruction):
+        if (instruction := module.instructions.get(value.instruction)) is None or origins.is_argument(instruction):
             continue
         begin, end = origins.begin(instruction, steps, value.begin), value.end
         if _is_stacked(instruction) and ranges.sequence[min(end, len(steps) - 1)] in loops:
@@ -104,12 +104,10 @@ class _Origins:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self.instructions: dict[str, Instruction] = {}
         self._home: dict[str, Computation] = {}
         self._caller: dict[str, Instruction] = {}  # of a loop's body, the loop
         for computation in module.computations.values():
             for instruction in computation.instructions.values():
-                self.instructions[instruction.name] = instruction
                 self._home[instruction.name] = computation
                 for body in instruction.called("body", "condition"):
                     self._caller[body] = instruction
@@ -119,7 +117,7 @@ class _Origins:
         return instruction.opcode == "parameter" and self._home[instruction.name].name == self._module.entry
 
     def is_backward(self, name: str) -> bool:
-        instruction = self.instructions.get(name)
+        instruction = self._module.instructions.get(name)
         return instruction is not None and "transpose(" in instruction.op_name and "batch" in self.of(instruction, ())
 
     def begin(self, instruction: Instruction, steps: dict[str, int], begin: int) -> int:

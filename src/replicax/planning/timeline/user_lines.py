@@ -20,14 +20,11 @@ class SourceLines:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._outside = set(_lines_of_callers())
-        self.instructions: dict[str, Instruction] = {}
         self._callers: dict[str, Instruction] = {}  # of the computation that an instruction stands in, by its name
-        for computation in module.computations.values():
-            for instruction in computation.instructions.values():
-                self.instructions[instruction.name] = instruction
-                for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
-                    called = module.computations.get(name)
-                    self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
+        for instruction in module.instructions.values():
+            for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
+                called = module.computations.get(name)
+                self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
 
     def of(self, instruction: Instruction) -> str:
         """The innermost line of an instruction, or of the loop or branch that it stands in; empty if neither is known.

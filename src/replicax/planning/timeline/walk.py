@@ -116,12 +116,11 @@ class ScheduleWalk:
     """
 
     def __init__(self, module: Module, chip: Chip, devices: ProgramDevices) -> None:
-        self._module = module
+        self.module = module
         self._chip = chip
         self._devices = devices
         self._kernels: dict[str, Kernel] = {}
         self._uses: dict[str, list[tuple[Instruction, CollectiveUse]]] = {}
-        self._trips: dict[str, int] = {}
 
     def run(self, seconds_of: Callable[[CollectiveUse], float]) -> Run:
         """One step, with the time that one issue of a collective takes."""
@@ -131,7 +130,7 @@ class ScheduleWalk:
 
     def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
         if instruction.name not in self._kernels:
-            self._kernels[instruction.name] = kernel_of(self._module, computation, instruction, self._chip)
+            self._kernels[instruction.name] = kernel_of(self.module, computation, instruction, self._chip)
         return self._kernels[instruction.name]
 
     def uses(
@@ -140,25 +139,12 @@ class ScheduleWalk:
         """The collectives that an instruction is, starts, or has inside, each with its own instruction."""
         if instruction.name not in self._uses:
             found = []
-            for home, part in parts_of(self._module, computation, instruction):
-                use = use_of(part, home.name, self._module, self._devices)
+            for home, part in parts_of(self.module, computation, instruction):
+                use = use_of(part, home.name, self.module, self._devices)
                 if use is not None and not is_repeated(part, issued):
                     found.append((part, use))
             self._uses[instruction.name] = found
         return self._uses[instruction.name]
-
-    def trips(self, computation: Computation, loop: Instruction) -> int:
-        if loop.name not in self._trips:
-            trips = trip_count(self._module, computation, loop)
-            self._trips[loop.name] = 1 if trips is None else trips
-        return self._trips[loop.name]
-
-    def computation(self, name: str) -> Computation:
-        return self._module.computations[name]
-
-    @property
-    def entry(self) -> str:
-        return self._module.entry
 
     @property
     def slowdown(self) -> float:
@@ -181,12 +167,12 @@ class _Clock:
         self._sending: list[_Started] = []  # what may still run on the communication stream
 
     def run_all(self) -> Run:
-        self._computation(self._walk.entry, 1)
+        self._computation(self._walk.module.entry, 1)
         self._found.seconds = max(self._now, self._busy_until)
         return self._found
 
     def _computation(self, name: str, times: int) -> None:
-        computation = self._walk.computation(name)
+        computation = self._walk.module.computations[name]
         started: dict[str, _Started] = {}
         for instruction in computation.instructions.values():
             self._instruction(computation, instruction, times, started)
@@ -281,9 +267,9 @@ class _Clock:
     # --- loops and branches
 
     def _loop(self, computation: Computation, loop: Instruction, times: int) -> None:
-        trips, bodies = self._walk.trips(computation, loop), loop.called("body")
+        trips, bodies = trip_count(self._walk.module, computation, loop), loop.called("body")
         first = 1 if self._busy_until > self._now else 0
-        for repeated in (first, trips - first):
+        for repeated in (first, (1 if trips is None else trips) - first):
             if repeated <= 0:
                 continue
             begun, busy, copying = self._now, self._busy_until, self._copying_until
