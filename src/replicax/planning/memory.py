@@ -87,21 +87,12 @@ def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buff
       capacity: of the device, in bytes; ``None`` if that is not known.
       buffers: the largest ones.
     """
-    sizes = collections.Counter[str]()
-    for allocation in found:
-        if allocation.is_argument:
-            sizes["arguments"] += allocation.size
-        if allocation.is_output:
-            sizes["outputs"] += allocation.size
-        if allocation.is_argument and allocation.is_output:
-            sizes["aliased"] += allocation.size
-        if allocation.is_temporary:
-            sizes["temporaries"] += allocation.size
+    found = list(found)
     return Memory(
-        arguments=sizes["arguments"],
-        outputs=sizes["outputs"],
-        aliased=sizes["aliased"],
-        temporaries=sizes["temporaries"],
+        arguments=sum(a.size for a in found if a.is_argument),
+        outputs=sum(a.size for a in found if a.is_output),
+        aliased=sum(a.size for a in found if a.is_argument and a.is_output),
+        temporaries=sum(a.size for a in found if a.is_temporary),
         code=code,
         capacity=capacity,
         buffers=tuple(buffers),
