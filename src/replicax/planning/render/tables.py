@@ -226,7 +226,7 @@ def _dearest(timeline: Timeline) -> Section:
         "name": lambda k: _shortened(k.name),
         "line": lambda k: k.where,
     }
-    return dataclasses.replace(_section("The dearest kernels", timeline.dearest, cells, ""), spare=("name", "type"))
+    return _section("The dearest kernels", timeline.dearest, cells, spare=("name", "type"))
 
 
 def _waits(timeline: Timeline) -> Section:
@@ -239,8 +239,8 @@ def _waits(timeline: Timeline) -> Section:
         "why": lambda w: w.why,
         "line": lambda w: w.where,
     }
-    found = _section("Collectives that are not hidden", timeline.waits[:_WAITS], cells, "")
-    return dataclasses.replace(found, spare=(">bytes of one", ">count"))
+    spare = (">bytes of one", ">count")
+    return _section("Collectives that are not hidden", timeline.waits[:_WAITS], cells, spare=spare)
 
 
 def _collectives(plan: Plan) -> Section:
@@ -255,7 +255,7 @@ def _collectives(plan: Plan) -> Section:
         "where": lambda c: _shortened(c.where),
     }
     note = "" if plan.estimate is None else "Times by formula; see replicax.planning.network."
-    return dataclasses.replace(_section("Collectives of one step", plan.collectives, cells, note), spare=("where",))
+    return _section("Collectives of one step", plan.collectives, cells, note, spare=("where",))
 
 
 def _scaling(plan: Plan) -> Section:
@@ -274,10 +274,10 @@ def _scaling(plan: Plan) -> Section:
     return _section("Predicted scaling", plan.scaling, cells, note)
 
 
-def _section(title: str, items: Iterable[Any], cells: _Cells, note: str) -> Section:
+def _section(title: str, items: Iterable[Any], cells: _Cells, note: str = "", spare: tuple[str, ...] = ()) -> Section:
     """A row for each of ``items``; ``cells`` has what to write of it under each heading."""
     rows = tuple(tuple(cell(item) for cell in cells.values()) for item in items)
-    return Section(title, tuple(cells), rows, note)
+    return Section(title, tuple(cells), rows, note, spare)
 
 
 def _shortened(name: str, limit: int = 44) -> str:
