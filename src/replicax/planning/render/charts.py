@@ -6,6 +6,8 @@ They are drawn on figures of their own and not on ``pyplot``'s: nothing global, 
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -53,21 +55,15 @@ def memory_picture(plan: Plan) -> Figure:
         "program": memory.code,
     }
     scale, unit = unit_of(max(memory.total, memory.capacity or 0), BYTES)
-    start = 0.0
-    for name, size in parts.items():
-        label = f"{name} {bytes_in_words(size)}"
-        axes.barh(0, size / scale, left=start, height=0.6, color=_PARTS[name], edgecolor=PAPER, label=label)
-        start += size / scale
+    whole = _stack(axes, [(name, size / scale, bytes_in_words(size), _PARTS[name]) for name, size in parts.items()])
     if memory.capacity is not None:
         capacity = memory.capacity / scale
         axes.axvline(capacity, color=INK, linewidth=2)
-        words, left = f"there is {bytes_in_words(memory.capacity)}", capacity - 0.006 * max(capacity, start)
+        words, left = f"there is {bytes_in_words(memory.capacity)}", capacity - 0.006 * max(capacity, whole)
         axes.text(left, 0.46, words, ha="right", va="center", color=INK, fontsize=9)
-    axes.set_xlim(0, 1.04 * max(start, (memory.capacity or 0) / scale) or 1)
+    axes.set_xlim(0, 1.04 * max(whole, (memory.capacity or 0) / scale) or 1)
     axes.set_ylim(-0.4, 0.62)
-    axes.set_yticks([])
     axes.set_xlabel(f"{unit} on each device", color=INK)
-    figure.legend(frameon=False, labelcolor=INK, ncols=3, loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -92,21 +88,14 @@ def step_picture(plan: Plan) -> Figure:
     timeline = plan.timeline
     assert timeline is not None
     figure, axes = _figure(1.9)
-    parts = dict(timeline.by_kind)
+    colours = itertools.cycle((_BLUE, _YELLOW, _GREEN, _CYAN, _PURPLE, *_OTHERS))
+    parts = [(name, s, colour) for (name, s), colour in zip(timeline.by_kind.items(), colours, strict=False)]
     if timeline.exposed:
-        parts["waiting for collectives"] = timeline.exposed
+        parts.append(("waiting for collectives", timeline.exposed, _RED))
     scale, unit = unit_of(timeline.seconds, SECONDS)
-    colours = (_BLUE, _YELLOW, _GREEN, _CYAN, _PURPLE, *_OTHERS)
-    start = 0.0
-    for number, (name, seconds) in enumerate(parts.items()):
-        colour = _RED if name.startswith("waiting") else colours[number % len(colours)]
-        label = f"{name} {seconds_in_words(seconds)}"
-        axes.barh(0, seconds / scale, left=start, height=0.6, color=colour, edgecolor=PAPER, label=label)
-        start += seconds / scale
-    axes.set_xlim(0, 1.04 * start or 1)
-    axes.set_yticks([])
+    whole = _stack(axes, [(name, s / scale, seconds_in_words(s), colour) for name, s, colour in parts])
+    axes.set_xlim(0, 1.04 * whole or 1)
     axes.set_xlabel(f"{unit} of a step (a prediction)", color=INK)
-    figure.legend(frameon=False, labelcolor=INK, ncols=3, loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -143,6 +132,17 @@ def as_svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.hashsalt": "replicax"}):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _stack(axes: Any, parts: Iterable[tuple[str, float, str, str]]) -> float:
+    """Draw one bar of parts (name, length, amount in words, colour), with a legend; returns the length of all."""
+    start = 0.0
+    for name, length, amount, colour in parts:
+        axes.barh(0, length, left=start, height=0.6, color=colour, edgecolor=PAPER, label=f"{name} {amount}")
+        start += length
+    axes.set_yticks([])
+    axes.figure.legend(frameon=False, labelcolor=INK, ncols=3, loc="outside lower center", fontsize=9)
+    return start
 
 
 def _figure(height: float, columns: int = 1) -> tuple[Figure, Any]:
