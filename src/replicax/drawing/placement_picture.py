@@ -7,6 +7,7 @@ pieces.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -128,14 +129,10 @@ class _Page:
         return self.left + (device + 0.5) * self.column
 
     def runs(self, of: Callable[[Column], Kind]) -> list[tuple[Kind, int, int]]:
-        """Runs of neighbouring columns with the same ``what``: it, the first column, and the one after the last."""
-        found: list[tuple[Kind, int, int]] = []
-        for i, column in enumerate(self.shown):
-            if found and found[-1][0] == of(column):
-                found[-1] = (*found[-1][:2], i + 1)
-            else:
-                found.append((of(column), i, i + 1))
-        return found
+        """Runs of neighbouring columns that are alike in ``of``: it, the first column, and the one after the last."""
+        runs = itertools.groupby(range(len(self.shown)), key=lambda i: of(self.shown[i]))
+        alike = [(what, list(columns)) for what, columns in runs]
+        return [(what, columns[0], columns[-1] + 1) for what, columns in alike]
 
     def head(self, title: str, facts: str, devices: int) -> None:
         self.above.text(_MARGIN, self.y + 14, title, 17, "ink b")
@@ -294,7 +291,7 @@ class _Page:
         for exchange in exchanges:
             lanes = _lanes([sorted(g) for g in exchange.groups if min(g) < len(self.shown)])
             tall = max(38.0, _LANE * len(lanes) + 20)
-            self.above.line([(_MARGIN, self.y), (self.left + self.column * len(self.shown), self.y)], "line", 0.8)
+            self._rule()
             top = self.y + (tall - _LANE * (len(lanes) - 1)) / 2
             for number, lane in enumerate(lanes):
                 for group in lane:

@@ -56,27 +56,27 @@ class Drawing:
     def __init__(self) -> None:
         self._things: list[str] = []
 
-    def box(self, x: float, y: float, width: float, height: float, kind: str, radius: float = 0, **more: str) -> None:
+    def box(self, x: float, y: float, width: float, height: float, kind: str, radius: float = 0) -> None:
         """A rectangle with a class of the style or a colour, such as ``#4477AA``."""
         corners = f' rx="{_number(radius)}"' if radius else ""
         place = " ".join(f'{k}="{_number(v)}"' for k, v in (("x", x), ("y", y), ("width", width), ("height", height)))
-        self._things.append(f"<rect {place}{corners}{_look(kind, more)}/>")
+        self._things.append(f"<rect {place}{corners}{_look(kind)}/>")
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str, width: float = 1, **more: str) -> None:
+    def line(self, points: Sequence[tuple[float, float]], kind: str, width: float = 1) -> None:
         """A line through points."""
         path = "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
-        self._things.append(f'<path d="M{path}" stroke-width="{_number(width)}"{_look(kind, more)}/>')
+        self._things.append(f'<path d="M{path}" stroke-width="{_number(width)}"{_look(kind)}/>')
 
     def dot(self, x: float, y: float, radius: float, kind: str) -> None:
         """A disc."""
         place = f'cx="{_number(x)}" cy="{_number(y)}" r="{_number(radius)}"'
-        self._things.append(f"<circle {place}{_look(kind, {})}/>")
+        self._things.append(f"<circle {place}{_look(kind)}/>")
 
     def text(self, x: float, y: float, text: str, size: float, kind: str = "ink", anchor: str = "start") -> None:
         """A line of text with its base line at ``y``; ``x`` is its start, middle or end."""
         at = "" if anchor == "start" else f' text-anchor="{anchor}"'
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{_number(size)}"'
-        self._things.append(f"<text {place}{at}{_look(kind, {})}>{escape(text)}</text>")
+        self._things.append(f"<text {place}{at}{_look(kind)}>{escape(text)}</text>")
 
     def under(self, other: Drawing) -> Drawing:
         """Combine both, with ``other`` on top."""
@@ -91,16 +91,15 @@ class Drawing:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" {label}>',
                 f"<style>{_STYLE}</style>",
-                f'<rect width="100%" height="100%" rx="8"{_look("page", {})}/>',
+                f'<rect width="100%" height="100%" rx="8"{_look("page")}/>',
                 *self._things,
                 "</svg>\n",
             ]
         )
 
 
-def _look(kind: str, more: dict[str, str]) -> str:
-    look = f' fill="{kind}"' if kind.startswith("#") else f' class="{kind}"'
-    return look + "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+def _look(kind: str) -> str:
+    return f' fill="{kind}"' if kind.startswith("#") else f' class="{kind}"'
 
 
 def _number(value: float) -> str:
