@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -73,7 +74,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{jobs!r}"
             )
         port_base = checked_integer(port_base, "SlurmClusterResolver: port_base")
-        self._rank = _number("SLURM_PROCID")
+        rank = _number("SLURM_PROCID")
         nodes = _tasks_of_nodes(tasks_per_node)
         count = sum(nodes.values())
         jobs = {"worker": count} if jobs is None else dict(sorted(_counts(jobs, "jobs").items()))
@@ -82,13 +83,13 @@ class SlurmClusterResolver(ClusterResolver):
                 f"SlurmClusterResolver: jobs={jobs!r} are {sum(jobs.values())} tasks, and the step has {count}: "
                 f"{_listed(nodes)}. Start it with srun --ntasks={sum(jobs.values())}, or change jobs"
             )
-        if self._rank >= count:
+        if rank >= count:
             raise RuntimeError(
-                f"SlurmClusterResolver: SLURM_PROCID={self._rank}, and the step has {count} tasks: {_listed(nodes)}"
+                f"SlurmClusterResolver: SLURM_PROCID={rank}, and the step has {count} tasks: {_listed(nodes)}"
             )
         places = _places(nodes)
-        addresses = [join_address(node, port_base + place) for node, place in places]
-        self._cluster_spec = ClusterSpec(_by_job(jobs, addresses))
+        addresses = (join_address(node, port_base + place) for node, place in places)
+        self._cluster_spec = ClusterSpec({job: list(itertools.islice(addresses, n)) for job, n in jobs.items()})
         most = max(nodes.values())
         gpus_per_node = _gpus_of_this_node() if gpus_per_node is None else _count(gpus_per_node, "gpus_per_node")
         self._gpus_per_task = gpus_per_node // most if gpus_per_task is None else _count(gpus_per_task, "gpus_per_task")
@@ -98,10 +99,10 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{most * self._gpus_per_task}, and it has {gpus_per_node}. Lower gpus_per_task, or run fewer tasks on "
                 "each node"
             )
-        task_type, task_id = _task_of(jobs, self._rank)
+        task_type, task_id = [(job, index) for job, n in jobs.items() for index in range(n)][rank]
         super().__init__(task_type, task_id, rpc_layer)
         if auto_set_gpu and self._gpus_per_task:
-            _choose_gpus(places[self._rank][1], self._gpus_per_task)
+            _choose_gpus(places[rank][1], self._gpus_per_task)
 
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
@@ -233,22 +234,6 @@ def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
             "the program with srun --distribution=block, cyclic or plane"
         )
     return places
-
-
-def _by_job(jobs: Mapping[str, int], addresses: list[str]) -> dict[str, list[str]]:
-    cluster, begin = {}, 0
-    for job, count in jobs.items():
-        cluster[job] = addresses[begin : begin + count]
-        begin += count
-    return cluster
-
-
-def _task_of(jobs: Mapping[str, int], rank: int) -> tuple[str, int]:
-    for job, count in jobs.items():
-        if rank < count:
-            return job, rank
-        rank -= count
-    raise AssertionError("the ranks are those of the jobs")
 
 
 def _gpus_of_this_node() -> int:
