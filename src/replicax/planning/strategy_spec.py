@@ -146,15 +146,14 @@ def block_of(cores: int, mesh: Sequence[int]) -> Shape:
     >>> block_of(4, (4, 4, 4, 1)), block_of(4, (8, 8, 1, 2)), block_of(8, (4, 4, 4, 1))
     ((2, 2, 1, 1), (2, 1, 1, 2), (2, 2, 2, 1))
     """
-    block, left = [1] * len(mesh), cores
+    block = [1] * len(mesh)
     for prime in _primes(cores):
         room = [d for d, size in enumerate(mesh) if size % (block[d] * prime) == 0]
         if not room:
             break
         chosen = len(mesh) - 1 if len(mesh) - 1 in room else min(room, key=lambda d: (block[d], d))
         block[chosen] *= prime
-        left //= prime
-    if left != 1 or math.prod(block) != cores:
+    if math.prod(block) != cores:
         mesh_in_words = "x".join(map(str, mesh))
         raise ValueError(f"no block of {cores} cores divides {mesh_in_words} cores along x, y, z and on a chip")
     return tuple(block)
