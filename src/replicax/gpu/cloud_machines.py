@@ -17,12 +17,8 @@ MACHINES: dict[str, tuple[str, int]] = {
     "a3-ultragpu-8g": ("h200", 8),
     "a4-highgpu-8g": ("b200", 8),
     "a4x-highgpu-4g": ("gb200", 4),
-    "g2-standard-4": ("l4", 1),
-    "g2-standard-8": ("l4", 1),
-    "g2-standard-12": ("l4", 1),
-    "g2-standard-16": ("l4", 1),
+    **{f"g2-standard-{cores}": ("l4", 1) for cores in (4, 8, 12, 16, 32)},
     "g2-standard-24": ("l4", 2),
-    "g2-standard-32": ("l4", 1),
     "g2-standard-48": ("l4", 4),
     "g2-standard-96": ("l4", 8),
     # AWS
