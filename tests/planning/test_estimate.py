@@ -69,7 +69,7 @@ def devices_of(shape: tuple[int, int, int], kind: str, cores: int = 1) -> np.nda
 
 
 def use_of(kind: str, members: int, axes: tuple[str, ...] = ("replica",), size: int = 10_000_000) -> CollectiveUse:
-    return CollectiveUse(kind, size, axes, members, (tuple(range(members)),), 1)
+    return CollectiveUse(kind, size, axes, (tuple(range(members)),), 1)
 
 
 @pytest.mark.parametrize(("links", "inside"), [(18, "NVLink"), (1, "PCIe")])
@@ -77,7 +77,7 @@ def test_what_collectives_of_gpus_go_over(links: int, inside: str) -> None:
     card = Chip("card", 1, 1, 1, link=1e9, links=links, network=1e9)
     made = [SimpleNamespace(platform="gpu", device_kind="card", slice_index=i // 2) for i in range(4)]
     network = Network(np.array(made, dtype=object)[:, None], card, 2)
-    uses = [CollectiveUse("all-reduce", 8, ("replica",), len(m), (m,), 1) for m in ((0, 1), (0, 2), (0, 1, 2, 3))]
+    uses = [CollectiveUse("all-reduce", 8, ("replica",), (m,), 1) for m in ((0, 1), (0, 2), (0, 1, 2, 3))]
     assert [network.way(use) for use in uses] == [inside, "network", f"{inside}, network"]
 
 
@@ -96,19 +96,19 @@ def test_lines_of_replicas_of_four_chips() -> None:
     blocks = devices.reshape(2, 2, 2, 2, 4).transpose(0, 2, 4, 1, 3).reshape(16, 4)  # a replica has 2 along z and y
     network = Network(blocks, CHIPS["v5p"])
     assert (network.grid, network.replicas_per_block) == ((4, 2, 2), 1)
-    inside = CollectiveUse("all-reduce", 8, ("logical0", "logical1"), 4, ((0, 1, 2, 3),), 1)
+    inside = CollectiveUse("all-reduce", 8, ("logical0", "logical1"), ((0, 1, 2, 3),), 1)
     assert network.lines(inside) == [line(1), line(2), line(2)]
     last = dataclasses.replace(inside, groups=((60, 61, 62, 63),))
     assert network.lines(last, (1, 1, 1)) == network.lines(inside)  # of one replica, whichever
-    between = CollectiveUse("all-reduce", 8, ("replica",), 16, (tuple(range(0, 64, 4)),), 1)
+    between = CollectiveUse("all-reduce", 8, ("replica",), (tuple(range(0, 64, 4)),), 1)
     assert network.lines(between) == [ring(4), Line(2, 4, True), Line(2, 4, True)]
     assert network.chips((1, 1, 2)) == (1, 2, 4)
 
 
 def test_lines_of_groups_of_replicas() -> None:
     network = Network(devices_of((4, 8, 4), "TPU v5p"), CHIPS["v5p"])
-    inside = CollectiveUse("all-gather", 8, ("replica",), 16, (tuple(range(16)),), 1)  # x, and four along y
-    between = CollectiveUse("all-reduce", 8, ("replica",), 8, (tuple(range(0, 128, 16)),), 1)
+    inside = CollectiveUse("all-gather", 8, ("replica",), (tuple(range(16)),), 1)  # x, and four along y
+    between = CollectiveUse("all-reduce", 8, ("replica",), (tuple(range(0, 128, 16)),), 1)
     assert network.lines(inside) == [ring(4), line(4), line(1)]
     assert network.lines(between) == [line(1), Line(2, 8, True), ring(4)]
     # A smaller slice has less of a group, or fewer groups.
@@ -228,7 +228,7 @@ def test_among_several_devices_of_each_slice(kind: str) -> None:
 def test_it_does_not_matter_which_slices_a_group_is_in() -> None:
     network = Network(slices_of_four(3), Chip("chip", 1, 1, 1, link=1e9, links=4, network=1e8))
     first, last = (
-        CollectiveUse("all-reduce", 8, ("slice", "replica"), 4, (group,), 1) for group in ((0, 1, 4, 5), (4, 5, 8, 9))
+        CollectiveUse("all-reduce", 8, ("slice", "replica"), (group,), 1) for group in ((0, 1, 4, 5), (4, 5, 8, 9))
     )
     assert network.seconds(first) == network.seconds(last)
 

@@ -185,9 +185,9 @@ def test_small_collectives_take_what_their_steps_take() -> None:
 def test_hosts_come_from_the_devices() -> None:
     cards = [SimpleNamespace(device_kind="H100", platform="gpu", slice_index=i // 8) for i in range(32)]
     network = Network(np.array(cards, dtype=object)[:, None], GPU, slices=1)
-    whole = CollectiveUse("all-gather", 10**9, ("replica",), 32, (tuple(range(32)),), 1)
-    inside = CollectiveUse("all-gather", 10**9, ("replica",), 8, (tuple(range(8)),), 1)
-    across = CollectiveUse("all-gather", 10**9, ("replica",), 4, (tuple(range(0, 32, 8)),), 1)
+    whole = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(32)),), 1)
+    inside = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(8)),), 1)
+    across = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(0, 32, 8)),), 1)
     assert network.seconds(whole) == seconds_between_gpus("all-gather", 10**9, 4, 32, GPU)
     assert network.seconds(inside) == seconds_between_gpus("all-gather", 10**9, 1, 8, GPU)
     assert network.seconds(across) == seconds_between_gpus("all-gather", 10**9, 4, 4, GPU)
@@ -199,7 +199,7 @@ def test_all_groups_wait_for_the_one_on_most_hosts() -> None:
     cards = [SimpleNamespace(device_kind="H100", platform="gpu", slice_index=i // 6) for i in range(12)]
     network = Network(np.array(cards, dtype=object)[:, None], GPU, slices=1)
     groups = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
-    fours = CollectiveUse("all-gather", 10**9, ("replica",), 4, groups, 1)
+    fours = CollectiveUse("all-gather", 10**9, ("replica",), groups, 1)
     assert network.seconds(fours) == seconds_between_gpus("all-gather", 10**9, 2, 4, GPU)
     assert network.way(fours) == "NVLink, network"
     assert network.seconds(fours, (6,)) == seconds_between_gpus("all-gather", 10**9, 1, 4, GPU)

@@ -100,7 +100,6 @@ class CollectiveUse:
       bytes: of its result on one device.
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
         tell each other, ``"slice"``.
-      participants: how many devices take part together, in the first group.
       groups: the devices of each group, by their places in the mesh, those in most slices first; of a permute, of each
         chain, the longest first.
       count: how often it is issued in one run.
@@ -110,7 +109,6 @@ class CollectiveUse:
     kind: str
     bytes: int
     axes: tuple[str, ...]
-    participants: int
     groups: tuple[tuple[int, ...], ...]
     count: int
     where: str = ""
@@ -119,6 +117,11 @@ class CollectiveUse:
     def members(self) -> tuple[int, ...]:
         """The devices of the first group."""
         return self.groups[0]
+
+    @property
+    def participants(self) -> int:
+        """How many devices take part together, in the first group."""
+        return len(self.members)
 
     @property
     def whole(self) -> int:
@@ -207,7 +210,6 @@ def use_of(
         kind=collective.kind,
         bytes=collective.bytes,
         axes=_axes_of_slices(groups[0], placement.axes, slices),
-        participants=len(groups[0]),
         groups=tuple(tuple(places[member] for member in group) for group in groups),
         count=1,
         where=plain_name(instruction.op_name),
@@ -224,7 +226,7 @@ def use_between_slices(instruction: Instruction, each: int, slices: int) -> Coll
     participants = _numbers_in(target[1]) if target else slices
     members = tuple(slice_ * each for slice_ in range(participants))
     received = arrays_in(elements_of(instruction.type)[0])  # a context and a token come behind
-    return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), participants, (members,), 1)
+    return CollectiveUse(kind, sum(a.bytes for a in received), (SLICE_AXIS,), (members,), 1)
 
 
 def _numbers_in(text: str) -> int:

@@ -249,7 +249,7 @@ class Network:
         members = tuple(m % each for m in use.members if m // each == use.members[0] // each)
         size = use.whole // len(members) if use.kind == "reduce-scatter" else use.bytes
         axes = tuple(axis for axis in use.axes if axis != SLICE_AXIS)
-        part = dataclasses.replace(use, axes=axes, groups=(members,), participants=len(members), bytes=size)
+        part = dataclasses.replace(use, axes=axes, groups=(members,), bytes=size)
         return len(members), self.seconds(part, grid)
 
     def _wrap(self, shape: Shape) -> tuple[bool, ...]:

@@ -109,7 +109,7 @@ def _collectives(
         ends = (k, send.target)
         for size in send.sizes:
             where = f"to logical device {send.target}"
-            found[CollectiveUse("send", size, axes_of(ends, axes), 2, (ends,), 1, where)] += 1
+            found[CollectiveUse("send", size, axes_of(ends, axes), (ends,), 1, where)] += 1
     return [dataclasses.replace(use, count=count) for use, count in found.items()]
 
 
