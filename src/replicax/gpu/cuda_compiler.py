@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 
 import jax
 import jaxlib.version
@@ -12,10 +11,10 @@ from jax.experimental import topologies
 
 from replicax.gpu.compile_process import CompileProcess
 from replicax.system.driver_lines import without_driver_lines
+from replicax.system.environment import environment_defaults
 
 _PLUGINS = {"jax-cuda12-plugin": "jax_plugins.xla_cuda12", "jax-cuda13-plugin": "jax_plugins.xla_cuda13"}
 """Packages, and the modules in which JAX looks for their ``initialize``."""
-_SKIP = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
 
 def described_devices(target_config: str, topology: str) -> list[jax.Device]:
@@ -44,18 +43,13 @@ _processes: list[tuple[object, CompileProcess]] = []
 def _described(target_config: str, topology: str) -> list[jax.Device]:
     module = _checked_plugin()
     # Without this the plugin wants CUDA's libraries, of which compiling needs none.
-    before = os.environ.get(_SKIP)
-    os.environ[_SKIP] = "1"
-    try:
+    with environment_defaults({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):
         try:
             return _devices(target_config, topology)
         except NotImplementedError:
             # JAX has asked the plugin before, as for its list of devices; the plugin then gave up for want of CUDA.
             importlib.import_module(module).initialize()
             return _devices(target_config, topology)
-    finally:
-        if before is None:
-            del os.environ[_SKIP]
 
 
 def _devices(target_config: str, topology: str) -> list[jax.Device]:

@@ -12,8 +12,10 @@ import importlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from replicax.system.environment import environment_defaults
 
 TIMEOUT = 120.0
 """How many seconds to wait for an actor that only moves or changes arrays; processes may have to start first."""
@@ -261,7 +263,7 @@ def _cause_of(error: Any) -> BaseException:
 def _start(ray: Any) -> None:
     """Connect to the cluster that the environment names, or start one on this machine."""
     local = {} if os.environ.get("RAY_ADDRESS") else {_LOOPBACK: "0"}
-    with _environment(_QUIET | local), warnings.catch_warnings():
+    with environment_defaults(_QUIET | local), warnings.catch_warnings():
         # Ray starts processes with fork and exec, which JAX warns of.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         if os.environ.get("RAY_ADDRESS"):
@@ -295,18 +297,6 @@ def _use_loopback() -> None:
     """Make Ray listen on loopback only. It reads the variable at import, which may have happened already."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     constants.ENABLE_RAY_CLUSTER = False
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables unless the user has set them."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def _descendants(process: Any = None) -> set[Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from replicax.cluster.accelerators import JOB, AcceleratorResolver, devices_by_p
 from replicax.cluster.resolver import url
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import slice_of
+from replicax.system.environment import environment_defaults
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
@@ -282,24 +282,12 @@ def _absent(name: str, slices: int) -> list[jax.Device]:
         options["chip_config_name"] = "megacore"  # ... and describes v4 as it was before megacore.
     if slices > 1:
         options["num_slices"] = slices
-    with _environment(alone):
+    with environment_defaults(alone):
         try:
             return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
         except Exception as error:
             what = f"TPU slice {name!r}" if slices == 1 else f"{slices} TPU slices {name!r}"
             raise ValueError(f"libtpu knows no {what}: {error}") from error
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set these environment variables unless they are set already."""
-    new = {key: value for key, value in values.items() if key not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for key in new:
-            os.environ.pop(key, None)
 
 
 def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray]:
