@@ -36,7 +36,7 @@ from _steps import _wait
 import replicax
 from examples import language_model
 from replicax.planning.global_batch import with_examples
-from replicax.planning.strategy_spec import StrategySpec
+from replicax.planning.strategy_spec import strategy_of
 
 DEVICES = 8
 PROGRAM = {"size": "tiny", "length": "64", "batch": "4", "dtype": "float32"}
@@ -61,8 +61,7 @@ def searched(choices: tuple[str, ...]) -> dict[str, Any]:
 
 def training(case: dict[str, str], examples: int) -> Callable[[], None]:
     """A function that trains one step of a case, and returns when it is done."""
-    spec = StrategySpec(devices=DEVICES, variables=case["strategy"], microbatches=int(case["microbatches"]))
-    strategy = spec.strategy()
+    strategy = strategy_of(devices=DEVICES, variables=case["strategy"], microbatches=int(case["microbatches"]))
     step, element = language_model.plan(
         strategy, PROGRAM["size"], int(PROGRAM["batch"]), int(PROGRAM["length"]), case["remat"], PROGRAM["dtype"]
     )

@@ -12,7 +12,7 @@ from replicax.planning.calibration import measured_chip
 from replicax.planning.chip_specs import Chip
 from replicax.planning.global_batch import examples_of, with_examples
 from replicax.planning.planner import variables_alone
-from replicax.planning.strategy_spec import StrategySpec, block_of
+from replicax.planning.strategy_spec import block_of, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from replicax.planning.strategy_spec import StrategySpec, block_of
     ],
 )
 def test_the_same_answer_everywhere(values, replicas: int, logical: int, kept: int) -> None:
-    strategy = StrategySpec(devices=8, **values).strategy()
+    strategy = strategy_of(devices=8, **values)
     assert (strategy.num_replicas_in_sync, strategy.extended.num_logical_devices) == (replicas, logical)
     data = np.arange(48 * 4, dtype=np.float32).reshape(48, 4)
     with strategy.scope():
@@ -44,7 +44,7 @@ def test_the_same_answer_everywhere(values, replicas: int, logical: int, kept: i
 @pytest.mark.parametrize("text", ["split", "groups", "groups:0", "groups:x", "groups:2:2", "", None])
 def test_how_variables_lie_is_one_of_three(text) -> None:
     with pytest.raises(ValueError, match=r"must be mirrored, sharded or groups:N, such as groups:8, got "):
-        StrategySpec(variables=text)
+        strategy_of(variables=text)
 
 
 @pytest.mark.parametrize("cores", range(1, 65))
@@ -82,7 +82,7 @@ def test_arrays_that_differ_in_the_number_of_examples() -> None:
 
 @pytest.mark.parametrize(("variables", "pieces"), [("mirrored", 1), ("sharded", 8), ("groups:4", 4)])
 def test_what_variables_alone_need(variables: str, pieces: int) -> None:
-    strategy = StrategySpec(devices=8, variables=variables).strategy()
+    strategy = strategy_of(devices=8, variables=variables)
     with strategy.scope():
         w, unused = (replicax.Variable(lambda: jnp.zeros((64, 64)), name=name) for name in ("w", "unused"))
     step, element = (lambda x: (x @ w).sum()), jax.ShapeDtypeStruct((32, 64), "float32")

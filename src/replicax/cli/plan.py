@@ -361,18 +361,18 @@ def _slices(args: argparse.Namespace) -> int:
 def _make_strategy(args: argparse.Namespace) -> replicax.Strategy:
     import jax
 
-    from replicax.planning.strategy_spec import StrategySpec
+    from replicax.planning.strategy_spec import strategy_of
 
     if args.topology is not None and not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")  # computations along the way need no accelerator
     try:
-        return StrategySpec(
+        return strategy_of(
             topology=args.topology,
             slices=args.slices,
             devices=args.replicas,
             variables=args.strategy or "mirrored",
             logical=args.logical,
             microbatches=args.microbatches or 1,
-        ).strategy()
+        )
     except (RuntimeError, ValueError) as error:
         raise InputError(" ".join(str(error).split())) from error

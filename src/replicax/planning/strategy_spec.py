@@ -1,13 +1,10 @@
-"""A strategy as a few values: those of its choices that a plan varies without the program's help."""
+"""A strategy from a few values: those of its choices that a plan varies without the program's help."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
-
-import numpy as np
 
 from replicax.devices.selection import use_cpu_devices
 from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
@@ -24,11 +21,18 @@ Shape = tuple[int, ...]
 _HOSTS = "h100:16x8"
 
 
-@dataclasses.dataclass(frozen=True)
-class StrategySpec:
-    """Which devices, how variables lie on them, what a replica is spread over, and how many replicas a device has.
+def strategy_of(
+    *,
+    topology: str | None = None,
+    slices: int | None = None,
+    devices: int | None = None,
+    variables: str = "mirrored",
+    logical: Shape | int | None = None,
+    microbatches: int = 1,
+) -> Strategy:
+    """The strategy for these devices, with variables that lie on them like this.
 
-    Attributes:
+    Args:
       topology: of a TPU slice, such as ``"v5p:4x4x4"``, or of GPUs, such as ``"h100:16x8"``; ``None`` for emulated CPU
         devices.
       slices: how many slices, if there are several.
@@ -40,71 +44,52 @@ class StrategySpec:
       microbatches: how many replicas share a device, or a replica's devices, and run one after the other.
 
     Raises:
-      ValueError: ``variables`` means nothing.
+      RuntimeError: there is no libtpu, or no compiler for GPUs; or JAX has made other devices already.
+      ValueError: there is no such slice or GPU, the devices can't be divided like this, ``variables`` means nothing, or
+        what is asked for does not go together.
 
-    >>> from replicax.planning.strategy_spec import StrategySpec
-    >>> StrategySpec(devices=8, variables="groups:4", logical=2).variables
-    'groups:4'
+    >>> from replicax.planning.strategy_spec import strategy_of
+    >>> strategy_of(devices=8, variables="groups:4", logical=2).num_replicas_in_sync
+    4
     """
-
-    topology: str | None = None
-    slices: int | None = None
-    devices: int | None = None
-    variables: str = "mirrored"
-    logical: Shape | int | None = None
-    microbatches: int = 1
-
-    def __post_init__(self) -> None:
-        check_variables(self.variables)
-
-    def strategy(self) -> Strategy:
-        """The strategy.
-
-        Raises:
-          RuntimeError: there is no libtpu, or no compiler for GPUs; or JAX has made other devices already.
-          ValueError: there is no such slice or GPU, the devices can't be divided like this, or what is asked for does
-            not go together.
-        """
-        if self.topology is None:
-            use_cpu_devices(self.devices or 8)
-            return self._replicated(None, self.devices or 8)
-        if is_gpu_topology(self.topology):
-            if self.slices is not None:
-                raise ValueError(f"slices are of TPUs; the hosts of GPUs are part of the topology, as in {_HOSTS!r}")
-            devices = GPUClusterResolver(topology=self.topology).devices
-            return self._replicated(devices, devices.size)
-        resolver = TPUClusterResolver(topology=self.topology, slices=self.slices)
-        cores = self.logical
-        if isinstance(cores, int):
-            cores = block_of(cores, resolver.topology.mesh_shape.tolist())
-        if cores is None:
+    check_variables(variables)
+    if topology is not None and not is_gpu_topology(topology):
+        resolver = TPUClusterResolver(topology=topology, slices=slices)
+        if logical is None:
             assignment = DeviceAssignment.one_core_each(resolver.topology)
         else:
-            assignment = DeviceAssignment.build(resolver.topology, cores, num_replicas=None)
+            block = block_of(logical, resolver.topology.mesh_shape.tolist()) if isinstance(logical, int) else logical
+            assignment = DeviceAssignment.build(resolver.topology, block, num_replicas=None)
         blocks = assignment.num_replicas * resolver.slices
-        return TPUStrategy(resolver, assignment, self._partitioner(blocks), self._replicas(blocks))
+        return TPUStrategy(resolver, assignment, _partitioner(variables, blocks), _replicas(blocks, microbatches))
+    if topology is None:
+        count, found = devices or 8, None  # those of this process
+        use_cpu_devices(count)
+    else:
+        if slices is not None:
+            raise ValueError(f"slices are of TPUs; the hosts of GPUs are part of the topology, as in {_HOSTS!r}")
+        found = GPUClusterResolver(topology=topology).devices
+        count = found.size
+    parts = math.prod(logical) if isinstance(logical, tuple) else logical or 1
+    blocks = max(1, count // parts)
+    return MirroredStrategy(
+        found,
+        variable_partitioner=_partitioner(variables, blocks),
+        num_replicas=_replicas(blocks, microbatches),
+        num_logical_devices=parts,
+    )
 
-    def _replicated(self, devices: np.ndarray | None, count: int) -> Strategy:
-        """On so many devices; ``None``: those of this process."""
-        cores = self.logical or 1
-        parts = cores if isinstance(cores, int) else math.prod(cores)
-        blocks = max(1, count // parts)
-        return MirroredStrategy(
-            devices,
-            variable_partitioner=self._partitioner(blocks),
-            num_replicas=self._replicas(blocks),
-            num_logical_devices=parts,
-        )
 
-    def _replicas(self, blocks: int) -> int | None:
-        return None if self.microbatches == 1 else blocks * self.microbatches
+def _replicas(blocks: int, microbatches: int) -> int | None:
+    return None if microbatches == 1 else blocks * microbatches
 
-    def _partitioner(self, blocks: int) -> Partitioner | None:
-        if self.variables == "mirrored":
-            return None
-        if self.variables == "sharded":
-            return over_all(blocks)
-        return GroupPartitioner(int(self.variables.partition(":")[2]))
+
+def _partitioner(variables: str, blocks: int) -> Partitioner | None:
+    if variables == "mirrored":
+        return None
+    if variables == "sharded":
+        return over_all(blocks)
+    return GroupPartitioner(int(variables.partition(":")[2]))
 
 
 def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, int]:
