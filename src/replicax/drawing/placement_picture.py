@@ -28,7 +28,7 @@ from replicax.drawing.holdings import (
 )
 from replicax.drawing.svg import Drawing, cut_to, lines_of, width_of
 from replicax.pipeline.dispatch import PlacedExecutable
-from replicax.system.quantities import bytes_in_words
+from replicax.system.quantities import bytes_in_words, counted
 from replicax.variables.partitioners import GroupPartitioner, Partitioner
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class _Page:
         self._rule()
         whole = max(sum(h.bytes for h in holdings), 1)
         words = [("kept on each device", 13.0, "ink b")]
-        count = f"{len(holdings)} variable{'s' * (len(holdings) != 1)}"
+        count = counted(len(holdings), "variable")
         more = f", the {_MOST_VARIABLES} largest drawn" if len(holdings) > _MOST_VARIABLES else ""
         words += [(line, 11.0, "muted") for line in lines_of(f"{count} of {_size(whole)}{more}", 11, _LABELS)]
         for i in range(len(self.shown)):
@@ -326,19 +326,15 @@ def _facts(replicas: Replicas, groups: int) -> str:
     """A description of a placement."""
     logical = replicas.logical_devices.shape[1]
     facts = [
-        _many(replicas.count, "replica")
+        counted(replicas.count, "replica")
         + (f" of {logical} devices each" if logical > 1 else "")
         + (f", {replicas.per_device} on each device" if replicas.per_device > 1 else ""),
-        _many(groups, "group") if groups > 1 else "",
-        _many(replicas.slices, "slice") if replicas.slices > 1 else "",
-        _many(replicas.lockstep.workers.count, "worker") if replicas.lockstep.several else "",
-        _many(replicas.mesh.size, "device"),
+        counted(groups, "group") if groups > 1 else "",
+        counted(replicas.slices, "slice") if replicas.slices > 1 else "",
+        counted(replicas.lockstep.workers.count, "worker") if replicas.lockstep.several else "",
+        counted(replicas.mesh.size, "device"),
     ]
     return "  ·  ".join(fact for fact in facts if fact)
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _replicas(numbers: tuple[int, ...], spelt: bool) -> str:

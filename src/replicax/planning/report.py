@@ -14,7 +14,7 @@ from replicax.planning.estimate import Estimate, ScalingPoint
 from replicax.planning.memory import Memory
 from replicax.planning.timeline.prediction import Timeline
 from replicax.system.packages import PICTURES, check_installed
-from replicax.system.quantities import bytes_in_words
+from replicax.system.quantities import bytes_in_words, counted
 
 if TYPE_CHECKING:
     import rich.console
@@ -161,7 +161,7 @@ class Plan:
         """The plan in a line."""
         slices = f"{self.slices:,} slices of " if self.slices > 1 else ""
         devices = f"{self.devices:,} × {self.device_kind}" + (f" ({slices}{self.topology})" if self.topology else "")
-        return f"{self.step} on {self.replicas:,} replica{'' if self.replicas == 1 else 's'}, {devices}"
+        return f"{self.step} on {counted(self.replicas, 'replica')}, {devices}"
 
     @property
     def verdict(self) -> str:

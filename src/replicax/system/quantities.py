@@ -45,3 +45,13 @@ def seconds_in_words(seconds: float) -> str:
     """
     unit, name = unit_of(seconds, SECONDS) if seconds else SECONDS[0]
     return f"{seconds / unit:.3g} {name}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, which ``what`` calls one of.
+
+    >>> from replicax.system.quantities import counted
+    >>> counted(1, "replica"), counted(1024, "replica")
+    ('1 replica', '1,024 replicas')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import BoxStyle
 from matplotlib.path import Path as Outline
 
+from replicax.system.quantities import counted
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.core_owners import COLOURS, INK, LINE, MUTED, PAPER, SHARED, CoreOwners, core_owners
 from replicax.tpu.topology import Topology
@@ -257,15 +258,11 @@ def _facts(topology: Topology, assignment: DeviceAssignment | None) -> str:
     cores = int(topology.mesh_shape[3])
     dims = [axis for axis, wraps in zip("xyz", topology.torus.wrap, strict=True) if wraps]
     facts = [
-        _many(math.prod(topology.torus.shape), "chip") + (f" of {cores} devices" if cores > 1 else ""),
-        _many(topology.num_tasks, "host"),
+        counted(math.prod(topology.torus.shape), "chip") + (f" of {cores} devices" if cores > 1 else ""),
+        counted(topology.num_tasks, "host"),
         f"wraps around along {', '.join(dims)}" if dims else "no wrap-around",
     ]
     if assignment is not None:
         replicas, each = assignment.num_replicas, assignment.num_cores_per_replica
-        facts.insert(0, f"{_many(replicas, 'replica')} of {_many(each, 'core')}")
+        facts.insert(0, f"{counted(replicas, 'replica')} of {counted(each, 'core')}")
     return "  ·  ".join(facts)
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

@@ -12,6 +12,7 @@ from typing import Any
 from replicax.cli.diagnosis.check_runner import run_process
 from replicax.cli.diagnosis.environment_variables import environment_at_start, has_nvidia_gpu, has_tpu
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+from replicax.system.quantities import counted
 
 _PROBE = Path(__file__).with_name("device_probe.py")
 _STAGES = {
@@ -37,7 +38,7 @@ def check(seconds: float) -> list[Finding]:
     if "sum" in done:
         each = f"{1000 * done['sum']['again']:.2f} ms"
         count = len(done["devices"]["kinds"])
-        across = f"all-reduce of 1 MiB on {count} device{'s' if count > 1 else ''}"
+        across = f"all-reduce of 1 MiB on {counted(count, 'device')}"
         findings.append(
             _computed("collectives", across, done["sum"], f"{each}, the first time {done['sum']['first']:.2f} s")
         )
