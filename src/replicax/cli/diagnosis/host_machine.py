@@ -18,7 +18,7 @@ _OPEN_FILES = 1024
 
 def check(seconds: float) -> list[Finding]:
     """Cores, memory, shared memory and open files."""
-    return [_cores(), _memory(), *_shared_memory(), _open_files()]
+    return [_cores(), _memory(), _shared_memory(), _open_files()]
 
 
 def usable_cores() -> float:
@@ -56,16 +56,16 @@ def _memory() -> Finding:
     return ok("memory", what, **data)
 
 
-def _shared_memory() -> list[Finding]:
+def _shared_memory() -> Finding:
     if not _SHARED.is_dir():
-        return [warning("shared memory", f"there is no {_SHARED}", "mount it: NCCL and Grain's workers need it")]
+        return warning("shared memory", f"there is no {_SHARED}", "mount it: NCCL and Grain's workers need it")
     there = shutil.disk_usage(_SHARED)
     what = f"{_SHARED}: {there.free / _GIB:.1f} of {there.total / _GIB:.1f} GiB free"
     data = {"total": there.total, "free": there.free}
     if there.free < _GIB / 2:
         to_do = "NCCL and Grain's worker processes share memory there: make it larger (docker run --shm-size=8g)"
-        return [warning("shared memory", what, to_do, **data)]
-    return [ok("shared memory", what, **data)]
+        return warning("shared memory", what, to_do, **data)
+    return ok("shared memory", what, **data)
 
 
 def _open_files() -> Finding:
