@@ -104,11 +104,7 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
 
 
 def _check_agrees(told: WorkerGroup | None) -> None:
-    """Raise if JAX has been initialized for another worker or cluster than ``told``.
-
-    Raises:
-      ValueError: it has been.
-    """
+    """Raise if JAX has been initialized for another worker or cluster than ``told``."""
     index, count = _jax.process_index_and_count()
     if told is not None and (told.index, told.count) != (index, count):
         raise ValueError(

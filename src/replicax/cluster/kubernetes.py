@@ -157,11 +157,6 @@ def _checked(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def _client(location: KubernetesExecutableLocation) -> Any:
-    """A client of the API.
-
-    Raises:
-      ImportError: the package is not installed.
-    """
     try:
         from kubernetes import client, config
     except ImportError as error:

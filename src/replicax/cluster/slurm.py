@@ -163,11 +163,7 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
 
 
 def _check_count(count: int, what: str, written: str) -> None:
-    """Raise if a list is longer than any real one.
-
-    Raises:
-      ValueError: it is longer.
-    """
+    """Raise if a list is longer than any real one."""
     if count > _MOST:
         raise ValueError(f"{shortened(written)!r} stands for {count} {what}, and no cluster has more than {_MOST}")
 

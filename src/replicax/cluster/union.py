@@ -133,11 +133,7 @@ class UnionClusterResolver(ClusterResolver):
 
 
 def _joined(job: str, ours: Any, theirs: Any, our_name: str, their_name: str) -> list[str] | dict[int, str]:
-    """The merged tasks of a job of two resolvers.
-
-    Raises:
-      ValueError: they contradict each other.
-    """
+    """The merged tasks of a job of two resolvers; raises if they contradict each other."""
     if isinstance(ours, list) and isinstance(theirs, list):
         if ours == theirs:
             return ours

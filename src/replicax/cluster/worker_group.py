@@ -183,11 +183,7 @@ def detected_group(timeout_seconds: float) -> WorkerGroup | None:
 
 
 def _with_jax_variables(group: WorkerGroup) -> WorkerGroup:
-    """The group with the coordinator that JAX's variable names; the other variables have to agree with it.
-
-    Raises:
-      ValueError: they don't.
-    """
+    """The group with the coordinator that JAX's variable names; raises if the other variables don't agree with it."""
     for variable, ours, what in ((COUNT, group.count, "workers"), (INDEX, group.index, "as this worker's number")):
         theirs = _number(variable)
         if theirs is not None and theirs != ours:

@@ -59,11 +59,7 @@ def _devices(target_config: str, topology: str) -> list[jax.Device]:
 
 
 def _checked_plugin() -> str:
-    """The module of the plugin.
-
-    Raises:
-      RuntimeError: see :func:`described_devices`.
-    """
+    """The module of the plugin; raises as :func:`described_devices`."""
     cure = "pip install 'replicax[gpu-plan]'. Neither a GPU nor CUDA is needed"
     wanted = jaxlib.version.__version__
     for package, module in _PLUGINS.items():

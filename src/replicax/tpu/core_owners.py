@@ -52,7 +52,7 @@ class CoreOwners:
 
     def legend(self) -> str:
         """The meaning of the labels."""
-        return f"{self.whose}" if self.single else f"{self.whose}·{self.what}"
+        return self.whose if self.single else f"{self.whose}·{self.what}"
 
 
 def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> CoreOwners:

@@ -178,7 +178,6 @@ class TPUClusterResolver(AcceleratorResolver):
 
 
 def _checked_slices(slices: int | None, is_found: bool) -> int:
-    """The requested number of slices."""
     if slices is None:
         return 1
     slices = checked_integer(slices, "TPUClusterResolver: slices")
@@ -251,16 +250,7 @@ def _attached(tpu: str | None) -> list[jax.Device]:
 
 
 def _absent(name: str, slices: int) -> list[jax.Device]:
-    """The devices of TPU slices that need not exist: XLA compiles for them, but nothing runs.
-
-    Args:
-      name: such as ``"v5e:4x4"``.
-      slices: the number of slices.
-
-    Raises:
-      ValueError: there is no such slice; the message lists some.
-      RuntimeError: libtpu, which has the compiler, is not installed.
-    """
+    """The devices of so many TPU slices that need not exist: XLA compiles for them, but nothing runs."""
     kind, shape = parse_slice(name)
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         raise RuntimeError(
