@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
 
-from replicax import context
-from replicax.collectives import ReduceOp
 from replicax.errors import ContextError
 from replicax.parameter_server.actors import Reply, all_results
 from replicax.parameter_server.server.messages import Changes, Ended, Push
 from replicax.parameter_server.server.servers import Servers, split_changes
 from replicax.parameter_server.server.shards import Shards
-from replicax.parameter_server.worker.variables import WorkerVariable
+from replicax.parameter_server.worker.variables import WorkerVariable, is_part
 from replicax.variables.slots import Slot
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -44,7 +41,6 @@ class ServerVariables:
         self.groups = groups
         self.shards: dict[int, Shards] = {}
         self.roles: dict[Slot, tuple[WorkerVariable, int | str, list[Slot]]] = {}
-        self.local = threading.local()
 
     # --- functions --------------------------------------------------------------------------------------
 
@@ -132,15 +128,6 @@ class ServerVariables:
 
     # --- collectives ------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def part(self) -> Iterator[None]:
-        """Mark the collectives inside as first halves that the servers complete."""
-        before, self.local.is_part = getattr(self.local, "is_part", False), True
-        try:
-            yield
-        finally:
-            self.local.is_part = before
-
     def communicator(self, here: Any, count: int) -> Any:
         return here if self.groups == 1 else GroupCommunicator(here, count, self)
 
@@ -148,13 +135,24 @@ class ServerVariables:
 # --- collectives of workers that train synchronously --------------------------------------------------
 
 
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "sum_of_own": "all_reduce",
+    "all_gather": "all_gather",
+    "from_first": "a value of the first replica",
+    "components": "the replicas' components",
+    "merge": "merge_call",
+}
+"""The methods of a communicator that combine the replicas' values, and their names in messages."""
+
+
 class GroupCommunicator:
     """Collectives among the replicas of one worker, for a step in which other workers take part.
 
     The workers combine values only on the servers, after the step. So a collective inside a step is impossible, and
     would be wrong among the ``count`` replicas of one worker alone: it raises. The two collectives that the servers
-    complete, the sum of gradients and assigned values, are inside of :meth:`ServerVariables.part`; what they and all
-    else do among these replicas, ``here`` does.
+    complete, the sum of gradients and assigned values, are called with :data:`is_part`; what they and all else do among
+    these replicas, ``here`` does.
     """
 
     def __init__(self, here: Any, count: int, server_variables: ServerVariables) -> None:
@@ -164,11 +162,9 @@ class GroupCommunicator:
             here.examples = here.examples._replace(count=here.examples.count * server_variables.groups)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _COLLECTIVES and not is_part.get():
+            return functools.partial(_refuse, _COLLECTIVES[name])
         return getattr(self._here, name)
-
-    def _check_part(self, what: str) -> None:
-        if not getattr(self._server_variables.local, "is_part", False):
-            _refuse(what)
 
     def replica_id(self) -> Any:
         group = current_store().read(self._server_variables.group)
@@ -177,29 +173,8 @@ class GroupCommunicator:
     def add_up(self, count: int) -> Any:
         return self._here.add_up(count) * self._server_variables.groups
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> Any:
-        self._check_part("all_reduce")
-        return self._here.all_reduce(op, arrays, options)
 
-    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> Any:
-        return self.all_reduce(ReduceOp.SUM, arrays, options)
-
-    def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
-        self._check_part("all_gather")
-        return self._here.all_gather(array, axis, options)
-
-    def from_first(self, array: Any) -> Any:
-        self._check_part("a value of the first replica")
-        return self._here.from_first(array)
-
-    def components(self, value: Any) -> Sequence[Any]:
-        _refuse("the replicas' components")
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        _refuse("merge_call")
-
-
-def _refuse(what: str) -> NoReturn:
+def _refuse(what: str, *_: Any, **__: Any) -> NoReturn:
     raise ContextError(
         f"{what} was asked for in a step of ParameterServerStrategy(mode='sync'), whose replicas are on several "
         "workers, which meet only on the servers, after the step. Optimizer.apply_gradients and variables with an "

@@ -7,6 +7,7 @@ the worker, into which the step writes gradients and changes to add. After the s
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.indexed_slices import IndexedSlices, check_rows, is_slices
 from replicax.training.optimizer import Optimizer, _optimised
+from replicax.training.step_hooks import using
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
 from replicax.variables.store import ConcreteStore, current_store, outside_steps
@@ -26,6 +28,9 @@ from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
     from replicax.parameter_server.worker.server_variables import ServerVariables
+
+is_part: contextvars.ContextVar[bool] = contextvars.ContextVar("is_part", default=False)
+"""Whether collectives are the first halves of those that the servers complete."""
 
 
 class WorkerCollection(VariableCollection):
@@ -94,7 +99,7 @@ class WorkerVariable(Variable):
                 f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
                 "the servers could not tell which is meant: assign the final value only"
             )
-        with self.server_variables.part():
+        with using(is_part, True):
             super().assign(value)
         if self._is_outside():
             self.server_variables.servers.forget(self.number_on_servers)
@@ -109,7 +114,7 @@ class WorkerVariable(Variable):
         if self._is_outside():
             self.server_variables.change({("added", self.number_on_servers): signed})
             return self
-        with self.server_variables.part():
+        with using(is_part, True):
             mine = self._combined(signed) if self._in_replica() else signed
         self._write(current_store().read(self) + mine)
         if _step() not in self._assigned_in:
@@ -123,7 +128,7 @@ class WorkerVariable(Variable):
                 "parameter servers: use scatter_add or scatter_sub inside a step"
             )
         before = current_store().read(self)
-        with self.server_variables.part():
+        with using(is_part, True):
             super()._scatter(slices, change, method)
         self._note_added(current_store().read(self) - before)
         return self
@@ -225,7 +230,7 @@ class WorkerOptimizer(Optimizer):
                 f"{self.name}.apply_gradients was called twice in one step: a step sends the servers one gradient for "
                 "each variable. Add the gradients, or use an optimizer for each."
             )
-        with self._server_variables.part():
+        with using(is_part, True):
             super().apply_gradients(gradients, variables, aggregate)
         if step is not None:
             self._applied_in.add(step)
