@@ -70,13 +70,13 @@ def test_what_is_read_just_before_servers_go_back_is_not_taken_for_what_is_there
         cluster = coordinator._cluster
         [mine], [other] = (cluster.home.definitions.shards[variable.number].servers[:1] for variable in (v, w))
         assert mine != other
-        replace = cluster.servers.replace
+        restore = cluster.servers.restore
 
-        def replace_and_read(new: Any) -> None:
-            replace(new)
+        def read_and_restore(*args: Any) -> None:
             cluster.home._refresh(v.slot)
+            restore(*args)
 
-        cluster.servers.replace = replace_and_read
+        cluster.servers.restore = read_and_restore
         actors.of("ShardServer")[other].kill()
         assert w.numpy().tolist() == [0.0] * 2
         assert float(v) == 4.0

@@ -61,8 +61,7 @@ class Definitions:
         """Define an object.
 
         The content is a :class:`VariableDefinition` or :class:`OptimizerDefinition`; for a dataset the pickled function
-        that makes it; for an iterator the number of its dataset; or the present server processes: values that were read
-        before are out of date.
+        that makes it; for an iterator the number of its dataset; or the present server processes.
         """
         with self._lock:
             self._all[reference] = content

@@ -115,7 +115,7 @@ class Recovery:
                 actors[index] = self._start(index)
                 self._starting.add(index)
         self.era += 1
-        self.servers.replace(actors)
+        self.servers.actors = tuple(actors)
         self.servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
         self._starting.clear()
         self.home.resend()

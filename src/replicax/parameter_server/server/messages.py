@@ -14,6 +14,10 @@ Changes = Mapping[tuple[int | str, int], Any]
 """Arrays or rows by kind and variable. The kind is ``"added"``, ``"assigned"``, or, for gradients, an optimizer."""
 
 
+Version = tuple[int, int]
+"""Of a part of a variable: the era in which it was changed last (see :class:`Ended`), and a number that grows."""
+
+
 class Ended(NamedTuple):
     """The functions that have ended; part of every message to a server.
 
@@ -49,7 +53,7 @@ class Pulled(NamedTuple):
     """The number of a server's updates; and the versions and parts of variables that the caller does not have."""
 
     updates: int
-    values: Mapping[int, tuple[int, Any]]
+    values: Mapping[int, tuple[Version, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +84,7 @@ class ServerState:
     """
 
     values: dict[int, Any] = dataclasses.field(default_factory=dict)
-    versions: dict[int, int] = dataclasses.field(default_factory=dict)
+    versions: dict[int, Version] = dataclasses.field(default_factory=dict)
     aggregations: dict[int, Any] = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     waiting: dict[tuple[int, int], dict[int, Push]] = dataclasses.field(default_factory=dict)

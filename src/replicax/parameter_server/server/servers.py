@@ -9,7 +9,7 @@ import numpy as np
 
 from replicax.parameter_server.actors import Actor, Reply, all_results
 from replicax.parameter_server.pickling import Reference
-from replicax.parameter_server.server.messages import Changes, Ended, OptimizerPart, Push, Rows
+from replicax.parameter_server.server.messages import Changes, Ended, OptimizerPart, Push, Rows, Version
 from replicax.parameter_server.server.shards import Shards
 
 
@@ -24,7 +24,7 @@ class Servers:
         self.actors = tuple(actors)
         self.ended: Callable[[], Ended] = Ended
         self.updates: dict[int, int] = {}
-        self._versions: dict[int, dict[int, int]] = {}
+        self._versions: dict[int, dict[int, Version]] = {}
 
     def put(self, values: Mapping[int, tuple[Shards, Any, str]]) -> None:
         """Set whole variables: their shards, values and aggregations."""
@@ -49,11 +49,10 @@ class Servers:
 
         ``present`` returns this process' value of a variable, for parts that have not changed.
         """
-        versions = self._versions  # replaced by a new dict when servers go back
-        calls: dict[int, dict[int, int]] = {}
+        calls: dict[int, dict[int, Version | None]] = {}
         for number, shards in wanted.items():
             for server in shards.sources:
-                calls.setdefault(server, {})[number] = versions.get(number, {}).get(server, -1)
+                calls.setdefault(server, {})[number] = self._versions.get(number, {}).get(server)
         ended = self.ended()
         pulled = self._all("pull", {server: (asked, ended) for server, asked in calls.items()})
         self.updates.update({server: got.updates for server, got in pulled.items()})
@@ -67,7 +66,7 @@ class Servers:
                 old = np.asarray(present(number))
                 parts.update({server: shards.part(old, server) for server in missing})
             found[number] = shards.whole(parts)
-            versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
+            self._versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
         return found
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> np.ndarray:
@@ -91,11 +90,6 @@ class Servers:
         """After a step has failed: drop waiting pushes, except those of complete steps."""
         self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
-    def replace(self, actors: Sequence[Actor]) -> None:
-        """Use other processes as servers, or the same ones after their values have changed."""
-        self.actors = tuple(actors)
-        self._versions = {}
-
     def forget(self, number: int) -> None:
         """Forget what this process has of a variable: it has been dropped, or the copy here has been changed."""
         self._versions.pop(number, None)
@@ -117,7 +111,6 @@ class Servers:
     def restore(self, states: Sequence[Reply | None], era: int) -> None:
         """Make all servers go back to these states (``None``: empty), and start an era."""
         self._all("restore", {server: (state, era) for server, state in enumerate(states)})
-        self._versions = {}  # another thread may have read in between, which is not a version of this era
 
     def wait_until_ready(self) -> None:
         """Wait until all of their processes have started."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.parameter_server.pickling import Reference
-from replicax.parameter_server.server.messages import Ended, OptimizerPart, Pulled, Push, Rows, ServerState
+from replicax.parameter_server.server.messages import Ended, OptimizerPart, Pulled, Push, Rows, ServerState, Version
 from replicax.parameter_server.server.optimizer_update import update_of
 from replicax.variables.aggregation import Aggregation
 
@@ -87,8 +87,8 @@ class ShardServer:
 
     # --- reading and pushing ----------------------------------------------------------------------------
 
-    def pull(self, known: Mapping[int, int], ended: Ended) -> Pulled:
-        """The parts of these variables that are newer than the caller's versions (-1: none)."""
+    def pull(self, known: Mapping[int, Version | None], ended: Ended) -> Pulled:
+        """The parts of these variables whose versions are not those that the caller has."""
         self._finish(ended)
         values, versions = self._state.values, self._state.versions
         newer = [number for number, version in known.items() if number in values and versions[number] != version]
@@ -187,8 +187,10 @@ class ShardServer:
         return _add(value if is_own else np.array(value), deltas)
 
     def _set(self, number: int, value: Part) -> None:
-        self._state.values[number] = value
-        self._state.versions[number] = self._state.versions.get(number, 0) + 1
+        state = self._state
+        state.values[number] = value
+        _, count = state.versions.get(number, (0, 0))
+        state.versions[number] = state.ended.era, count + 1
 
 
 def _add(total: np.ndarray, changes: Iterable[np.ndarray | Rows]) -> np.ndarray:

@@ -220,7 +220,7 @@ class StepWorker:
             if kind == "variable":
                 self.server_variables.shards[number] = content.shards
             elif kind == "servers":
-                self.server_variables.servers.replace(content)
+                self.server_variables.servers.actors = content
 
     # --- references of functions ------------------------------------------------------------------------
 
