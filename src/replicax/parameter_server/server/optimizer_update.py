@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,31 +33,25 @@ def update_of(tx: Any, tree: Any) -> Update:
     return update
 
 
-@dataclasses.dataclass(frozen=True)
-class _From:
-    """The inputs that a value depends on.
-
-    Attributes:
-      owners: the parameters, by their places; their gradients and slots count as them.
-      mixes: whether it combines elements of one of them, so that a part alone would not do.
-    """
-
-    owners: frozenset[int] = frozenset()
-    mixes: bool = False
+_MIXES = -1
+"""In the dependences of a value: it combines elements of a parameter, so that a part alone would not do."""
 
 
-class _Dependences(Dataflow[_From]):
-    def join(self, facts: Iterable[_From]) -> _From:
-        found = list(facts)
-        return _From(frozenset().union(*(f.owners for f in found)), any(f.mixes for f in found))
+class _Dependences(Dataflow[frozenset[int]]):
+    """The parameters that each value depends on, by their places; their gradients and slots count as them."""
 
-    def decided(self, fact: _From, decision: _From) -> _From:
-        return self.join((fact, decision))
+    def join(self, facts: Iterable[frozenset[int]]) -> frozenset[int]:
+        return frozenset().union(*facts)
 
-    def operation(self, equation: Equation, facts: list[_From], control: Control, final: bool) -> Found[_From]:
+    def decided(self, fact: frozenset[int], decision: frozenset[int]) -> frozenset[int]:
+        return fact | decision
+
+    def operation(
+        self, equation: Equation, facts: list[frozenset[int]], control: Control, final: bool
+    ) -> Found[frozenset[int]]:
         joined = self.join(facts)
-        if equation.primitive.name not in ELEMENTWISE | IDENTITIES | CASTS and joined.owners:
-            joined = dataclasses.replace(joined, mixes=True)
+        if equation.primitive.name not in ELEMENTWISE | IDENTITIES | CASTS and joined:
+            joined |= {_MIXES}
         return [joined] * len(equation.outvars), facts
 
 
@@ -84,11 +77,11 @@ def check_by_parts(
     if servers == 1:
         return
     names = [v.name for v in parameters]
-    own = [_From(frozenset({i})) for i in range(len(parameters))]
-    slots = [_From() if o is None else _From(frozenset({o})) for o in owners]
-    found, _ = _Dependences(_From()).run(traced.jaxpr, [*own, *own, *slots], final=True)
+    own = [frozenset({i}) for i in range(len(parameters))]
+    slots = [frozenset() if o is None else frozenset({o}) for o in owners]
+    found, _ = _Dependences(frozenset()).run(traced.jaxpr, [*own, *own, *slots], final=True)
     for fact, owner in zip(found, [*range(len(parameters)), *owners], strict=True):
-        others = sorted(fact.owners - {owner})
+        others = sorted(fact - {owner, _MIXES})
         if others:
             of = "its state" if owner is None else f"variable {names[owner]!r}"
             raise ValueError(
@@ -97,7 +90,7 @@ def check_by_parts(
                 "num_servers=1 without variable_partitioner, or a transformation of each variable by itself "
                 "(optax.clip_by_block_rms, optax.clip)."
             )
-        if owner is not None and fact.mixes and split[owner]:
+        if owner is not None and _MIXES in fact and split[owner]:
             raise ValueError(
                 f"this optimizer can't be applied to parts of variable {names[owner]!r}: its update of an element "
                 "depends on others, as in optax.lamb or optax.adafactor. Leave variable_partitioner out, or have it "
