@@ -175,22 +175,22 @@ class Actors:
                     self._processes |= {process, *_descendants(process)}
 
 
-def all_results(replies: Sequence[Reply], whom: Callable[[int], str]) -> list[Any]:
+def all_results(replies: Sequence[Reply], actors: Sequence[str]) -> list[Any]:
     """The results of several calls, in their order; waits for all, even if one fails.
 
-    Errors name the actor: ``whom`` has that of each call's number. Those of dead actors come first.
+    Errors name the actor of the call, and those of dead actors come first.
     """
     deadline = time.monotonic() + TIMEOUT
     found: list[Any] = []
     dead: list[Exception] = []
     raised: list[Exception] = []
-    for number, reply in enumerate(replies):
+    for name, reply in zip(actors, replies, strict=True):
         try:
             found.append(reply.result(max(0.0, deadline - time.monotonic())))
         except ActorDiedError as error:
-            dead.append(type(error)(f"{whom(number)} has died: {error}"))
+            dead.append(type(error)(f"{name} has died: {error}"))
         except TimeoutError:
-            dead.append(TimeoutError(f"{whom(number)} has not answered within {TIMEOUT:g} seconds"))
+            dead.append(TimeoutError(f"{name} has not answered within {TIMEOUT:g} seconds"))
         except Exception as error:
             raised.append(error)
     for first in [*dead, *raised]:

@@ -104,7 +104,7 @@ class Servers:
         """Make the neighbours store these states, and keep the previous ones until all have them."""
         neighbours = [*self.actors[1:], *self.actors[:1]]
         kept = [neighbour.call("keep", state) for neighbour, state in zip(neighbours, states, strict=True)]
-        all_results(kept, lambda i: f"parameter server {i}, or its neighbour that keeps its state,")
+        all_results(kept, [f"parameter server {i}, or its neighbour that keeps its state," for i in range(len(kept))])
         for actor in self.actors:
             actor.call("keep_last")
 
@@ -118,8 +118,7 @@ class Servers:
 
     def _all(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         sent = [self.actors[server].call(method, *args) for server, args in calls.items()]
-        whom = list(calls)
-        return dict(zip(calls, all_results(sent, lambda i: f"parameter server {whom[i]}"), strict=True))
+        return dict(zip(calls, all_results(sent, [f"parameter server {server}" for server in calls]), strict=True))
 
 
 def split_changes(shards: Mapping[int, Shards], changes: Changes) -> dict[int, dict[tuple[int | str, int], Any]]:

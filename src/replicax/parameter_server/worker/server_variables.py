@@ -68,9 +68,9 @@ class ServerVariables:
 
     def settle(self) -> tuple[int, ...]:
         """Wait until all changes are applied, even if one fails; returns the staleness of each."""
-        servers = [server for sent in self._sent for server in sent]
+        servers = [f"parameter server {server}" for sent in self._sent for server in sent]
         replies = [reply for sent in self._sent for reply in sent.values()]
-        found = iter(all_results(replies, lambda i: f"parameter server {servers[i]}"))
+        found = iter(all_results(replies, servers))
         return tuple(max(0, *itertools.islice(found, len(sent))) for sent in self._sent)
 
     def forget(self, number: int, variable: WorkerVariable | None) -> None:
