@@ -237,11 +237,12 @@ class _Cluster:
         settings = {name: getattr(jax.config, name) for name in _SHARED_SETTINGS}
         self._settings = WorkerSettings(strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings)
         self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
-        try:
 
-            def start_server(index: int) -> Actor:
-                return actors.start(ShardServer, strategy.groups, settings, env=_server_environment())
+        def start_server(index: int) -> Actor:
+            return actors.start(ShardServer, strategy.groups, settings, env=_server_environment())
 
+        with contextlib.ExitStack() as if_it_fails:
+            if_it_fails.callback(actors.stop)
             self.servers = Servers([start_server(index) for index in range(strategy.num_servers)])
             choice = ShardChoice(strategy.num_servers, strategy.variable_partitioner)
             self.home = VariableHome(strategy.extended.variables, self.servers, choice, self.dumps)
@@ -252,14 +253,11 @@ class _Cluster:
                 strategy.groups,
                 strategy.max_staleness,
             )
+            if_it_fails.callback(self.dispatcher.close, "the coordinator could not be started")
             self.home.dispatcher = self.dispatcher
             self.servers.ended = self.dispatcher.ended
             self.servers.wait_until_ready()
-        except BaseException:
-            if (dispatcher := getattr(self, "dispatcher", None)) is not None:
-                dispatcher.close("the coordinator could not be started")
-            actors.stop()
-            raise
+            if_it_fails.pop_all()
 
     def _start_worker(self, index: int) -> Actor:
         env = _worker_environment(self._settings.devices)
@@ -312,7 +310,7 @@ class _Cluster:
 
         Logs that variables can't be fetched, unless the program has already got an error.
         """
-        was_told = self.dispatcher.has_given_up
+        was_told = self.dispatcher.closed is not None
         try:
             self.stop()
         except WorkerError as error:

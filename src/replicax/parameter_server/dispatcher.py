@@ -38,6 +38,10 @@ class Dispatcher:
     """Sends each scheduled function to a worker; and again if the worker dies.
 
     ``groups`` is the number of functions of a step.
+
+    Attributes:
+      lock: held while functions are sent, during snapshots, and while servers go back.
+      closed: why no function can run any more, which every later call raises.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Dispatcher:
         self._next = 0
         self._error: WorkerError | None = None
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
-        self._closed: str | None = None
+        self.closed: str | None = None
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._log = WorkLog()
@@ -80,7 +84,7 @@ class Dispatcher:
           WorkerError: an earlier function has failed, or the coordinator is closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self._closed)
+            self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self.closed)
             self._raise_error()
             number, self._next = self._next, self._next + 1
             call = FunctionCall(number, name, digest, arguments)
@@ -93,7 +97,7 @@ class Dispatcher:
     def join(self, timeout: float | None) -> WorkReport:
         """Wait until all functions are done; raises if one has failed, or the time has passed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._in_flight or self._closed, timeout):
+            if not self._changed.wait_for(lambda: not self._in_flight or self.closed, timeout):
                 raise TimeoutError(f"join: after {timeout:g} seconds {progress(self._workers, len(self._queue))}")
             self._raise_error()
             self._begin_step()
@@ -116,13 +120,7 @@ class Dispatcher:
     def is_idle(self) -> bool:
         """Whether no function runs or waits, so that dead servers could be restored."""
         with self._changed:
-            return not self._in_flight and self._closed is None
-
-    @property
-    def has_given_up(self) -> bool:
-        """Whether no function can run any more; every later call has raised that."""
-        with self._changed:
-            return self._closed is not None
+            return not self._in_flight and self.closed is None
 
     def close(self, why: str) -> None:
         """Stop sending; waiting functions are cancelled."""
@@ -160,7 +158,7 @@ class Dispatcher:
                     if is_lost:
                         self._raise_error()
                     waits = self._is_to_assign or (is_lost and self._has_lost_server)
-                    if self._closed is not None or not waits:
+                    if self.closed is not None or not waits:
                         return self._recovery.era
                 released.wait(_PAUSE)
 
@@ -173,14 +171,14 @@ class Dispatcher:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        if self._closed is not None:
-            raise WorkerError(self._closed)
+        if self.closed is not None:
+            raise WorkerError(self.closed)
 
     # --- sending ----------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         """Send functions to idle workers, as far as possible."""
-        if self._closed is not None:
+        if self.closed is not None:
             return
         if self._is_to_assign and all(scheduled.number not in self._again for scheduled in self._in_flight):
             self._assign()
@@ -279,7 +277,7 @@ class Dispatcher:
             if message is None:
                 return
             worker, actor, scheduled, reply = message
-            if worker.actor is not actor or self._closed is not None:
+            if worker.actor is not actor or self.closed is not None:
                 continue
             try:
                 if scheduled is None:
@@ -299,7 +297,7 @@ class Dispatcher:
         """Check, when no result has come for a while, whether one can still come."""
         with self._changed:
             try:
-                if self._closed is None:
+                if self.closed is None:
                     self._recovery.check()
                     self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
                     if self._waited > _SECONDS_TO_START:
@@ -309,8 +307,8 @@ class Dispatcher:
 
     def _give_up(self, why: str) -> None:
         """Stop running functions; each later call raises with this reason."""
-        if self._closed is None:
-            self._closed = why
+        if self.closed is None:
+            self.closed = why
         self._cancel_queue(WorkerError(why))
         for worker in self._workers:
             if worker.running is not None:
@@ -335,20 +333,20 @@ class Dispatcher:
         except Exception as error:  # sending the result failed, after the function had run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
             return _failed(worker, scheduled, error, text)
+        if outcome.has_lost_server:
+            self._has_lost_server = True
+            return None
         if outcome.to_build is None:
             return outcome
         try:
             self._recovery.home.build(*outcome.to_build)
         except (ActorDiedError, TimeoutError):
-            return CallOutcome(has_lost_server=True)
+            self._has_lost_server = True
         except Exception as error:
             return _failed(worker, scheduled, error, str(error))
         return None
 
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
-        if outcome is not None and outcome.has_lost_server:
-            self._has_lost_server = True
-            outcome = None
         why = self._broken_off or self._error
         if outcome is None and (why is None or scheduled.number in self._again):
             bisect.insort(self._queue, scheduled, key=_number)

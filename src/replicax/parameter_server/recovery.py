@@ -58,7 +58,7 @@ class Recovery:
 
         They take 1/40 of the time. After the program has assigned a variable, which would be lost, none is postponed.
         """
-        if self.home.has_assigned:
+        if self.home.assigned:
             return True
         due = functions >= _FUNCTIONS and time.monotonic() - self._taken >= self._cost / _SHARE
         if due and self._due_since is None:

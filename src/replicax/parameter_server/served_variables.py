@@ -127,6 +127,7 @@ class VariableHome:
     that functions begin with before these run again, and values that the program has assigned since then after that.
 
     Attributes:
+      assigned: values that the program has assigned, and functions since the last snapshot have not begun with.
       lost: why the servers could not be restored; their present state is useless.
       dispatcher: takes snapshots, and makes servers that have died go back.
     """
@@ -149,7 +150,7 @@ class VariableHome:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._defined: dict[int, tuple[Sequence[int], OptimizerPart]] = {}
         self._sent: dict[int, Any] = {}
-        self._assigned: dict[int, Any] = {}
+        self.assigned: dict[int, Any] = {}
         self.lost: str | None = None
 
     # --- variables --------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class VariableHome:
             self._servers.drop(gone)
         for kind, number in gone:
             if kind == "variable":
-                for values in (self._sent, self._assigned):
+                for values in (self._sent, self.assigned):
                     values.pop(number, None)
             elif kind == "optimizer":
                 self._defined.pop(number, None)
@@ -190,8 +191,8 @@ class VariableHome:
         for variable, array in arrays.items():
             number = variable.number
             values[number] = self.definitions.shards[number], np.asarray(array), variable.aggregation.value
-            self._assigned.pop(number, None)
-            (self._assigned if number in assigned else self._sent)[number] = values[number]
+            self.assigned.pop(number, None)
+            (self.assigned if number in assigned else self._sent)[number] = values[number]
         self._servers.put(values)
         for variable, array in arrays.items():
             _slot(variable).agree(array)
@@ -230,20 +231,15 @@ class VariableHome:
 
     # --- servers that die -------------------------------------------------------------------------------
 
-    @property
-    def has_assigned(self) -> bool:
-        """Whether the program has assigned values that functions since the last snapshot have not begun with."""
-        return bool(self._assigned)
-
     def begin(self) -> None:
         """No function has run since the last snapshot: the next ones begin with the assigned values."""
-        self._sent |= self._assigned
-        self._assigned.clear()
+        self._sent |= self.assigned
+        self.assigned.clear()
 
     def saved(self) -> None:
         """A snapshot has all values."""
         self._sent.clear()
-        self._assigned.clear()
+        self.assigned.clear()
 
     def resend(self) -> None:
         """After the servers have gone back to the last snapshot: send what functions begin with, and optimizers."""
@@ -253,7 +249,7 @@ class VariableHome:
 
     def resend_assigned(self) -> None:
         """Send assigned values, after the functions that had ended before the servers went back have run again."""
-        self._servers.put(self._assigned)
+        self._servers.put(self.assigned)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
         """Call the servers while no other thread does; repeat it if one has died and all have gone back.
