@@ -75,11 +75,8 @@ class Reply:
                     _check_ray()
                     if left <= _LOOK:
                         raise TimeoutError from None
-        except ray.exceptions.RayTaskError as error:
-            raise _as_ours(error) or _cause_of(error) from None
         except ray.exceptions.RayError as error:
-            ours = _as_ours(error)
-            raise ours if isinstance(ours, NoRoomError) else ActorDiedError(_first_line(error)) from None
+            raise _as_ours(error) from None
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call ``then`` once the reply is there or can't come any more; on any thread."""
@@ -207,7 +204,7 @@ def _reply(begin: Callable[[], Any]) -> Reply:
     try:
         return Reply(begin())
     except ray.exceptions.RayError as error:  # Ray has ended, or has no memory for the arguments
-        return Reply(None, _as_ours(error) or ActorDiedError(_first_line(error)))
+        return Reply(None, _as_ours(error))
 
 
 def _check_ray() -> None:
@@ -226,33 +223,26 @@ def _node() -> Any:
     return importlib.import_module("ray._private.worker")._global_node
 
 
-def _as_ours(error: Any) -> Exception | None:
-    """The error for the arguments or the result of a call; ``None`` for other errors."""
+def _as_ours(error: Any) -> Exception:
+    """What to raise for an error of Ray: the method's own error, or one of the classes above."""
     import ray
 
-    while isinstance(error, ray.exceptions.RayTaskError):
-        error = error.cause
-    why = _first_line(error)
-    if isinstance(error, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError):
+    cause: Exception = error
+    while isinstance(cause, ray.exceptions.RayTaskError):
+        cause = cause.cause
+    text = str(cause).strip()
+    why = text.splitlines()[0] if text else type(cause).__name__
+    if isinstance(cause, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError):
         return NoRoomError(
             f"Ray has no memory for the arguments or the result: {why}. Keep large arrays in variables, or have "
             "workers read them; return less; free the disk that Ray uses when its memory is full; or start Ray with "
             "more memory before the coordinator: ray.init(object_store_memory=…). Snapshots of all variables are "
             "there, too, and what the program that schedules reads of them"
         )
-    if isinstance(error, ray.exceptions.ObjectLostError):
+    if isinstance(cause, ray.exceptions.ObjectLostError):
         return ReplyLostError(why)
-    return ActorDiedError(why) if isinstance(error, ray.exceptions.RayActorError) else None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _cause_of(error: Any) -> BaseException:
-    """The error as raised in the other process."""
-    cause: BaseException = error.cause
+    if cause is error or isinstance(cause, ray.exceptions.RayActorError):
+        return ActorDiedError(why)
     cause.add_note(f"In another process:\n{error}")
     return cause
 
