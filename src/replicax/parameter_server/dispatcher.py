@@ -20,7 +20,6 @@ from replicax.parameter_server.scheduled_functions import (
     BusyWorker,
     Inbox,
     ScheduledFunction,
-    not_run,
     progress,
 )
 from replicax.parameter_server.server.messages import Ended
@@ -55,8 +54,7 @@ class Dispatcher:
         self._recovery = recovery
         self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
-        self._again: set[int] = set()  # functions that had ended before the servers went back
-        self._is_to_assign = False  # whether to repeat the program's assignments from before that, after them
+        self._is_to_assign = False  # whether to repeat the program's assignments after the functions that run again
         self._groups = groups
         self._max_staleness = max_staleness
         self._inbox: Inbox = queue.SimpleQueue()
@@ -180,7 +178,7 @@ class Dispatcher:
         """Send functions to idle workers, as far as possible."""
         if self.closed is not None:
             return
-        if self._is_to_assign and all(scheduled.number not in self._again for scheduled in self._in_flight):
+        if self._is_to_assign and not any(scheduled.runs_again for scheduled in self._in_flight):
             self._assign()
         is_due = not self._is_to_assign and self._recovery.is_due(len(self._since_snapshot))
         if self._has_lost_server or is_due:
@@ -208,7 +206,9 @@ class Dispatcher:
         if not self._queue:
             return False
         scheduled, running = self._queue[0], self._running
-        if self._is_to_assign and scheduled.number > max(self._again, default=-1):
+        if self._is_to_assign and not any(
+            other.runs_again and other.number >= scheduled.number for other in self._in_flight
+        ):
             return False
         if not all(value.is_finished for value in scheduled.inputs):
             return False  # these were scheduled earlier, so they don't wait for this one
@@ -241,9 +241,7 @@ class Dispatcher:
 
     def _go_back(self) -> None:
         """Go back to the last snapshot, and schedule all functions since then again, while none is running."""
-        for scheduled in self._since_snapshot:
-            self._again.add(scheduled.number)
-            bisect.insort(self._queue, scheduled, key=_number)
+        self._queue = sorted([*self._since_snapshot, *self._queue], key=_number)
         self._since_snapshot = []
         try:
             self._recovery.go_back()
@@ -261,7 +259,6 @@ class Dispatcher:
         try:
             self._recovery.home.resend_assigned()
             self._is_to_assign = False
-            self._again.clear()
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 
@@ -309,11 +306,11 @@ class Dispatcher:
         """Stop running functions; each later call raises with this reason."""
         if self.closed is None:
             self.closed = why
-        self._cancel_queue(WorkerError(why))
+        for scheduled in self._in_flight:
+            scheduled.cancel(why)
+        self._queue = []
         for worker in self._workers:
-            if worker.running is not None:
-                worker.running.value._finish(error=not_run(worker.running, WorkerError(why)))
-                worker.running = None
+            worker.running = None
         self._changed.notify_all()
 
     def _outcome(self, worker: BusyWorker, scheduled: ScheduledFunction, reply: Reply) -> CallOutcome | None:
@@ -348,11 +345,11 @@ class Dispatcher:
 
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
         why = self._broken_off or self._error
-        if outcome is None and (why is None or scheduled.number in self._again):
+        if outcome is None and (why is None or scheduled.runs_again):
             bisect.insort(self._queue, scheduled, key=_number)
             return
         if outcome is None:
-            scheduled.value._finish(error=not_run(scheduled, why))
+            scheduled.cancel(why)
         elif outcome.error is not None:
             error, cause = outcome.error
             if cause is not None:
@@ -362,14 +359,18 @@ class Dispatcher:
             if why is None:
                 self._error = error
                 step = scheduled.number // self._groups
-                self._cancel_queue(error, lambda other: other in self._again and other // self._groups != step)
+                again = [other for other in self._queue if other.runs_again and other.number // self._groups != step]
+                for other in self._queue:
+                    other.cancel(error)
+                self._queue = again
                 if self._groups > 1:
                     self._broken_off = error
                     self._begin_step()
         else:
             self._since_snapshot.append(scheduled)
             self._recovery.tries = 0  # deaths before this don't count any more
-            self._log.add(worker.index, outcome.staleness)
+            self._log.functions[worker.index] += 1
+            self._log.staleness.update(outcome.staleness)
             scheduled.value._finish(outcome.value)
         if self._broken_off is not None and not self._running:
             self._break_off(scheduled.number // self._groups)
@@ -386,11 +387,6 @@ class Dispatcher:
     def _begin_step(self) -> None:
         """Note that the next function is the first of a step."""
         self._next = -(-self._next // self._groups) * self._groups
-
-    def _cancel_queue(self, why: WorkerError, stays: Callable[[int], bool] = lambda number: False) -> None:
-        for scheduled in self._queue:
-            scheduled.value._finish(error=not_run(scheduled, why))  # unless it had ended
-        self._queue = [scheduled for scheduled in self._queue if stays(scheduled.number)]
 
 
 _number = operator.attrgetter("number")

@@ -42,6 +42,15 @@ class ScheduledFunction:
         """The results of other functions that it uses."""
         return [used for used in self.uses if isinstance(used, RemoteValue)]
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether it had ended, before the servers went back."""
+        return self.value.is_finished
+
+    def cancel(self, why: object) -> None:
+        """Finish its value with an error that has the first line of ``why``, unless it had ended."""
+        self.value._finish(error=WorkerError(f"{self.value.name} was not run: {str(why).splitlines()[0]}"))
+
 
 class BusyWorker:
     """A worker, as the dispatcher sees it: the function that it runs, and what its process knows.
@@ -101,9 +110,3 @@ def progress(workers: Sequence[BusyWorker], waiting: int) -> str:
     running = [f"worker {worker.index} runs {worker.running.value.name}" for worker in workers if worker.running]
     starting = [f"worker {worker.index} is starting" for worker in workers if not worker.is_ready]
     return "; ".join([*running, *starting, f"{waiting} functions wait"])
-
-
-def not_run(scheduled: ScheduledFunction, why: BaseException | None) -> WorkerError:
-    """The error of a function that was not run."""
-    first = str(why).splitlines()[0] if why is not None and str(why) else "it was called off"
-    return WorkerError(f"{scheduled.value.name} was not run: {first}")

@@ -54,11 +54,6 @@ class WorkLog:
         if self.since is None:
             self.since = time.monotonic()
 
-    def add(self, worker: int, staleness: tuple[int, ...]) -> None:
-        """Note that a worker has run a function."""
-        self.functions[worker] += 1
-        self.staleness.update(staleness)
-
     def report(self) -> WorkReport:
         """The report until now."""
         seconds = 0.0 if self.since is None else time.monotonic() - self.since
