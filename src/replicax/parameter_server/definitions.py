@@ -70,19 +70,20 @@ class Definitions:
         """Define an object with a new number, until the program drops ``owner``; returns its reference."""
         reference = kind, next(self._numbers)
         self.define(reference, content)
-        weakref.finalize(owner, self.drop, reference).atexit = False
+        self._drop_with(owner, reference)
         return reference
 
     def define_variable(self, variable: Variable, shards: Shards) -> None:
-        """Define a variable, or move it to other servers."""
+        """Define a variable, until the program drops it, or move it to other servers."""
+        if variable.number not in self.shards:
+            self._drop_with(variable, ("variable", variable.number))
         self.shards[variable.number] = shards
         v, shape = variable, tuple(variable.shape)
         definition = VariableDefinition(v.name, shape, v.dtype, v.trainable, v.aggregation.value, shards)
         self.define(("variable", v.number), definition)
 
-    def drop(self, reference: Reference) -> None:
-        """Note that the program has dropped an object. May be called from anywhere, even from the garbage collector."""
-        self._gone.append(reference)
+    def _drop_with(self, owner: Any, reference: Reference) -> None:
+        weakref.finalize(owner, self._gone.append, reference).atexit = False  # even by the garbage collector
 
     def forget(self) -> list[Reference]:
         """Make workers forget dropped objects; returns these."""
@@ -124,13 +125,15 @@ class CallOutcome:
     Attributes:
       value: the function's result.
       staleness: of each of its pushes.
-      error: its error, and the pickled exception that caused it, if that can be pickled.
+      error: its error.
+      cause: the exception that caused it, pickled, if that is possible.
       to_build: an optimizer that it needs, and the variables to build it for: a pytree of their numbers.
       has_lost_server: whether a server died, so that it must run again.
     """
 
     value: Any = None
     staleness: tuple[int, ...] = ()
-    error: tuple[WorkerError, bytes | None] | None = None
+    error: WorkerError | None = None
+    cause: bytes | None = None
     to_build: tuple[int, Any] | None = None
     has_lost_server: bool = False

@@ -16,12 +16,7 @@ from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, NoR
 from replicax.parameter_server.definitions import CallOutcome, FunctionCall
 from replicax.parameter_server.recovery import Recovery
 from replicax.parameter_server.remote_values import RemoteValue
-from replicax.parameter_server.scheduled_functions import (
-    BusyWorker,
-    Inbox,
-    ScheduledFunction,
-    progress,
-)
+from replicax.parameter_server.scheduled_functions import BusyWorker, Inbox, ScheduledFunction, progress
 from replicax.parameter_server.server.messages import Ended
 from replicax.parameter_server.work_report import WorkLog, WorkReport
 from replicax.variables.slots import launching
@@ -247,6 +242,7 @@ class Dispatcher:
             self._recovery.go_back()
             self._is_to_assign = True
         except ActorDiedError as error:
+            self._recovery.home.lost = f"the parameter servers are lost: {error}"
             self._give_up(
                 f"the parameter servers can't go on: {error}. Restore the variables from a checkpoint, with another "
                 "coordinator."
@@ -324,7 +320,7 @@ class Dispatcher:
             if scheduled.deaths < _MOST_DEATHS:
                 return None
             ended = f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}"
-            return CallOutcome(error=(WorkerError(f"{scheduled.value.name}, on worker {worker.index}: {ended}"), None))
+            return CallOutcome(error=WorkerError(f"{scheduled.value.name}, on worker {worker.index}: {ended}"))
         except NoRoomError as error:
             return _failed(worker, scheduled, error, str(error))
         except Exception as error:  # sending the result failed, after the function had run
@@ -351,10 +347,10 @@ class Dispatcher:
         if outcome is None:
             scheduled.cancel(why)
         elif outcome.error is not None:
-            error, cause = outcome.error
-            if cause is not None:
+            error = outcome.error
+            if outcome.cause is not None:
                 with contextlib.suppress(Exception):  # its class can't be imported here
-                    error.__cause__ = pickle.loads(cause)
+                    error.__cause__ = pickle.loads(outcome.cause)
             scheduled.value._finish(error=error)
             if why is None:
                 self._error = error
@@ -396,4 +392,4 @@ def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, 
     """The outcome of a function whose arguments, result or optimizer has failed in this process."""
     worker.definitions.clear()  # the call may not have arrived
     what = f"{scheduled.value.name} failed on worker {worker.index}"
-    return CallOutcome(error=(WorkerError(f"{what}: {type(error).__name__}: {text}"), None))
+    return CallOutcome(error=WorkerError(f"{what}: {type(error).__name__}: {text}"))

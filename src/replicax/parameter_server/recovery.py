@@ -83,25 +83,21 @@ class Recovery:
         It tries again if a server dies meanwhile, and raises ``ActorDiedError`` if that can't succeed.
         """
         why = ""
-        try:
-            while True:
-                self.check()
-                if self.stopped is not None:
-                    raise ActorDiedError(self.stopped)
-                if self.tries >= _MOST_RECOVERIES:
-                    times = f"they have died {self.tries} times without a function finished in between"
-                    raise ActorDiedError(times + why)
-                self.tries += 1
-                try:
-                    return self._try_to_go_back()
-                except ReplyLostError as error:
-                    lost = f"their last snapshot is lost, with all machines that had it: {error}"
-                    raise ActorDiedError(lost) from None
-                except (ActorDiedError, TimeoutError) as error:
-                    why = f"; the last time: {error}"
-        except ActorDiedError as error:
-            self.home.lost = f"the parameter servers are lost: {error}"
-            raise
+        while True:
+            self.check()
+            if self.stopped is not None:
+                raise ActorDiedError(self.stopped)
+            if self.tries >= _MOST_RECOVERIES:
+                times = f"they have died {self.tries} times without a function finished in between"
+                raise ActorDiedError(times + why)
+            self.tries += 1
+            try:
+                return self._try_to_go_back()
+            except ReplyLostError as error:
+                lost = f"their last snapshot is lost, with all machines that had it: {error}"
+                raise ActorDiedError(lost) from None
+            except (ActorDiedError, TimeoutError) as error:
+                why = f"; the last time: {error}"
 
     def _try_to_go_back(self) -> None:
         actors = list(self.servers.actors)

@@ -75,11 +75,6 @@ class ServedSlot(Slot):
         self._known = array
         Slot.array.fset(self, array)  # type: ignore[attr-defined]
 
-    def release(self) -> None:
-        if self.home is not None:
-            self.home.definitions.drop(("variable", self.number))
-        super().release()
-
 
 class ServedCollection(VariableCollection):
     """The variables of a strategy with parameter servers, in the coordinator's process."""

@@ -205,7 +205,7 @@ class StepWorker:
             data = pickle.dumps(error)
             pickle.loads(data)
             cause = data
-        return CallOutcome(error=(told, cause))
+        return CallOutcome(error=told, cause=cause)
 
     def _define_all(self, definitions: Sequence[Definition]) -> None:
         for reference, content in definitions:
@@ -263,22 +263,19 @@ class StepWorker:
     def _dataset(self, _: int, pickled_fn: bytes) -> Any:
         dataset_fn = loads(pickled_fn, self._find, "dataset_fn")
         with self.strategy.scope():
-            return _checked(dataset_fn())
+            dataset = dataset_fn()
+        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+            returned = "None; does it lack its return?" if dataset is None else type(dataset).__name__
+            raise TypeError(
+                "create_per_worker_dataset: dataset_fn is to return a dataset, or another iterable; it returned "
+                f"{returned}"
+            )
+        return dataset
 
     def _iterator(self, _: int, dataset: int) -> WorkerIterator:
         elements = self._find(("dataset", dataset))
         with self.strategy.scope():
             return WorkerIterator(iter(elements))
-
-
-def _checked(dataset: Any) -> Any:
-    """The result of ``dataset_fn``, which must be iterable."""
-    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-        returned = "None; does it lack its return?" if dataset is None else type(dataset).__name__
-        raise TypeError(
-            f"create_per_worker_dataset: dataset_fn is to return a dataset, or another iterable; it returned {returned}"
-        )
-    return dataset
 
 
 def _fetched(strategy: Strategy, returned: Any) -> Any:
