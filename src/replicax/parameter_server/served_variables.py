@@ -307,24 +307,27 @@ class VariableHome:
         variables = [v for _, v in places]
         servers = sorted({server for v in variables for server in shards[v.number].servers})
         slots: list[Variable] = []
-        owners: list[int | None] = []
+        owners: list[Variable | None] = []
         for path, slot in jax.tree_util.tree_flatten_with_path(optimizer.state, is_leaf=is_leaf)[0]:
             owner = owner_of(path, slot.shape, places)
             if owner is not None and owner.shape == slot.shape:
-                owners.append(next(i for i, v in enumerate(variables) if v is owner))
                 beside = shards[owner.number]
             else:
-                owners.append(None)
-                beside = Shards(None, dict.fromkeys(servers, (0, 0)))
+                owner, beside = None, Shards(None, dict.fromkeys(servers, (0, 0)))
             if beside != shards[slot.number]:
                 self._servers.drop([("variable", slot.number)])
                 self.definitions.define_variable(slot, beside)
                 self._put([slot])
             slots.append(slot)
-        split = [shards[v.number].is_split for v in variables]
+            owners.append(owner)
+        split = {v for v in variables if shards[v.number].is_split}
         check_by_parts(update_of(optimizer.tx, optimizer._tree), variables, slots, owners, split, len(servers))
         tree = jax.tree_util.tree_unflatten(optimizer._tree, [v.number for v in variables])
-        empty = {v.number: _empty(v, shards[v.number]) for v in (*variables, *slots)}
+        empty = {}
+        for v in (*variables, *slots):
+            if (split_dim := shards[v.number].dim) is not None:
+                shape = [0 if dim == split_dim else size for dim, size in enumerate(v.shape)]
+                empty[v.number] = np.zeros(shape, v.dtype)
         part = OptimizerPart(number, optimizer.tx, tree, tuple(s.number for s in slots), empty)
         self._servers.define(servers, part)
         self._defined[number] = servers, part
@@ -336,11 +339,3 @@ def _slot(variable: Variable) -> ServedSlot:
     slot = variable.slot
     assert isinstance(slot, ServedSlot)
     return slot
-
-
-def _empty(variable: Variable, shards: Shards) -> tuple[tuple[int, ...], Any]:
-    """The shape and dtype of the empty part that a server without a part of a variable computes with."""
-    shape: Sequence[int] = variable.shape
-    if not shape or shards.dim is None:
-        return tuple(shape), variable.dtype
-    return (*shape[: shards.dim], 0, *shape[shards.dim + 1 :]), variable.dtype

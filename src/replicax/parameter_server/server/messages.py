@@ -63,14 +63,14 @@ class OptimizerPart:
     Attributes:
       tree: the pytree of the variables, with their numbers as leaves.
       slots: the numbers of the variables of its state, in the order of their leaves.
-      empty: the shapes and dtypes of the parts of servers that have none.
+      empty: what servers compute with that have no part of a variable: arrays without elements.
     """
 
     number: int
     transformation: Any
     tree: Any
     slots: tuple[int, ...]
-    empty: Mapping[int, tuple[tuple[int, ...], Any]]
+    empty: Mapping[int, np.ndarray]
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,22 +33,23 @@ def update_of(tx: Any, tree: Any) -> Update:
     return update
 
 
-_MIXES = -1
+_MIXES = "mixes"
 """In the dependences of a value: it combines elements of a parameter, so that a part alone would not do."""
+_Dependence = frozenset[Any]  # of parameters, and perhaps _MIXES
 
 
-class _Dependences(Dataflow[frozenset[int]]):
-    """The parameters that each value depends on, by their places; their gradients and slots count as them."""
+class _Dependences(Dataflow[_Dependence]):
+    """The parameters that each value depends on; their gradients and slots count as them."""
 
-    def join(self, facts: Iterable[frozenset[int]]) -> frozenset[int]:
+    def join(self, facts: Iterable[_Dependence]) -> _Dependence:
         return frozenset().union(*facts)
 
-    def decided(self, fact: frozenset[int], decision: frozenset[int]) -> frozenset[int]:
+    def decided(self, fact: _Dependence, decision: _Dependence) -> _Dependence:
         return fact | decision
 
     def operation(
-        self, equation: Equation, facts: list[frozenset[int]], control: Control, final: bool
-    ) -> Found[frozenset[int]]:
+        self, equation: Equation, facts: list[_Dependence], control: Control, final: bool
+    ) -> Found[_Dependence]:
         joined = self.join(facts)
         if equation.primitive.name not in ELEMENTWISE | IDENTITIES | CASTS and joined:
             joined |= {_MIXES}
@@ -59,15 +60,15 @@ def check_by_parts(
     update: Update,
     parameters: Sequence[Variable],
     state: Sequence[Variable],
-    owners: Sequence[int | None],
-    split: Sequence[bool],
+    owners: Sequence[Variable | None],
+    split: Collection[Variable],
     servers: int,
 ) -> None:
     """Raise unless each server can apply the update to its parts alone; a single one can apply any.
 
     It traces the update in any case, so errors of the update itself are raised here, and not later on a server. The
-    owner of a leaf of the state is the place of the parameter that it is a slot of, with its shape; ``None`` for other
-    leaves. ``split`` tells which parameters are in several parts.
+    owner of a leaf of the state is the parameter that it is a slot of, with its shape; ``None`` for other leaves. The
+    parameters in ``split`` are in several parts.
 
     Raises:
       ValueError: it needs whole parameters that are split, or several parameters together.
@@ -76,23 +77,21 @@ def check_by_parts(
     traced = jax.make_jaxpr(update)(values, values, slots_of)
     if servers == 1:
         return
-    names = [v.name for v in parameters]
-    own = [frozenset({i}) for i in range(len(parameters))]
-    slots = [frozenset() if o is None else frozenset({o}) for o in owners]
+    own = [frozenset({v}) for v in parameters]
+    slots = [frozenset() if owner is None else frozenset({owner}) for owner in owners]
     found, _ = _Dependences(frozenset()).run(traced.jaxpr, [*own, *own, *slots], final=True)
-    for fact, owner in zip(found, [*range(len(parameters)), *owners], strict=True):
-        others = sorted(fact - {owner, _MIXES})
-        if others:
-            of = "its state" if owner is None else f"variable {names[owner]!r}"
+    for fact, owner in zip(found, [*parameters, *owners], strict=True):
+        if others := [v for v in parameters if v in fact and v is not owner]:
+            of = "its state" if owner is None else f"variable {owner.name!r}"
             raise ValueError(
                 f"this optimizer can't be applied on several servers: its update of {of} depends on "
-                f"variable {names[others[0]]!r}, too, as when gradients are clipped by their global norm. Use "
+                f"variable {others[0].name!r}, too, as when gradients are clipped by their global norm. Use "
                 "num_servers=1 without variable_partitioner, or a transformation of each variable by itself "
                 "(optax.clip_by_block_rms, optax.clip)."
             )
-        if owner is not None and _MIXES in fact and split[owner]:
+        if owner is not None and owner in split and _MIXES in fact:
             raise ValueError(
-                f"this optimizer can't be applied to parts of variable {names[owner]!r}: its update of an element "
+                f"this optimizer can't be applied to parts of variable {owner.name!r}: its update of an element "
                 "depends on others, as in optax.lamb or optax.adafactor. Leave variable_partitioner out, or have it "
                 "keep this variable whole."
             )

@@ -171,7 +171,7 @@ class ShardServer:
     ) -> None:
         variables = jax.tree_util.tree_leaves(optimizer.tree)
         values, state = (
-            [self._state.values[n] if n in self._state.values else np.zeros(*optimizer.empty[n]) for n in numbers]
+            [self._state.values[n] if n in self._state.values else optimizer.empty[n] for n in numbers]
             for numbers in (variables, optimizer.slots)
         )
         dense = [_dense(gradients.get(n, ()), value) for n, value in zip(variables, values, strict=True)]
