@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import operator
 import pickle
@@ -236,7 +235,7 @@ class Dispatcher:
 
     def _go_back(self) -> None:
         """Go back to the last snapshot, and schedule all functions since then again, while none is running."""
-        self._queue = sorted([*self._since_snapshot, *self._queue], key=_number)
+        self._put_back(self._since_snapshot)
         self._since_snapshot = []
         try:
             self._recovery.go_back()
@@ -342,7 +341,7 @@ class Dispatcher:
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
         why = self._broken_off or self._error
         if outcome is None and (why is None or scheduled.runs_again):
-            bisect.insort(self._queue, scheduled, key=_number)
+            self._put_back([scheduled])
             return
         if outcome is None:
             scheduled.cancel(why)
@@ -380,12 +379,13 @@ class Dispatcher:
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 
+    def _put_back(self, functions: Sequence[ScheduledFunction]) -> None:
+        """Queue functions again."""
+        self._queue = sorted([*functions, *self._queue], key=operator.attrgetter("number"))
+
     def _begin_step(self) -> None:
         """Note that the next function is the first of a step."""
         self._next = -(-self._next // self._groups) * self._groups
-
-
-_number = operator.attrgetter("number")
 
 
 def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:
