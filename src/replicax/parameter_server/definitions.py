@@ -100,19 +100,12 @@ class Definitions:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """A call of a scheduled function.
+    """A call of a scheduled function."""
 
-    Attributes:
-      number: of the call, from 0, in the order of scheduling.
-      name: of the function.
-      digest: of the pickled function.
-      arguments: ``(args, kwargs)``, pickled.
-    """
-
-    number: int
+    number: int  # from 0, in the order of scheduling
     name: str
-    digest: str
-    arguments: bytes
+    digest: str  # of the pickled function
+    arguments: bytes  # (args, kwargs), pickled
 
     def __str__(self) -> str:
         return f"{self.name} (scheduled function {self.number})"
@@ -120,20 +113,11 @@ class FunctionCall:
 
 @dataclasses.dataclass(frozen=True)
 class CallOutcome:
-    """The result of a call; at most one of error, to_build and has_lost_server is set.
+    """The result of a call; at most one of error, to_build and has_lost_server is set."""
 
-    Attributes:
-      value: the function's result.
-      staleness: of each of its pushes.
-      error: its error.
-      cause: the exception that caused it, pickled, if that is possible.
-      to_build: an optimizer that it needs, and the variables to build it for: a pytree of their numbers.
-      has_lost_server: whether a server died, so that it must run again.
-    """
-
-    value: Any = None
-    staleness: tuple[int, ...] = ()
+    value: Any = None  # the function's result
+    staleness: tuple[int, ...] = ()  # of each of its pushes
     error: WorkerError | None = None
-    cause: bytes | None = None
-    to_build: tuple[int, Any] | None = None
-    has_lost_server: bool = False
+    cause: bytes | None = None  # the exception that caused the error, pickled, if that is possible
+    to_build: tuple[int, Any] | None = None  # an optimizer that it needs, and a pytree of the variables' numbers
+    has_lost_server: bool = False  # a server died, so the function must run again
