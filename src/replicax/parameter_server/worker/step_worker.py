@@ -243,14 +243,14 @@ class StepWorker:
         with self._collection.opened():
             # Its value is fetched before a program that reads it, or never if only rows of it are read.
             nothing = jax.device_put(np.zeros((), told.dtype), Mirrored().sharding(self.strategy.extended.mesh))
-            variable = WorkerVariable(
+            return WorkerVariable(
+                self.server_variables,
+                number,
                 Stored(nothing, Mirrored(), told.shape),
                 trainable=told.trainable,
                 name=told.name,
                 aggregation=told.aggregation,
             )
-        variable.belong_to(self.server_variables, number)
-        return variable
 
     def _optimizer(self, number: int, told: OptimizerDefinition) -> WorkerOptimizer:
         def built_for() -> Any:

@@ -58,22 +58,16 @@ class WorkerCollection(VariableCollection):
 
 
 class WorkerVariable(Variable):
-    """A worker's copy of a variable on servers."""
+    """A worker's copy of a variable on servers, which has this number there."""
 
-    server_variables: ServerVariables
-    number_on_servers: int
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, server_variables: ServerVariables, number: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.server_variables, self.number_on_servers = server_variables, number
+        server_variables.roles[self.slot] = self, "assigned", [self.slot]
         self._notes: dict[Any, tuple[Variable, ...]] = {}
         # The steps of replicas that have added to it, or assigned it. (On the per-replica executor they take turns.)
         self._noted_in: weakref.WeakSet[Any] = weakref.WeakSet()
         self._assigned_in: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def belong_to(self, server_variables: ServerVariables, number: int) -> None:
-        """Become the copy of the variable with this number."""
-        self.server_variables, self.number_on_servers = server_variables, number
-        server_variables.roles[self.slot] = self, "assigned", [self.slot]
 
     # --- reading and writing ----------------------------------------------------------------------------
 
