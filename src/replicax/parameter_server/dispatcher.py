@@ -252,7 +252,7 @@ class Dispatcher:
     def _assign(self) -> None:
         """Repeat the program's assignments, after the functions that had ended have run again."""
         try:
-            self._recovery.home.resend_assigned()
+            self._recovery.servers.put(self._recovery.home.assigned)
             self._is_to_assign = False
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True

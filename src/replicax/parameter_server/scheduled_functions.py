@@ -18,20 +18,14 @@ _MOST_STARTS = 5
 
 @dataclasses.dataclass(eq=False)
 class ScheduledFunction:
-    """A function to be run once.
-
-    Attributes:
-      data: the pickled function, or its place in Ray's object store.
-      uses: the objects that it refers to, kept alive as long as the function may run.
-      beside: how many other functions were running when it was sent, or have been sent since.
-    """
+    """A function to be run once."""
 
     call: FunctionCall
-    data: bytes | Reply
-    uses: Sequence[Any]
+    data: bytes | Reply  # the pickled function, or its place in Ray's object store
+    uses: Sequence[Any]  # the objects that it refers to, kept alive as long as the function may run
     value: RemoteValue
     deaths: int = 0
-    beside: int = 0
+    beside: int = 0  # how many other functions were running when it was sent, or have been sent since
 
     @property
     def number(self) -> int:

@@ -242,10 +242,6 @@ class VariableHome:
         for servers, part in self._defined.values():
             self._servers.define(servers, part)
 
-    def resend_assigned(self) -> None:
-        """Send assigned values, after the functions that had ended before the servers went back have run again."""
-        self._servers.put(self.assigned)
-
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
         """Call the servers while no other thread does; repeat it if one has died and all have gone back.
 

@@ -33,18 +33,11 @@ class Ended(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """The changes that one run of a step makes to the parts of one server.
+    """The changes that one run of a step makes to the parts of one server."""
 
-    Attributes:
-      function: the number of the scheduled function, also when another worker runs it again.
-      number: of the push, among those of this function.
-      based_on: how many updates the server had made when the function last read some of its variables; ``None`` if it
-        has read none.
-    """
-
-    function: int
-    number: int
-    based_on: int | None
+    function: int  # the number of the scheduled function, also when another worker runs it again
+    number: int  # of the push, among those of this function
+    based_on: int | None  # the server's updates when the function last read some of its variables; None: it has not
     changes: Changes
     ended: Ended
 
@@ -58,19 +51,13 @@ class Pulled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPart:
-    """An optimizer, as each server has it for its parts of variables.
-
-    Attributes:
-      tree: the pytree of the variables, with their numbers as leaves.
-      slots: the numbers of the variables of its state, in the order of their leaves.
-      empty: what servers compute with that have no part of a variable: arrays without elements.
-    """
+    """An optimizer, as each server has it for its parts of variables."""
 
     number: int
     transformation: Any
-    tree: Any
-    slots: tuple[int, ...]
-    empty: Mapping[int, np.ndarray]
+    tree: Any  # the pytree of the variables, with their numbers as leaves
+    slots: tuple[int, ...]  # the numbers of the variables of its state, in the order of their leaves
+    empty: Mapping[int, np.ndarray]  # arrays without elements, for servers that have no part of a variable
 
 
 @dataclasses.dataclass
