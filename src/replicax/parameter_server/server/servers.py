@@ -72,10 +72,8 @@ class Servers:
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> np.ndarray:
         """Some rows (along dim 0) of a variable. The indices, ``[k]``, are in range, unique and sorted."""
         asked = dict.fromkeys(shards.sources, indices)
-        if shards.is_split and shards.dim == 0:
-            split = shards.rows(indices, indices)
-            asked = {server: mine for server, (mine, _) in split.items() if len(mine)}
-            asked = asked or {shards.servers[0]: indices}  # without rows only the dtype is needed
+        if shards.is_split and shards.dim == 0 and len(indices):
+            asked = {server: mine for server, (mine, _) in shards.rows(indices, indices).items() if len(mine)}
         ended = self.ended()
         found = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
         self.updates.update({server: updates for server, (updates, _) in found.items()})

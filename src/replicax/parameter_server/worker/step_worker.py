@@ -53,8 +53,7 @@ class WorkerSettings:
 
     count: int
     devices: int
-    groups: int
-    """How many workers train synchronously; 1 in asynchronous mode."""
+    groups: int  # how many workers train synchronously; 1 in asynchronous mode
     jax: Mapping[str, Any]
 
 
@@ -151,14 +150,10 @@ class StepWorker:
         ended: Ended,
         inputs: Mapping[int, Any],
     ) -> CallOutcome:
-        """Run a scheduled function; returns when the servers have applied its changes.
+        """Run a scheduled function, pickled as ``data``; returns when the servers have applied its changes.
 
-        Args:
-          call: its number and arguments.
-          data: the pickled function.
-          definitions: those that this worker does not know yet.
-          ended: the functions that had ended at the time of sending.
-          inputs: results of other functions that this one uses, by their numbers.
+        ``definitions`` are those that this worker does not know yet; ``inputs`` are results of other functions that
+        this one uses, by their numbers.
         """
         self._define_all(definitions)
         self._inputs = inputs
