@@ -26,8 +26,6 @@ _QUIET = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""With this variable at 0 Ray listens on loopback only, on all systems; no other setting does that."""
 _OBJECT_STORE: int | None = None
 """Bytes of the object store of a Ray that is started here; by default Ray chooses."""
 _ATTEMPTS = 3
@@ -252,7 +250,8 @@ def _as_ours(error: Any) -> Exception:
 
 def _start(ray: Any) -> None:
     """Connect to the cluster that the environment names, or start one on this machine."""
-    local = {} if os.environ.get("RAY_ADDRESS") else {_LOOPBACK: "0"}
+    # With this variable at 0 Ray listens on loopback only, on all systems; no other setting does that.
+    local = {} if os.environ.get("RAY_ADDRESS") else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     with environment_defaults(_QUIET | local), warnings.catch_warnings():
         # Ray starts processes with fork and exec, which JAX warns of.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

@@ -249,7 +249,7 @@ class _Cluster:
             self.dispatcher = Dispatcher(
                 strategy.num_workers,
                 self._start_worker,
-                Recovery(self.servers, self.home, start_server, actors.check),
+                Recovery(self.home, start_server, actors.check),
                 strategy.groups,
                 strategy.max_staleness,
             )

@@ -252,7 +252,7 @@ class Dispatcher:
     def _assign(self) -> None:
         """Repeat the program's assignments, after the functions that had ended have run again."""
         try:
-            self._recovery.servers.put(self._recovery.home.assigned)
+            self._recovery.home.servers.put(self._recovery.home.assigned)
             self._is_to_assign = False
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
@@ -375,7 +375,7 @@ class Dispatcher:
         self._broken_off = None
         self._since_snapshot = [other for other in self._since_snapshot if other.number // self._groups != step]
         try:
-            self._recovery.servers.break_off(Ended(self._recovery.era, step * self._groups))
+            self._recovery.home.servers.break_off(Ended(self._recovery.era, step * self._groups))
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from replicax.parameter_server.actors import TIMEOUT, Actor, ActorDiedError, Reply, ReplyLostError
 from replicax.parameter_server.served_variables import VariableHome
-from replicax.parameter_server.server.servers import Servers
 
 _MOST_RECOVERIES = 10
 _FUNCTIONS = 50
@@ -34,14 +33,7 @@ class Recovery:
       stopped: why to give up going back; set from any thread.
     """
 
-    def __init__(
-        self,
-        servers: Servers,
-        home: VariableHome,
-        start: Callable[[int], Actor],
-        check: Callable[[], None],
-    ) -> None:
-        self.servers = servers
+    def __init__(self, home: VariableHome, start: Callable[[int], Actor], check: Callable[[], None]) -> None:
         self.home = home
         self._start = start
         self.check = check
@@ -72,7 +64,7 @@ class Recovery:
           ActorDiedError, TimeoutError: a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
-        self._states, self._due_since = self.servers.snapshots(), None
+        self._states, self._due_since = self.home.servers.snapshots(), None
         self.home.saved()
         self._taken = time.monotonic()
         self._cost = self._taken - began
@@ -100,7 +92,7 @@ class Recovery:
                 why = f"; the last time: {error}"
 
     def _try_to_go_back(self) -> None:
-        actors = list(self.servers.actors)
+        actors = list(self.home.servers.actors)
         began = time.monotonic()
         for index, reply in enumerate([actor.call("ready") for actor in actors]):
             limit = began + (TIMEOUT if index in self._starting else _SECONDS_TO_ANSWER)
@@ -111,10 +103,10 @@ class Recovery:
                 actors[index] = self._start(index)
                 self._starting.add(index)
         self.era += 1
-        self.servers.actors = tuple(actors)
-        self.servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
+        self.home.servers.actors = tuple(actors)
+        self.home.servers.restore([None] * len(actors) if self._states is None else self._states, self.era)
         self._starting.clear()
         self.home.resend()
         if self._states is not None:
-            self.servers.keep(self._states)  # a server that kept one may have died
+            self.home.servers.keep(self._states)  # a server that kept one may have died
         self.home.definitions.define(("servers", 0), tuple(actors))

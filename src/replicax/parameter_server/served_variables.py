@@ -138,7 +138,7 @@ class VariableHome:
     ) -> None:
         self._variables = variables
         self._dumps = dumps
-        self._servers = servers
+        self.servers = servers
         self._choice = choice
         self.definitions = Definitions()
         self.definitions.define(("servers", 0), servers.actors)
@@ -158,7 +158,7 @@ class VariableHome:
     def _send(self, variables: Iterable[Variable]) -> None:
         """Send those of them that are new or changed here."""
         if gone := self.definitions.forget():
-            self._servers.drop(gone)
+            self.servers.drop(gone)
         for kind, number in gone:
             if kind == "variable":
                 for values in (self._sent, self.assigned):
@@ -188,7 +188,7 @@ class VariableHome:
             values[number] = self.definitions.shards[number], np.asarray(array), variable.aggregation.value
             self.assigned.pop(number, None)
             (self.assigned if number in assigned else self._sent)[number] = values[number]
-        self._servers.put(values)
+        self.servers.put(values)
         for variable, array in arrays.items():
             _slot(variable).agree(array)
 
@@ -198,13 +198,13 @@ class VariableHome:
 
     def _refresh(self, slot: ServedSlot) -> None:
         shards = self.definitions.shards[slot.number]
-        values = self._servers.pull({slot.number: shards}, lambda _: slot.here)
+        values = self.servers.pull({slot.number: shards}, lambda _: slot.here)
         if slot.number in values:
             slot.agree(self._variables[slot.number].to_storage(np.array(values[slot.number])))
 
     def restore_servers(self) -> None:
         """Restore servers that have died, if any."""
-        self._try(self._servers.wait_until_ready)
+        self._try(self.servers.wait_until_ready)
 
     def leave(self) -> None:
         """Fetch all variables, which from now on exist only here."""
@@ -238,9 +238,9 @@ class VariableHome:
 
     def resend(self) -> None:
         """After the servers have gone back to the last snapshot: send what functions begin with, and optimizers."""
-        self._servers.put(self._sent)
+        self.servers.put(self._sent)
         for servers, part in self._defined.values():
-            self._servers.define(servers, part)
+            self.servers.define(servers, part)
 
     def _try(self, call: Callable[[], Any], reads: bool = False) -> Any:
         """Call the servers while no other thread does; repeat it if one has died and all have gone back.
@@ -311,7 +311,7 @@ class VariableHome:
             else:
                 owner, beside = None, Shards(None, dict.fromkeys(servers, (0, 0)))
             if beside != shards[slot.number]:
-                self._servers.drop([("variable", slot.number)])
+                self.servers.drop([("variable", slot.number)])
                 self.definitions.define_variable(slot, beside)
                 self._put([slot])
             slots.append(slot)
@@ -325,7 +325,7 @@ class VariableHome:
                 shape = [0 if dim == split_dim else size for dim, size in enumerate(v.shape)]
                 empty[v.number] = np.zeros(shape, v.dtype)
         part = OptimizerPart(number, optimizer.tx, tree, tuple(s.number for s in slots), empty)
-        self._servers.define(servers, part)
+        self.servers.define(servers, part)
         self._defined[number] = servers, part
         pickled = self._dumps(optimizer.parameters, "the pytree of an optimizer's variables")
         self.definitions.define(("optimizer", number), OptimizerDefinition(optimizer.name, pickled))
