@@ -7,6 +7,7 @@ import operator
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ class Dispatcher:
             call = FunctionCall(number, name, digest, arguments)
             value = RemoteValue(str(call), number, self)
             self._queue.append(ScheduledFunction(call, data, uses, value))
-            self._log.begin()
+            self._log.since = self._log.since or time.monotonic()
             self._send()
             return value
 

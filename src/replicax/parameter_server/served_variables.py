@@ -165,19 +165,14 @@ class VariableHome:
                     values.pop(number, None)
             elif kind == "optimizer":
                 self._defined.pop(number, None)
-        new: list[Variable] = []
-        assigned = []
-        for variable in variables:
+        new = [variable for variable in variables if _slot(variable).is_new]
+        assigned = {variable.number for variable in new if variable.number in self.definitions.shards}
+        for variable in new:
             slot = _slot(variable)
-            if slot.is_new:
-                new.append(variable)
-                slot.home, slot.number = self, variable.number
-                if variable.number in self.definitions.shards:
-                    assigned.append(variable.number)
-                else:
-                    self.definitions.define_variable(
-                        variable, self._choice.shards_of(variable, for_servers(variable.partitioner))
-                    )
+            slot.home, slot.number = self, variable.number
+            if variable.number not in assigned:
+                shards = self._choice.shards_of(variable, for_servers(variable.partitioner))
+                self.definitions.define_variable(variable, shards)
         self._put(new, assigned)
 
     def _put(self, variables: Iterable[Variable], assigned: Collection[int] = ()) -> None:

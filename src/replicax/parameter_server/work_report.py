@@ -44,15 +44,10 @@ class WorkReport:
 class WorkLog:
     """Collects the statistics for a report."""
 
-    since: float | None = None
+    since: float | None = None  # when the first function was scheduled
     functions: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     deaths: int = 0
-
-    def begin(self) -> None:
-        """Note that a function was scheduled."""
-        if self.since is None:
-            self.since = time.monotonic()
 
     def report(self) -> WorkReport:
         """The report until now."""
