@@ -12,8 +12,6 @@ Rows = tuple[np.ndarray, np.ndarray]
 """The indices of rows, and the rows: the content of :class:`replicax.IndexedSlices`."""
 Changes = Mapping[tuple[int | str, int], Any]
 """Arrays or rows by kind and variable. The kind is ``"added"``, ``"assigned"``, or, for gradients, an optimizer."""
-
-
 Version = tuple[int, int]
 """Of a part of a variable: the era in which it was changed last (see :class:`Ended`), and a number that grows."""
 

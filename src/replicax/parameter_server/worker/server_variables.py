@@ -134,7 +134,6 @@ class ServerVariables:
 
 # --- collectives of workers that train synchronously --------------------------------------------------
 
-
 _COLLECTIVES = {
     "all_reduce": "all_reduce",
     "sum_of_own": "all_reduce",
