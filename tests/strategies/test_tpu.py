@@ -184,7 +184,8 @@ def test_a_slice_of_several_hosts() -> None:
     expected = np.zeros(3, np.float32)
     for _ in range(3):
         expected = (expected - 0.1 * (expected - data)).mean(0)
-    for worker, (w, hosts, cpus, task, message) in enumerate(processes.run(workers_tpu.train, data, devices=2)):
+    for worker, (w, hosts, cpus, task, messages) in enumerate(processes.run(workers_tpu.train, data, devices=2)):
         np.testing.assert_allclose(w, expected, rtol=1e-5)
         assert (hosts, cpus, task) == ((2, 2), [0, 1], worker)
-        assert "has devices of 1 processes, [0], but 2 run this program" in message
+        assert "has devices of 1 processes, [0], but 2 run this program" in messages[0]
+        assert "reproducible" in messages[1]

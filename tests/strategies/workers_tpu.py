@@ -37,14 +37,16 @@ def train(data: np.ndarray) -> tuple[object, ...]:
     for _ in range(3):
         strategy.run(lambda x: w.assign_sub(0.1 * (w - x)), args=(batch,))
     strategy.finalize()
-    message = ""
-    try:
-        replicax.TPUStrategy(resolver, replicax.DeviceAssignment.build(resolver.topology, num_replicas=2))
-    except ValueError as error:
-        message = str(error)
+    messages = []
+    half = replicax.DeviceAssignment.build(resolver.topology, num_replicas=2)
+    for assignment, reproducible in ((half, False), (None, jax.process_index() == 1)):
+        try:
+            replicax.TPUStrategy(resolver, assignment, reproducible=reproducible)
+        except (ValueError, RuntimeError) as error:
+            messages.append(str(error))
     hosts = strategy.num_hosts, strategy.num_replicas_per_host
     cpus = [strategy.get_host_cpu_device(host).process_index for host in range(2)]
-    return w.numpy().tolist(), hosts, cpus, resolver.task_id, message
+    return w.numpy().tolist(), hosts, cpus, resolver.task_id, messages
 
 
 def train_in_parts(strategy: replicax.Strategy, splits: bool, executor: str = "compiled") -> list[np.ndarray]:

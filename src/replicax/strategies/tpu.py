@@ -81,7 +81,8 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        lockstep = _lockstep(resolver, devices, num_replicas=num_replicas, replicas_at_once=replicas_at_once)
+        choices = {"num_replicas": num_replicas, "replicas_at_once": replicas_at_once, "reproducible": reproducible}
+        lockstep = _lockstep(resolver, devices, **choices)
         super().__init__(
             StrategyExtended(
                 devices,
