@@ -287,7 +287,7 @@ def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.A
     return sum_over_replicas([kept], options)[0].astype(array.dtype)
 
 
-def of_key_data(fn: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array:
+def of_key_data(fn: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
     """The random keys whose numbers ``fn`` makes from those of ``keys``."""
     return jax.random.wrap_key_data(fn(jax.random.key_data(keys)), impl=jax.random.key_impl(keys))
 

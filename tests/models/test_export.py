@@ -76,6 +76,24 @@ def test_a_model_of_nnx_after_training_for_other_platforms(tmp_path: pathlib.Pat
     assert np.asarray(loaded.call(x)).any()  # it has the weights that there were
 
 
+def test_random_keys_are_weights_too(tmp_path: pathlib.Path) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model, key = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), replicax.Variable(jax.random.key(1))
+    strategy.run(lambda model: model(np.ones(2)), args=(model,))
+    model.eval()
+
+    def predict(model: Any, x: Any) -> Any:
+        return model(x) + jax.random.normal(key.value, x.shape) + jax.random.normal(key.value, x.shape)
+
+    spec = jax.ShapeDtypeStruct((3,), np.float32)
+    exported = replicax.models.export(functools.partial(predict, model), spec, tmp_path / "model.bin")
+    assert exported.nr_devices == 1
+    wanted = 2 * np.asarray(jax.random.normal(jax.random.key(1), (3,)))
+    np.testing.assert_allclose(exported.call(np.zeros(3, np.float32)), wanted, rtol=1e-6)
+
+
 def test_several_arguments_and_a_fixed_batch(tmp_path: pathlib.Path) -> None:
     spec = jax.ShapeDtypeStruct((2, 3), np.float32), np.zeros(2, np.int32)
     exported = replicax.models.export(lambda x, n: [x * 2.0, n], spec, tmp_path / "model.bin")

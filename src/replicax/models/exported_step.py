@@ -14,6 +14,8 @@ import numpy as np
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_path
+from replicax.collectives import of_key_data
+from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.pytrees import is_leaf, registered
@@ -84,7 +86,7 @@ def export(
 
     def predict(*batch: Any) -> Any:
         with use_store(store):
-            returned = checked_result(_on_host(step)(*batch), step, "replicax.models.export")
+            returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
         leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
         return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
@@ -103,7 +105,7 @@ class _Weights:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._values: dict[Variable, np.ndarray[Any, Any]] = {}
+        self._values: dict[Variable, Any] = {}
 
     def create(self, make: Callable[[], Variable]) -> NoReturn:
         raise TraceError(f"{self.name} creates a variable, and an exported step has only those that are there")
@@ -111,7 +113,7 @@ class _Weights:
     def read(self, variable: Variable) -> Any:
         if variable not in self._values:
             with _jax.outside_tracing(), use_store(ConcreteStore()):
-                self._values[variable] = variable.numpy()
+                self._values[variable] = _on_host(variable.read_value())
         return jnp.asarray(self._values[variable])
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> NoReturn:
@@ -155,16 +157,24 @@ def _specs(spec: Any, any_batch: bool) -> list[Any]:
     return list(jax.tree_util.tree_unflatten(tree, described))
 
 
-def _on_host(step: Callable[..., Any]) -> Callable[..., Any]:
+def _bound_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
     """``step`` with the arrays that are bound to it, such as those of a model, on the host."""
 
     def one(leaf: Any) -> Any:
-        return np.asarray(leaf) if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) else leaf
+        return _on_host(leaf) if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) else leaf
 
     if not isinstance(step, functools.partial):
         return step
     args, kwargs = jax.tree_util.tree_map(one, (step.args, step.keywords), is_leaf=is_leaf)
-    return functools.partial(_on_host(step.func), *args, **kwargs)
+    return functools.partial(_bound_on_host(step.func), *args, **kwargs)
+
+
+def _on_host(array: jax.Array) -> Any:
+    """A NumPy array; or keys, which NumPy does not have, where JAX puts a value of the host."""
+    if not is_key(array.dtype):
+        return np.asarray(array)
+    with _jax.outside_tracing():
+        return of_key_data(np.asarray, array)
 
 
 def _array(leaf: Any, name: str) -> Any:
