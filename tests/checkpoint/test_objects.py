@@ -106,6 +106,14 @@ def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
         variables[1][1].strategy.run(lambda v: v.assign(v + 1.0), args=(variables[1][1],))
 
 
+def test_arrays_in_the_memory_of_the_host(tmp_path) -> None:
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    sharding = jax.NamedSharding(mesh, jax.P("x"), memory_kind="pinned_host")
+    values = np.arange(4, dtype=np.float32)
+    found = there_and_back(tmp_path / "a", x=jax.device_put(values, sharding))["x"]
+    assert (found.tolist(), found.sharding) == (values.tolist(), sharding)
+
+
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_random_keys(tmp_path, generator) -> None:
     key = jax.random.key(5, impl=generator)

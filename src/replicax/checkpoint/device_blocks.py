@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.checkpoint.storage.blocks import Block, block_at, inside, pieces_of, shape_of, size_of
 
@@ -122,20 +122,19 @@ def assembled(sharding: Sharding, shape: tuple[int, ...], dtype: Any, read: Read
     shards = []
     for block, devices in device_blocks(sharding, shape):
         here = list(filter(is_here, devices))
-        if here and is_large(block, dtype):
+        if here and is_large(block, dtype) and sharding.memory_kind == here[0].default_memory().kind:
             shards += [_large(block, dtype, device, read) for device in here]
         elif here:
             data = read(block)
-            shards += [jax.device_put(data, device, may_alias=False) for device in here]
+            places = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in here]
+            shards += [jax.device_put(data, place, may_alias=False) for place in places]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
 @jax.disable_jit(False)
 def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Array:
     """A block on a device; the host never has more than a piece of it."""
-    array = jax.jit(
-        lambda: jnp.zeros(shape_of(block), dtype), out_shardings=jax.sharding.SingleDeviceSharding(device)
-    )()
+    array = jax.jit(lambda: jnp.zeros(shape_of(block), dtype), out_shardings=SingleDeviceSharding(device))()
     for piece in pieces_of(block, np.dtype(dtype).itemsize):
         start = [part.start for part in inside(piece, block)]
         array = _updated(array, jax.device_put(read(piece), device, may_alias=False), start)
