@@ -187,6 +187,12 @@ def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:
     same({path: v.numpy() for path, v in params.items()}, half)
 
 
+def test_stacked_layers_are_cast_each_from_its_own_dtype(tmp_path: pathlib.Path) -> None:
+    safetensors.save(tmp_path, {"0": np.float16([1, 2]), "1": np.float32([1e6, 1.0001])})
+    loaded = safetensors.load(tmp_path, {"x": np.zeros((2, 2), np.float32)}, {"x": "{}"}, cast=True)
+    same(loaded, {"x": np.float32([[1, 2], [1e6, 1.0001]])})
+
+
 @pytest.mark.parametrize("kind", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"])
 def test_numbers_of_eight_bits(kind: str, tmp_path: pathlib.Path) -> None:
     numbers = np.array([[1, 2, 4], [0.5, 1, 2]], np.float32)

@@ -92,15 +92,16 @@ def _tensors_in(file: pathlib.Path) -> dict[str, Tensor]:
     }
 
 
-def read_block(tensors: Mapping[str, Tensor], source: TensorSource, block: Block) -> np.ndarray[Any, Any]:
-    """A block of the array that some tensors make up."""
+def read_block(
+    tensors: Mapping[str, Tensor], source: TensorSource, block: Block, dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """A block of the array of ``dtype`` that some tensors make up."""
     if not source.is_stacked:
-        return _read_one(tensors[source.names[0]], source, block)
+        return _read_one(tensors[source.names[0]], source, block).astype(dtype, copy=False)
     first, last = block[0]
-    mine = [tensors[name] for name in source.names[first:last]]
-    stacked = np.empty(shape_of(block), jnp.dtype(mine[0].dtype if mine else "float32"))
-    for number, tensor in enumerate(mine):
-        stacked[number] = _read_one(tensor, source, block[1:])
+    stacked = np.empty(shape_of(block), dtype)
+    for number, name in enumerate(source.names[first:last]):
+        stacked[number] = _read_one(tensors[name], source, block[1:])
     return stacked
 
 

@@ -96,7 +96,7 @@ def load(
         dtype = found[at].kind.numpy_dtype
 
         def read(block: Block, source: TensorSource = source, dtype: Any = dtype) -> np.ndarray[Any, Any]:
-            return files.read_block(tensors, source, block).astype(dtype, copy=False)
+            return files.read_block(tensors, source, block, dtype)
 
         try:
             value = values[at] = found[at].restored(read)
