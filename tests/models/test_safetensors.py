@@ -193,6 +193,16 @@ def test_stacked_layers_are_cast_each_from_its_own_dtype(tmp_path: pathlib.Path)
     same(loaded, {"x": np.float32([[1, 2], [1e6, 1.0001]])})
 
 
+def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "parts").mkdir()
+    save_file({"a": np.float32([1]), "twice": np.float32([2])}, tmp_path / "parts" / "1.safetensors")
+    save_file({"b": np.float32([3]), "twice": np.float32([4])}, tmp_path / "2.safetensors")
+    places = {"a": "parts/1.safetensors", "twice": "parts/1.safetensors", "b": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    loaded = safetensors.load(tmp_path, {name: np.zeros(1, np.float32) for name in places})
+    same(loaded, {"a": [1], "twice": [2], "b": [3]})
+
+
 @pytest.mark.parametrize("kind", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"])
 def test_numbers_of_eight_bits(kind: str, tmp_path: pathlib.Path) -> None:
     numbers = np.array([[1, 2, 4], [0.5, 1, 2]], np.float32)

@@ -63,16 +63,17 @@ def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
         places = dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the index {index} is damaged: {error!r}") from error
-    files = {name: index.parent / pathlib.Path(name).name for name in sorted(set(places.values()))}
-    for name, file in files.items():
+    files = {place: index.parent / place for place in sorted(set(places.values()))}
+    for place, file in files.items():
         if not file.exists():
-            first = next(tensor for tensor, place in places.items() if place == name)
-            raise FileNotFoundError(f"the index {index} names the file {name}, with {first}, which is not there")
-    tensors = {name: tensor for file in files.values() for name, tensor in _tensors_in(file).items()}
+            first = next(tensor for tensor, where in places.items() if where == place)
+            raise FileNotFoundError(f"the index {index} names the file {place}, with {first}, which is not there")
+    found = {place: _tensors_in(file) for place, file in files.items()}
     for name, place in places.items():
-        if name not in tensors or tensors[name].file != files[place]:
+        if name not in found[place]:
             raise CheckpointError(f"the index {index} says that {name} is in {place}, where it is not")
-    return tensors
+    others = {name: tensor for tensors in found.values() for name, tensor in tensors.items()}
+    return others | {name: found[place][name] for name, place in places.items()}
 
 
 def _tensors_in(file: pathlib.Path) -> dict[str, Tensor]:
