@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions take: enums, names, numbers, and paths."""
+"""Checks of arguments that many functions take: enums, names, numbers, arrays, and paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import enum
 import numbers
 import operator
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
+
+import numpy as np
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -73,6 +76,25 @@ def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> in
     if integer is None or integer < least:
         raise ValueError(f"{what} must be an int of at least {least}{note}, got {value!r}")
     return integer
+
+
+def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
+    """Raise if ``value`` is a masked array of NumPy: its mask would be lost.
+
+    Raises:
+      TypeError: it is one; the message begins with ``where``.
+
+    >>> import numpy as np
+    >>> from replicax.argument_checks import check_unmasked
+    >>> check_unmasked(np.ma.masked_array([1.0, 2.0], [False, True]), "x")
+    Traceback (most recent call last):
+    TypeError: x is a masked array, whose mask would be lost: fill it with .filled(…), or pass the mask ...
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{where() if callable(where) else where} is a masked array, whose mask would be lost: fill it "
+            "with .filled(…), or pass the mask as an array of its own"
+        )
 
 
 def checked_path(value: Any, what: str, note: str = "") -> str:

@@ -138,3 +138,19 @@ def test_losses_and_metrics_make_floats_of_integers_at_once(pair, options) -> No
     share = pair.run(step, options=options)
     assert float(pair.reduce("sum", share)) == 2.0**80
     assert float(mean.result()) == 2.0**40
+
+
+def test_masked_arrays_are_refused_wherever_their_mask_would_be_lost(pair) -> None:
+    masked, plain = np.ma.masked_array([1.0, 100.0], [False, True]), np.ones(2)
+    with pair.scope():
+        mean, v = replicax.Mean(), replicax.Variable(plain)
+    for use in (
+        lambda: list(pair.distribute_dataset([plain, masked])),
+        lambda: pair.make_numpy_dataset({"x": masked}),
+        lambda: pair.run(lambda: mean.update(masked)),
+        lambda: pair.run(lambda: replicax.compute_average_loss(plain, sample_weight=masked)),
+        lambda: v.assign(masked),
+        lambda: replicax.Checkpoint(x=masked),
+    ):
+        with pytest.raises(TypeError, match="is a masked array, whose mask would be lost"):
+            use()

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.argument_checks import check_unmasked
 from replicax.checkpoint.array_leaves import (
     ArrayLeaf,
     CopiesLeaf,
@@ -215,6 +216,7 @@ class Leaves:
         if isinstance(value, Variable):
             self._places.append((value, value.layout))
             return CopiesLeaf(value) if value.is_stacked or keeps_each_copy(value) else VariableLeaf(value)
+        check_unmasked(value, f"Checkpoint: {name}")
         if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):  # float64 is a float, too
             return HostArrayLeaf(value, self._workers)
         if value is None or isinstance(value, bool | int | float | complex | str):

@@ -139,6 +139,7 @@ class InputMixin:
           A ``grain.MapDataset`` of pytrees of the same structure.
 
         Raises:
+          TypeError: random keys, or a masked array.
           ValueError: scalars, arrays that differ in dim 0, or a list whose entries differ in shape; the message names
             the leaf.
 

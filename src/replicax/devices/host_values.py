@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.argument_checks import check_unmasked
 from replicax.errors import IntegerRangeError, shortened
 
 Where = str | Callable[[], str]
@@ -146,7 +147,7 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
 
 
 def check_numbers(value: Any, where: Where) -> None:
-    """Raise if ``value`` can't become an array: it is not made of numbers, or has rows of several lengths.
+    """Raise if ``value`` can't become an array: it is not made of numbers, has rows of several lengths, or a mask.
 
     Raises:
       TypeError: it can't.
@@ -158,10 +159,10 @@ def check_numbers(value: Any, where: Where) -> None:
     """
     if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
         return
+    check_unmasked(value, where)
     kind = "O"
-    if value is not None:
-        with contextlib.suppress(TypeError, ValueError):  # raised for rows of several lengths
-            kind = np.asarray(value).dtype.kind
+    with contextlib.suppress(TypeError, ValueError):  # raised for rows of several lengths
+        kind = np.asarray(value).dtype.kind
     if kind in "OSUMm":
         shown = shortened(repr(value), 200)
         raise TypeError(f"{where() if callable(where) else where} is {shown}, and not an array of numbers")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.argument_checks import check_unmasked
 from replicax.devices.host_values import check_integers, check_no_keys
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import registered
@@ -174,6 +175,7 @@ class Checker:
             raise TypeError(f"{name} is {type(leaf).__name__} {leaf!r}; a batch is a pytree of arrays")
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         check_no_keys(array, name)
+        check_unmasked(leaf, name)
         if not _is_numeric(array.dtype):
             raise TypeError(
                 f"{name} is an array of dtype {array.dtype}, which is not an array of numbers: make numbers of it in "
@@ -210,7 +212,8 @@ class Checker:
 
 
 def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array) and (leaf.ndim, leaf.dtype) == kind
+    is_array = isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, np.ma.MaskedArray)
+    return is_array and (leaf.ndim, leaf.dtype) == kind
 
 
 def _is_numeric(dtype: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax._grain import graph, nodes
 from replicax._grain.installed import what_is_lost
+from replicax.argument_checks import check_unmasked
 from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
 from replicax.devices.host_values import check_no_keys
 from replicax.errors import warn
@@ -137,6 +138,7 @@ class _Slices:
         for path, leaf in paths:
             name = "input" + jax.tree_util.keystr(path)
             check_no_keys(leaf, name)
+            check_unmasked(leaf, name)
             array = np.asarray(leaf)
             if array.ndim == 0:
                 raise ValueError(f"{name} is a scalar; every array needs a dim 0 along which the examples lie")
