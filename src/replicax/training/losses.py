@@ -178,11 +178,9 @@ def _is_size(value: Any) -> bool:
 
 def _float(value: Any, where: str) -> jax.Array:
     check_numbers(value, where)
-    wide = jnp.result_type(float)
-    if isinstance(value, np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jnp.inexact):
-        return jnp.asarray(value, wide)  # directly: int64 would become int32 first
-    array = jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(wide)
+    # NumPy's integers become floats directly: int64 would become int32 first.
+    array = value if isinstance(value, np.ndarray | np.generic) else jnp.asarray(value)
+    return jnp.asarray(array, None if jnp.issubdtype(array.dtype, jnp.inexact) else jnp.result_type(float))
 
 
 def _replica(what: str) -> context.ReplicaContext:
