@@ -71,6 +71,23 @@ def test_a_number_that_was_saved_before_a_step_made_an_array_of_it(tmp_path) -> 
     assert (checkpoint.step.dtype, type(checkpoint.rate), checkpoint.done.dtype) == (jnp.uint8, np.float32, bool)
 
 
+def test_what_is_computed_has_the_same_dtypes_after_a_restore(tmp_path) -> None:
+    """The type of a number is weak, and so are those of arrays that steps make of numbers alone."""
+    saved = {"rate": jnp.asarray(0.5), "step": jnp.asarray(3), "bias": jnp.full(2, 4.0), "strong": jnp.float32(1)}
+    checkpoint = replicax.Checkpoint(state={"rate": 0.5, "step": 3, "bias": jnp.zeros(2), "strong": 1.0})
+    checkpoint.save(tmp_path / "numbers")
+    replicax.Checkpoint(state=saved).save(tmp_path / "a")
+    found = checkpoint.restore(tmp_path / "a")["state"]
+    assert {name: x.tolist() for name, x in found.items()} == {name: x.tolist() for name, x in saved.items()}
+    assert {name: x.weak_type for name, x in found.items()} == {name: x.weak_type for name, x in saved.items()}
+    checkpoint.state |= {"rate": jnp.asarray(0.1), "bias": jnp.ones(2)}  # of the same layout, but for weak types
+    checkpoint.save(tmp_path / "b")
+    state = checkpoint.restore(tmp_path / "b")["state"]
+    assert (state["rate"].weak_type, state["bias"].weak_type) == (True, False)
+    state = checkpoint.restore(tmp_path / "numbers")["state"]
+    assert [state[name].weak_type for name in ("rate", "step", "strong")] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("saved", "here"),
     [

@@ -35,7 +35,7 @@ from replicax.checkpoint.storage.blocks import (
     whole_block,
 )
 from replicax.checkpoint.storage.index import ArrayKind
-from replicax.devices.arrays import put
+from replicax.devices.arrays import compute, put
 from replicax.devices.host_values import is_key
 from replicax.variables import Aggregation, Variable
 from replicax.variables.layout import Split
@@ -208,7 +208,8 @@ class DeviceArrayLeaf:
 
     def __init__(self, array: jax.Array, workers: int) -> None:
         self.owner = self.array = array
-        self.kind = kind_of_array(array)
+        is_weak = getattr(array, "weak_type", None) or None  # keys have no such attribute
+        self.kind = dataclasses.replace(kind_of_array(array), is_weak=is_weak)
         self._workers = workers
         self._is_everywhere = workers > 1 and array.is_fully_addressable
         self._arrays_of = _arrays_here(array.sharding, self.kind)
@@ -337,6 +338,13 @@ def _with_data_dims(block: Block, kind: ArrayKind) -> Block:
 
 def _as_keys(data: HostArray, kind: ArrayKind) -> Any:
     return data if kind.generator is None else jax.random.wrap_key_data(jnp.asarray(data), impl=kind.generator)
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """``array`` as one whose type is weak."""
+    zero = np.zeros((), array.dtype).item()
+    sharding = array.sharding if array.committed else None
+    return compute(lambda x: jnp.full(x.shape, zero).at[...].set(x), (array,), sharding)
 
 
 def _store(variable: Variable, stored: jax.Array | LostArray) -> None:

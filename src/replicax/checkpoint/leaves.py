@@ -234,7 +234,9 @@ def _same_layout(leaf: Any, before: Any) -> bool:
     """Whether an array has the same kind and layout as before; or both are plain values."""
     if type(leaf) is not type(before):
         return False
-    return isinstance(before, PlainEntry) or bool(leaf.kind == before.kind and leaf.parts() == before.parts())
+    if isinstance(leaf, PlainEntry):
+        return True
+    return leaf.kind == before.kind and leaf.kind.is_weak == before.kind.is_weak and leaf.parts() == before.parts()
 
 
 def _has_variables(value: Any) -> bool:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArrayLeaf
+from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArrayLeaf, weakly_typed
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
@@ -121,8 +121,10 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
         for batch in _batches(arrays):
             reader.prepare(batch)
             for name in batch:
-                leaf, _ = arrays[name]
-                values[name] = leaf.restored(lambda block, name=name: reader.read(name, block))  # type: ignore[misc]
+                leaf, entry = arrays[name]
+                value = leaf.restored(lambda block, name=name: reader.read(name, block))  # type: ignore[misc]
+                is_weak = entry.kind.is_weak and isinstance(value, jax.Array)
+                values[name] = weakly_typed(value) if is_weak else value
             reader.forget()
         lockstep.exchange("has restored a checkpoint", None, source.path)
     except OSError as error:
@@ -146,7 +148,8 @@ def _with_number(leaf: ArrayLeaf, number: complex) -> Any:
     """Restore a plain number in the place of an array."""
     with np.errstate(over="ignore"):  # it becomes infinite, as in a step
         value = np.asarray(number, leaf.kind.numpy_dtype)
-    return leaf.restored(lambda _: value)
+    restored = leaf.restored(lambda _: value)
+    return weakly_typed(restored) if leaf.kind.is_weak else restored
 
 
 def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[list[str]]:

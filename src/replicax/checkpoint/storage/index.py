@@ -31,12 +31,14 @@ class ArrayKind:
       dtype: the name of their dtype.
       generator: for random keys, the name of their implementation; then the numbers are the keys' data.
       copies: the number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
+      is_weak: true if the dtype yields to that of other operands, as a Python number's does; may differ.
     """
 
     shape: tuple[int, ...]
     dtype: str
     generator: str | None = None
     copies: int | None = None
+    is_weak: bool | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
