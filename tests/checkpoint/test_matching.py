@@ -139,6 +139,22 @@ def test_another_optimizer(tmp_path) -> None:
     assert other.variables == []
 
 
+@pytest.mark.parametrize("order", ["ba", "axb", "b"])
+def test_an_optimizer_whose_slots_would_go_to_other_variables(tmp_path, order) -> None:
+    model = {name: variable(2) for name in "abx"}
+    optimizer = replicax.Optimizer(optax.adam(0.1))
+    optimizer.build([model["a"], model["b"]])
+    replicax.Checkpoint(model={"a": model["a"], "b": model["b"]}, optimizer=optimizer).save(tmp_path / "a")
+    part = {name: model[name] for name in order}
+    other = replicax.Optimizer(optax.adam(0.1))
+    other.build(list(part.values()))
+    message = r"in optimizer, variable \[.\]: saved was model/., here is model/.\nGive an optimizer .* the order"
+    with pytest.raises(ValueError, match=message):
+        replicax.Checkpoint(model=part, optimizer=other).restore(tmp_path / "a", partial=True)
+    renamed = replicax.Checkpoint(net={"a": model["a"], "b": model["b"]}, optimizer=optimizer)
+    renamed.restore(tmp_path / "a", partial=True)
+
+
 # --- slots that are not there yet -----------------------------------------------------------------------
 
 

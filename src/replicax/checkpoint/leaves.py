@@ -338,6 +338,17 @@ def _names_in(tree: Any, names: Mapping[int, str]) -> Any:
     raise KeyError(type(tree))
 
 
+def names_by_place(parameters: Any) -> dict[str, str]:
+    """The names in ``_names_in``'s data by their places, such as ``[0]['w']``."""
+    if parameters is None:
+        return {}
+    if isinstance(parameters, str):
+        return {"": parameters}
+    kind, content = parameters
+    items = content.items() if kind == "dict" else enumerate(content)
+    return {f"[{key!r}]{rest}": name for key, value in items for rest, name in names_by_place(value).items()}
+
+
 def variables_named(parameters: Any, variables: Mapping[str, Variable]) -> Any:
     """The pytree for ``_names_in``'s data, with this program's variables.
 

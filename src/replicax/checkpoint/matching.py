@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.array_leaves import HostArrayLeaf
-from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf
+from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf, names_by_place
 from replicax.checkpoint.storage.index import (
     ArrayEntry,
     ArrayKind,
@@ -43,6 +43,8 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
     for name, leaf in leaves.by_name.items():
         if name in entries and (what := _difference(leaf, entries[name])) is not None:
             different.append(f"{name}: {what}")
+    moved = [text for name in leaves.of(OptimizerLeaf) for text in _moved(name, leaves, entries)]
+    different += moved
     if not (missing or extra or different):
         return
     lines = [
@@ -51,6 +53,8 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
         *listed("they differ in", different),
     ]
     hint = _hint(leaves, missing, extra, different)
+    if moved:
+        hint += "\nGive an optimizer its variables in the order of the run that was saved, and new ones after these."
     raise ValueError(
         f"the checkpoint {path} does not fit the objects that it is to be restored into:\n" + "\n".join(lines) + hint
     )
@@ -63,6 +67,19 @@ def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
         for name in leaves.of(OptimizerLeaf)
         if isinstance(entry := entries.get(name), OptimizerEntry) and not entry.built
     ]
+
+
+def _moved(name: str, leaves: Leaves, entries: Mapping[str, Entry]) -> Iterator[str]:
+    """The places where an optimizer, whose slots are named by place, had another variable when it was saved."""
+    leaf, entry, here = leaves.by_name[name], entries.get(name), leaves.arrays()
+    if not isinstance(leaf, OptimizerLeaf) or not isinstance(entry, OptimizerEntry):
+        return
+    saved = names_by_place(entry.parameters)
+    for place, now in names_by_place(leaf.entry(leaves.names_of_variables).parameters).items():
+        was = saved.get(place, now)  # perhaps another name of the variable
+        is_other = was in here and here[was].owner is not here[now].owner
+        if was != now and (is_other or (now in entries and entries[now] != entries.get(was))):
+            yield f"{name}, variable {place}: saved was {was}, here is {now}"
 
 
 def _difference(leaf: Leaf, entry: Entry) -> str | None:
