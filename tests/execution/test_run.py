@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -37,6 +38,8 @@ def test_python_objects_come_back_as_themselves(pair) -> None:
     thing = object()
     out = pair.run(lambda flag, name: (flag, name, None, thing, [3, 2.5]), args=(True, "name"))
     assert out == (True, "name", None, thing, [3, 2.5])
+    reference = weakref.ref(pair)
+    assert pair.run(lambda r: r, args=(reference,)) is reference
 
 
 def test_bools_and_strings_are_static_and_numbers_are_traced(pair) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from replicax.errors import ContextError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.launch import launch
-from replicax.execution.program.program import Program
+from replicax.execution.program.program import Program, VariableRef
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
@@ -82,7 +81,7 @@ class Dispatch:
         for result in program.results:
             index = result.index
             if index is None:
-                value = result.value() if isinstance(result.value, weakref.ref) else result.value
+                value = result.value() if isinstance(result.value, VariableRef) else result.value
                 leaves.append(value.copy() if isinstance(value, np.ndarray) else value)
                 continue
             array = computed[index]
@@ -210,14 +209,12 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
     replicas = programs.replicas
     executable = programs.find(key)
     if executable is None:
-        if arguments.is_ragged:
-            why_not = programs.why_refused(key)
-            if why_not is not None:
-                raise not_one_program(getattr(fn, "__name__", "the step"), why_not)
+        name = getattr(fn, "__name__", "the step")
+        if (why_not := programs.why_refused(key)) is not None:
+            raise not_one_program(name, why_not)
         created = programs.created_by(fn, step)
         creations = Creations(replicas, created)
         put_back = state_of_this_thread()
-        name = getattr(fn, "__name__", "the step")
         try:
             with recording_reads((step.captured, arguments.key)):
                 program = _captured(replicas, fn, arguments, creations)

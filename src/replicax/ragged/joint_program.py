@@ -11,7 +11,6 @@ So variables, donation, layouts, loops over several steps and workers are those 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
-from replicax.execution.program.program import Program, Result, Use
+from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.arguments import CantJoinError
 from replicax.execution.tracing.capture import traced_inside
@@ -191,7 +190,7 @@ class _Joining:
 
     def _object(self, column: Sequence[Any]) -> Any:
         """What ``run`` returns of what is not computed."""
-        objects = [value() if isinstance(value, weakref.ref) else value for value in column]
+        objects = [value() if isinstance(value, VariableRef) else value for value in column]
         if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]
         here = self.replicas.local

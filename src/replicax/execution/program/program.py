@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from replicax.variables.variable import Variable
 
 
+class VariableRef(weakref.ref["Variable"]):
+    """A variable that a step returned, which may go."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """Where one leaf of what the step returned comes from."""
@@ -28,7 +32,7 @@ class Result:
     index: int | None
     """Its position among the computed results; ``None`` if it is not computed."""
     value: Any = None
-    """The leaf itself, if it is not computed: a Python object, or a variable (weakly, so that it can go)."""
+    """The leaf itself, if it is not computed: a Python object, or the :class:`VariableRef` of a variable."""
     shapes: tuple[tuple[int, ...], ...] | None = None
     """Of every replica's array, if they differ: each is then at the start of what is computed."""
 

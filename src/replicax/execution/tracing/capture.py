@@ -25,7 +25,7 @@ from replicax.errors import TraceError
 from replicax.execution.program.collective_operations import would_meet
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.own_sums import with_all_reduces
-from replicax.execution.program.program import Program, Result, Use
+from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
 from replicax.execution.tracing.step_errors import as_written, check_meshes, explaining
@@ -160,7 +160,7 @@ def capture(
                 computed.append(leaf)
             else:
                 check_no_traced_fields(leaf)
-                results.append(Result(None, weakref.ref(leaf) if isinstance(leaf, Variable) else leaf))
+                results.append(Result(None, VariableRef(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here
         here.examples = None
