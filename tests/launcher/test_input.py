@@ -106,6 +106,10 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "2", "--jobset", "--name", "A_b", "train.py"], "a JobSet needs a name of small letters"),
         (["--workers", "2", "--jobset", "--image", "i", "--name", "a" * 60, "train.py"], "so short that"),
         (
+            ["--workers", "2", "--jobset", "--image", "i", "--nodes", "9" * 16, "train.py"],
+            "Kubernetes runs at most 100,000 pods",
+        ),
+        (
             ["--workers", "2", "--sbatch", "--out", "package", "train.py"],
             "--out package: can't be written (Is a direct",
         ),

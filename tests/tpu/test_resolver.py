@@ -126,6 +126,8 @@ def test_several_emulated_slices() -> None:
 def test_numbers_of_slices_that_can_not_be(slices) -> None:
     with pytest.raises(ValueError, match=f"slices must be an int of at least 1, got {slices!r}"):
         TPUClusterResolver(emulate="2x1x1x2", slices=slices)
+    with pytest.raises(ValueError, match="slices must be at most 4,096, got 1,099,511,627,776"):
+        TPUClusterResolver(topology="v4-8", slices=2**40)
 
 
 def test_slices_that_are_there_are_found() -> None:

@@ -23,6 +23,9 @@ from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.generations import HOST, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
 
+_MOST_SLICES = 4096
+"""More than anyone has; libtpu hangs for 2**20, and ends the process for 2**40."""
+
 
 @_jax.hiding_frames_of
 class TPUClusterResolver(AcceleratorResolver):
@@ -54,7 +57,7 @@ class TPUClusterResolver(AcceleratorResolver):
     Raises:
       RuntimeError: there is no TPU; libtpu is not installed; JAX has created its devices already, and they are too few.
       ValueError: more than one of the first three arguments; no such slice; slices that differ; a number of slices
-        below 1, or for real TPUs.
+        below 1 or above 4,096, or for real TPUs.
 
     >>> import replicax
     >>> resolver = replicax.TPUClusterResolver(emulate="2x2x1x2")
@@ -181,6 +184,8 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
     if slices is None:
         return 1
     slices = checked_integer(slices, "TPUClusterResolver: slices")
+    if slices > _MOST_SLICES:
+        raise ValueError(f"TPUClusterResolver: slices must be at most {_MOST_SLICES:,}, got {slices:,}")
     if is_found:
         raise ValueError(
             f"TPUClusterResolver(slices={slices}): the slices of TPUs that are there are found; leave slices out, or "

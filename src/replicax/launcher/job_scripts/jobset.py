@@ -20,6 +20,7 @@ _JOB = "worker"
 _PORT = 8476
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_NAME = 63  # of a host, which has the job's name and the pod's number
+_MOST_PODS = 100_000  # that an indexed Job may run at a time
 _PLAIN = re.compile(r"(\./)?[A-Za-z_/][-A-Za-z0-9_./]*")
 
 
@@ -27,13 +28,17 @@ def jobset_manifest(request: JobRequest) -> str:
     """The manifest for a job, as YAML.
 
     Raises:
-      LaunchError: there is no image, or the name can't be one of Kubernetes' objects.
+      LaunchError: there is no image, there are too many machines, or the name can't be one of Kubernetes' objects.
     """
     pod = f"{request.name}-{_JOB}-0-{request.nodes - 1}"
     if not _NAME.fullmatch(request.name) or len(pod) > _LONGEST_NAME:
         raise LaunchError(
             f"--name {request.name!r}: a JobSet needs a name of small letters, digits and -, that begins with a "
             f"letter, and so short that {pod} has at most {_LONGEST_NAME} characters"
+        )
+    if request.nodes > _MOST_PODS:
+        raise LaunchError(
+            f"--nodes {request.nodes}: Kubernetes runs at most {_MOST_PODS:,} pods of such a Job at a time"
         )
     if request.image is None:
         raise LaunchError("--jobset needs --image, the container to run in, with Python and the program")
