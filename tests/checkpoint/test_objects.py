@@ -217,6 +217,7 @@ def test_what_cannot_be_saved_is_named() -> None:
     cases = [
         ({"x": object()}, "model/x is of the class builtins.object"),
         ({"x": [np.array(["a"])]}, r"model/x/0 is a NumPy array of dtype <U1\. Saved are variables"),
+        ({"x": np.longdouble(1)}, f"model/x is a NumPy array of dtype {np.dtype(np.longdouble)}"),
         ({"x": np.array([object()])}, "model/x is a NumPy array of dtype object"),
         (dataset, r"model is of the class .*DistributedDataset.*save the iterator, iter\(dataset\)"),
         (

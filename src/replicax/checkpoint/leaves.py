@@ -266,7 +266,7 @@ def _stays_whole(value: Any) -> bool:
 
 
 def _has_numbers(value: np.ndarray[Any, Any] | np.generic) -> bool:
-    return value.dtype == np.bool_ or bool(jnp.issubdtype(value.dtype, jnp.number))
+    return value.dtype == np.bool_ or (jnp.issubdtype(value.dtype, jnp.number) and value.dtype.char not in "gG")
 
 
 def _refused(name: str, value: Any) -> TypeError:
