@@ -20,7 +20,7 @@ import jax
 
 from replicax.collectives import Communicator, ReduceOp, checked_axes, checked_axis, countable, divide
 from replicax.communication import CommunicationOptions, checked_options
-from replicax.devices.host_values import check_integers, check_numbers
+from replicax.devices.host_values import check_integers, check_numbers, is_key
 from replicax.errors import AbsentDeviceError, ContextError
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.name_hints import NameHints
@@ -131,10 +131,12 @@ class ReplicaContext(NameHints):
         >>> [int(x) == int(jax.random.bits(jax.random.fold_in(jax.random.key(0), i))) for i, x in enumerate(mine)]
         [True, True]
         """
-        fold = jax.random.fold_in
-        if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
+        fold, dtype = jax.random.fold_in, getattr(key, "dtype", None)
+        if is_key(dtype):
             for _ in range(key.ndim):
                 fold = jax.vmap(fold, (0, None))
+        elif dtype != "uint32":
+            raise TypeError(f"ReplicaContext.random_key: key must be a key, such as jax.random.key(0), got {key!r}")
         return fold(key, self.replica_id_in_sync_group)
 
     @property

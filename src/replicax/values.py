@@ -382,12 +382,15 @@ def regroup(
       count: the number of replicas on all workers.
 
     Raises:
-      ValueError: the structures differ; the message names the first replica with another one, and both structures.
+      ValueError: there are none; or the structures differ: the message names the first replica with another one, and
+        both structures.
 
     >>> from replicax.values import regroup
     >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
     {'a': PerReplica(1, 2), 'b': 'x'}
     """
+    if not trees:
+        raise ValueError("regroup: trees is empty: pass one pytree for each replica")
     flat: list[tuple[list[Any], Any]] = [
         jax.tree_util.tree_flatten(registered(tree), is_leaf=is_leaf) for tree in trees
     ]

@@ -13,6 +13,7 @@ from replicax.models import safetensors
 from tests.misuses.world import (
     ContextError,
     inside,
+    merged,
     scoped,
 )
 
@@ -91,6 +92,25 @@ INPUT = [
         "agree on the structure",
     ),
     ("a replica that is not there", lambda w: replicax.ValueContext(2, 2), ValueError, "below num_replicas_in_sync"),
+    (
+        "no replica of a value",
+        lambda w: replicax.ValueContext(None, 2),
+        ValueError,
+        "replica_id_in_sync_group must be an int .*got None",
+    ),
+    ("half replicas", lambda w: replicax.ValueContext(0, 1.5), ValueError, "num_replicas_in_sync must be an int.*1.5"),
+    (
+        "a traced value of each replica",
+        lambda w: jax.jit(lambda y: w.s.distribute_values_from_function(lambda ctx: y))(3.0),
+        ContextError,
+        "the value of replica 0 is being traced: call it outside jax.jit",
+    ),
+    (
+        "a value of each replica in a merge_fn",
+        lambda w: merged(w, lambda s: s.distribute_values_from_function(lambda ctx: 1.0)),
+        ContextError,
+        "being traced: call it outside .*steps",
+    ),
     ("examples without a dim", lambda w: w.s.make_numpy_dataset(3.0), ValueError, "dim"),
     ("examples that differ in number", lambda w: w.s.make_numpy_dataset((np.ones(2), np.ones(3))), ValueError, "dim 0"),
     (
@@ -98,6 +118,19 @@ INPUT = [
         lambda w: replicax.InputContext(1, 0, 2).get_per_replica_batch_size(3),
         ValueError,
         "3",
+    ),
+    (
+        "no worker of a dataset",
+        lambda w: replicax.InputContext(2, None),
+        ValueError,
+        "pipeline_id must be an int.*None",
+    ),
+    ("no workers", lambda w: replicax.InputContext(None), ValueError, "num_input_pipelines must be an int.*None"),
+    (
+        "half replicas of a dataset",
+        lambda w: replicax.InputContext(num_replicas_in_sync=1.5),
+        ValueError,
+        "num_replicas_in_sync must be an int.*1.5",
     ),
     ("an unknown policy", lambda w: replicax.InputOptions(auto_shard_policy="x"), ValueError, "'x'"),
     ("an unknown way with partial batches", lambda w: replicax.InputOptions(partial_batch="x"), ValueError, "'pad'"),

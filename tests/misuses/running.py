@@ -121,6 +121,21 @@ RUNNING = [
         TypeError,
         "a mutable array.*its value",
     ),
+    *[
+        (
+            f"{key!r} for a random key",
+            lambda w, key=key: inside(w, lambda: here().random_key(key)),
+            TypeError,
+            r"random_key: key must be a key, such as jax.random.key\(0\), got",
+        )
+        for key in (0, None, np.float32([1, 2]))
+    ],
+    (
+        "a description of an array for an argument",
+        lambda w: w.s.run(lambda x, y: y["a"], (1.0, {"a": jax.ShapeDtypeStruct((2,), np.float32)})),
+        TypeError,
+        r"args\[1\]\['a'\] is a jax.ShapeDtypeStruct, which only strategy.extended.trace takes",
+    ),
     (
         "an integer too large",
         lambda w: inside(w, lambda x: x, {"id": 2**40}),

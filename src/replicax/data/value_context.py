@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from replicax.argument_checks import as_integer, checked_integer
 from replicax.execution.replica_values import kind_of_component, place_components
 from replicax.user_functions import checked_result
 from replicax.values import regroup
@@ -33,10 +34,12 @@ class ValueContext:
     num_replicas_in_sync: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.replica_id_in_sync_group < self.num_replicas_in_sync:
+        checked_integer(self.num_replicas_in_sync, "ValueContext: num_replicas_in_sync")
+        number = as_integer(self.replica_id_in_sync_group)
+        if number is None or not 0 <= number < self.num_replicas_in_sync:
             raise ValueError(
-                f"replica_id_in_sync_group must be at least 0 and below num_replicas_in_sync "
-                f"({self.num_replicas_in_sync}), got {self.replica_id_in_sync_group}"
+                f"replica_id_in_sync_group must be an int of at least 0 and below num_replicas_in_sync "
+                f"({self.num_replicas_in_sync}), got {self.replica_id_in_sync_group!r}"
             )
 
     @property

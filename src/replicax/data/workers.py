@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from replicax.argument_checks import as_integer, checked_integer
 from replicax.data.batches.rows import rows_per_replica
 from replicax.data.batches.to_devices import placer
 from replicax.workers.exchange import Series
@@ -39,12 +40,12 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_input_pipelines < 1 or self.num_replicas_in_sync < 1:
-            raise ValueError(f"an InputContext has at least one input pipeline and one replica, got {self!r}")
-        if not 0 <= self.input_pipeline_id < self.num_input_pipelines:
+        for name in ("num_input_pipelines", "num_replicas_in_sync"):
+            checked_integer(getattr(self, name), f"InputContext: {name}")
+        if as_integer(self.input_pipeline_id) is None or not 0 <= self.input_pipeline_id < self.num_input_pipelines:
             raise ValueError(
-                f"input_pipeline_id must be at least 0 and below num_input_pipelines ({self.num_input_pipelines}), got "
-                f"{self.input_pipeline_id}"
+                f"input_pipeline_id must be an int of at least 0 and below num_input_pipelines "
+                f"({self.num_input_pipelines}), got {self.input_pipeline_id!r}"
             )
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.devices.arrays import put
-from replicax.devices.host_values import Where, as_array, is_key
+from replicax.devices.host_values import as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
+from replicax.errors import ContextError
 from replicax.pytrees import registered
 from replicax.values import Components, ExampleMask, PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
@@ -26,12 +27,14 @@ Kind = tuple[str, tuple[int, ...]] | None
 """The dtype's name and shape of a component; ``None`` if it is no array."""
 
 
-def kind_of_component(component: Any, where: Where = "a component of a PerReplica") -> Kind:
+def kind_of_component(component: Any, where: str = "a component of a PerReplica") -> Kind:
     """What decides whether a component, in messages called ``where``, can be stacked with others."""
     if not isinstance(component, ARRAYS):
         return None
     if not isinstance(component, jax.Array):
         component = as_array(component, where)
+    if isinstance(component, jax.core.Tracer):
+        raise ContextError(f"{where} is being traced: call it outside jax.jit, jax.grad, steps and the like")
     return str(component.dtype), component.shape
 
 

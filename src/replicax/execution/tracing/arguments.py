@@ -199,13 +199,16 @@ class Arguments:
             return []
         everywhere, along = _layouts(mesh)
         keys = self._traced_keys if self._statics else self.key[1]
-        placed = []
+        placed: list[Any] = []
         for array, key in zip(self.arrays, keys, strict=True):
             wanted = along if key[0] is T else everywhere
             present = getattr(array, "sharding", None)
             if present is None:  # NumPy arrays and numbers have none: jit places them
                 if isinstance(array, np.ndarray):
                     array = own_copy(array)  # the step may begin later
+                elif isinstance(array, jax.ShapeDtypeStruct):
+                    name = self.paths()[len(placed)]
+                    raise TypeError(f"{name} is a jax.ShapeDtypeStruct, which only strategy.extended.trace takes")
             elif present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
                 array = put(array, wanted)
             placed.append(array)
