@@ -176,6 +176,10 @@ def test_steps_that_are_there_or_later(checkpoint, tmp_path) -> None:
     for step in (-1, 1.5, "6", True, None):
         with pytest.raises(ValueError, match="step must be an int of at least 0"):
             manager.save(step)
+        with pytest.raises(ValueError, match="step must be an int of at least 0"):
+            manager.restore(step)
+    with pytest.raises(TypeError, match="metrics must be a dict of numbers by name, got 0.5"):
+        manager.save(6, 0.5)
     assert manager.save(np.int64(6))
     manager.close()
 

@@ -135,5 +135,13 @@ COMBINING = [
         ValueError,
         "assign_to_logical_device",
     ),
+    ("no path for a picture", lambda w: w.s.extended.plot(None), TypeError, r"plot\(path\) must be a path.*got None"),
+    (
+        "a step for a picture",
+        lambda w: w.s.extended.plot("x.svg", program=right_step),
+        TypeError,
+        r"program must be what extended.trace\(step, args\) returns, got <function",
+    ),
+    ("nothing to put together", lambda w: replicax.values.regroup([]), ValueError, "trees is empty"),
     ("a trace of no function", lambda w: w.s.extended.trace(3), TypeError, "extended.trace.*fn must be callable"),
 ]

@@ -56,6 +56,15 @@ TRAINING = [
         TypeError,
         "train: stop_file must be a path",
     ),
+    *[
+        (
+            f"the folder {folder!r} for the file that stops",
+            lambda w, folder=folder: replicax.train(right_step, [], 1, strategy=w.s, stop_file=folder),
+            ValueError,
+            "train: stop_file must be the path of a file, got the folder",
+        )
+        for folder in ("", ".")
+    ],
     (
         "gradient and variable swapped",
         lambda w: inside(w, lambda x: w.optimizer.apply_gradients([(w.v, x)]), w.x),
@@ -89,6 +98,12 @@ TRAINING = [
     ),
     ("no transformation", lambda w: replicax.Optimizer(3), TypeError, "optax.GradientTransformation, got 3"),
     ("a transformation not called", lambda w: replicax.Optimizer(optax.sgd), TypeError, "optax.GradientTransformation"),
+    (
+        "a number for an optimizer's name",
+        lambda w: replicax.Optimizer(optax.sgd(0.1), 3),
+        TypeError,
+        "name must be a str",
+    ),
     ("nothing to optimise", lambda w: w.optimizer.build([]), ValueError, "no variables"),
     ("an integer to optimise", lambda w: w.optimizer.build([w.n]), TypeError, "'n'.*must be a float"),
     ("copies to optimise", lambda w: w.optimizer.build([w.own]), TypeError, "'own'.*on-write"),
@@ -216,6 +231,12 @@ TRAINING = [
         lambda w: replicax.plan(w.s, print, chip="v5p"),
         TypeError,
         "replicax.planning.Chip or None, got 'v5p'",
+    ),
+    (
+        "no path for a plan",
+        lambda w: replicax.plan(w.s, lambda: None).write_html(None),
+        TypeError,
+        r"Plan.write_html\(path\) must be a path",
     ),
     ("a plan of what differs", lambda w: replicax.plan(w.s, lambda x: w.v.assign(x), w.x), LocalityError, "'v'"),
 ]

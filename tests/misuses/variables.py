@@ -112,6 +112,16 @@ VARIABLES = [
         ValueError,
         "num_shards must be an int of at least 1",
     ),
+    *[
+        (
+            f"{kind} along the dim {dim}",
+            lambda w, kind=kind, dim=dim: getattr(replicax.variables, kind)(2, dim=dim),
+            ValueError,
+            f"{kind}: dim must be an int, got {dim}",
+        )
+        for kind in ("FixedShardsPartitioner", "MinSizePartitioner", "MaxSizePartitioner")
+        for dim in (1.5, None)
+    ],
     (
         "a dim that is not there",
         lambda w: variable(w, [1.0], partitioner=replicax.variables.FixedShardsPartitioner(2, dim=1)),

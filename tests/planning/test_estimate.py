@@ -124,6 +124,8 @@ def test_cores_of_a_chip_share_its_links() -> None:
     assert (network.grid, network.replicas_per_block) == ((4, 4, 1), 2)
     assert network.lines(use_of("all-reduce", 32)) == [line(4), line(4), line(1)]
     assert CHIPS["v3"].share(2).flops == CHIPS["v3"].flops / 2
+    with pytest.raises(ValueError, match="devices must be an int of at least 1, got 0"):
+        CHIPS["v3"].share(0)
 
 
 def walk_of(chip: Chip, axes: dict[str, int], slices: int = 1, groups: str = "") -> ScheduleWalk:

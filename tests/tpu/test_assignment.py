@@ -186,6 +186,9 @@ def test_lookups_that_find_nothing() -> None:
         assignment.coordinates(4, 0)
     with pytest.raises(ValueError, match="no replica -1"):
         assignment.tpu_device(-1)
+    for index in (None, 1.5):
+        with pytest.raises(ValueError, match=f"no replica {index}"):
+            assignment.coordinates(index, 0)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_what_is_missing(tmp_path) -> None:
 def test_other_formats(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"must end in .png or .svg, got '.*slice.pdf'"):
         Topology.from_name("v5e:2x2").plot(str(tmp_path / "slice.pdf"))
+    with pytest.raises(TypeError, match="must be a path.*got None"):
+        Topology.from_name("v5e:2x2").plot(None)
+    with pytest.raises(TypeError, match="the device assignment must be a replicax.DeviceAssignment or None, got 3"):
+        Topology.from_name("v5e:2x2").plot(tmp_path / "slice.svg", assignment=3)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -137,6 +137,7 @@ class CheckpointManager(NameHints):
         Raises:
           ValueError: there is a checkpoint of this step, or of a later one: restore the latest first, or use another
             folder. Metrics that are not numbers, or lack that of ``best``.
+          TypeError: ``metrics`` is not a dict.
           CheckpointError: the previous save failed. It is raised once.
           OSError, ContextError: as :meth:`Checkpoint.save`.
         """
@@ -208,8 +209,10 @@ class CheckpointManager(NameHints):
 
         Raises:
           CheckpointError: there is none, or it is not complete.
+          ValueError: ``step`` is not an integer of at least 0.
           ValueError, ContextError: as :meth:`Checkpoint.restore`.
         """
+        step = checked_integer(step, "CheckpointManager.restore: step", 0)
         self.checkpoint.wait()
         problems: list[str] = []
         if not self._restored(step, problems):
@@ -248,6 +251,8 @@ class CheckpointManager(NameHints):
         return is_time or (self._alarm is not None and self._alarm.is_over())
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        if not isinstance(metrics, Mapping | None):
+            raise TypeError(f"CheckpointManager.save: metrics must be a dict of numbers by name, got {metrics!r}")
         found = {}
         for name, value in (metrics or {}).items():
             try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from replicax.argument_checks import checked_path
 from replicax.devices.mesh import programs_for
 from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
@@ -27,12 +28,12 @@ from replicax.drawing.holdings import (
     holding_of,
 )
 from replicax.drawing.svg import Drawing, cut_to, lines_of, width_of
+from replicax.execution.compiled.replicate import Executable
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.system.quantities import bytes_in_words, counted
 from replicax.variables.partitioners import GroupPartitioner, Partitioner
 
 if TYPE_CHECKING:
-    from replicax.execution.compiled.replicate import Executable
     from replicax.variables.variable import Variable
     from replicax.workers.replicas import Replicas
 
@@ -51,9 +52,10 @@ def plot(
     program: Executable | None,
 ) -> None:
     """Draw a placement into a file; see :meth:`replicax.StrategyExtended.plot`."""
-    if Path(path).suffix.lower() != ".svg":
+    file = Path(checked_path(path, "extended.plot(path)"))
+    if file.suffix.lower() != ".svg":
         raise ValueError(f"plot: the path must end in .svg, got {str(path)!r}")
-    Path(path).write_text(picture_of(replicas, partitioner, variables, program))
+    file.write_text(picture_of(replicas, partitioner, variables, program))
 
 
 def picture_of(
@@ -63,6 +65,8 @@ def picture_of(
     program: Executable | None = None,
 ) -> str:
     """The text of an SVG with a placement; see :meth:`replicax.StrategyExtended.plot`."""
+    if not isinstance(program, Executable | None):
+        raise TypeError(f"extended.plot: program must be what extended.trace(step, args) returns, got {program!r}")
     if isinstance(program, PlacedExecutable):
         raise ValueError(
             "plot: this step assigns values to logical devices, and so is several programs: leave program out, and see "

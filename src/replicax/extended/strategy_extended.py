@@ -310,6 +310,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
           variables: the variables to draw; by default all of this strategy.
 
         Raises:
+          TypeError: it is not a path, or ``program`` not a traced step.
           ValueError: the path does not end in ``.svg``; a variable belongs to another strategy; or the step assigns
             values to logical devices.
 

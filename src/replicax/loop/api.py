@@ -137,6 +137,8 @@ def train(
     _check_checkpoints(checkpoints)
     folder = None if logs is None else pathlib.Path(checked_path(logs, "replicax.train: logs"))
     file = None if stop_file is None else pathlib.Path(checked_path(stop_file, "replicax.train: stop_file"))
+    if file is not None and file.is_dir():
+        raise ValueError(f"replicax.train: stop_file must be the path of a file, got the folder {stop_file!r}")
     if evaluate_every is not None:
         checked_integer(evaluate_every, "replicax.train: evaluate_every")
         if evaluate is None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.argument_checks import is_number
+from replicax.argument_checks import checked_integer, is_number
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
 from replicax.system.gpu_memory import DEFAULT_FRACTION, FRACTION_VARIABLES, fraction_in
 from replicax.tpu.generations import generation_of
@@ -87,6 +87,7 @@ class Chip:
 
     def share(self, devices: int) -> Chip:
         """What each of ``devices`` JAX devices of a chip has: an even share; links and network they use together."""
+        devices = checked_integer(devices, "Chip.share: devices")
         usable = None if self.usable is None else self.usable / devices
         return dataclasses.replace(
             self,

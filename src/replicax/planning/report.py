@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replicax.argument_checks import checked_path
 from replicax.hlo.collective_instructions import CollectiveUse
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import Cost
@@ -211,7 +212,7 @@ class Plan:
         from replicax.planning.render.page import page
 
         check_installed("Plan.write_html", *PICTURES)
-        Path(path).write_text(page(self), encoding="utf-8")
+        Path(checked_path(path, "Plan.write_html(path)")).write_text(page(self), encoding="utf-8")
 
     def print(self, console: rich.console.Console | None = None) -> None:
         """Print the plan as tables."""

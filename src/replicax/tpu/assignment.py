@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import as_integer, checked_integer
 from replicax.errors import shortened
 from replicax.tpu.topology import Topology, as_coordinates, as_text
 from replicax.tpu.torus import first_repetition, points, ring_order
@@ -177,8 +177,8 @@ class DeviceAssignment:
             ("replica", replica, self.num_replicas),
             ("logical core", logical_core, self.num_cores_per_replica),
         ):
-            if not 0 <= index < count:
-                raise ValueError(f"there is no {what} {index}: this assignment has {count}, from 0 to {count - 1}")
+            if as_integer(index) is None or not 0 <= index < count:
+                raise ValueError(f"there is no {what} {index!r}: this assignment has {count}, from 0 to {count - 1}")
         x, y, z, core = (int(n) for n in self._cores[replica, logical_core])
         return x, y, z, core
 

@@ -59,8 +59,11 @@ def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> Core
     """The content of a picture of ``topology``.
 
     Raises:
+      TypeError: ``assignment`` is no device assignment.
       ValueError: the assignment is of another topology.
     """
+    if not isinstance(assignment, DeviceAssignment | None):
+        raise TypeError(f"the device assignment must be a replicax.DeviceAssignment or None, got {assignment!r}")
     if assignment is not None and assignment.topology != topology:
         raise ValueError(f"the device assignment is of another topology: {assignment.topology!r}, not {topology!r}")
     cores = topology.device_coordinates if assignment is None else assignment.core_assignment

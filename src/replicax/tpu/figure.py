@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import BoxStyle
 from matplotlib.path import Path as Outline
 
+from replicax.argument_checks import checked_path
 from replicax.system.quantities import counted
 from replicax.tpu.assignment import DeviceAssignment
 from replicax.tpu.core_owners import COLOURS, INK, LINE, MUTED, PAPER, SHARED, CoreOwners, core_owners
@@ -34,8 +35,9 @@ _DPI = 160
 
 def plot(topology: Topology, path: str | os.PathLike[str], assignment: DeviceAssignment | None = None) -> None:
     """Draw a slice: planes of chips side by side, links, hosts; with an assignment, replicas and logical devices."""
+    path = checked_path(path, "plot(path)")
     if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"plot: the path must end in .png or .svg, got {str(path)!r}")
+        raise ValueError(f"plot: the path must end in .png or .svg, got {path!r}")
     page = _Page(core_owners(topology, assignment))
     page.hosts()
     page.links(assignment)
@@ -46,7 +48,7 @@ def plot(topology: Topology, path: str | os.PathLike[str], assignment: DeviceAss
     page.legend(assignment)
     # Words stay words in an SVG, and the same picture gives the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "replicax"}):
-        page.figure.savefig(path, dpi=_DPI, metadata={"Date": None} if str(path).lower().endswith("svg") else None)
+        page.figure.savefig(path, dpi=_DPI, metadata={"Date": None} if path.lower().endswith("svg") else None)
 
 
 class _Page:

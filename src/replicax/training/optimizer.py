@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
+from replicax.argument_checks import checked_name
 from replicax.devices.arrays import compute, put, put_among
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, cant_be_pickled
@@ -43,7 +44,7 @@ class Optimizer:
         added.
 
     Raises:
-      TypeError: ``tx`` is not a gradient transformation.
+      TypeError: ``tx`` is not a gradient transformation, or ``name`` not a string.
 
     >>> import replicax, optax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -63,7 +64,7 @@ class Optimizer:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}")
         self._tx = tx
-        self.name = name
+        self.name = checked_name(name, "Optimizer") or "optimizer"
         self._variables: list[Variable] = []
         self._tree: Any = None
         self._state: Any = None
@@ -242,7 +243,7 @@ class Optimizer:
         check_accepted(self.tx, extra)
         pairs, chosen = _pairs(gradients, variables)
         for gradient, v in pairs:
-            if isinstance(v, Variable) and gradient.shape != v.shape:
+            if gradient.shape != v.shape:
                 raise ValueError(
                     f"apply_gradients: the gradient of {v.describe()} has shape {gradient.shape}; expected {v.shape}"
                 )
@@ -345,7 +346,7 @@ def _as_tree(values: Any) -> Any:
     return list(values) if isinstance(values, Iterator | ValuesView) else values
 
 
-def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
+def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Variable]], Any]:
     """Gradients with their variables, and the tree of these variables, without those that have no gradient."""
     if variables is None:
         found = pairs_of(gradients)
@@ -367,20 +368,12 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Any]], Any]:
     if found and all(g is None for g, _ in found):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ValueError(
-            f"apply_gradients: every gradient is None, so no variable would change: {_named(found[0][1])}{more}. "
+            f"apply_gradients: every gradient is None, so no variable would change: {found[0][1].describe()}{more}. "
             "Differentiate the loss by these variables: value_and_grad(loss, variables)"
         )
-    return [(_gradient(g, v), v) for g, v in found if g is not None], chosen
-
-
-def _gradient(value: Any, variable: Any) -> Any:
-    return (
-        value if is_slices(value) else as_array(value, lambda: f"apply_gradients: the gradient of {_named(variable)}")
-    )
-
-
-def _named(variable: Any) -> str:
-    return variable.describe() if isinstance(variable, Variable) else repr(variable)
+    what = "apply_gradients: the gradient of"
+    given = [(g, v) for g, v in found if g is not None]
+    return [(g if is_slices(g) else as_array(g, f"{what} {v.describe()}"), v) for g, v in given], chosen
 
 
 _ALREADY_REDUCED = (

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import as_integer, checked_integer
 
 PieceCounts = Callable[[tuple[int, ...], Any], Sequence[int]]
 """From a variable's shape and dtype to its number of pieces along each dim."""
@@ -39,7 +39,7 @@ class FixedShardsPartitioner:
     dim: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "num_shards")
+        _check_integers(self, "num_shards")
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
         return _along(shape, self.dim, self.num_shards)
@@ -64,7 +64,7 @@ class MinSizePartitioner:
     dim: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "min_shard_bytes", "max_shards")
+        _check_integers(self, "min_shard_bytes", "max_shards")
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
         return _along(shape, self.dim, min(self.max_shards, _bytes(shape, dtype) // self.min_shard_bytes))
@@ -89,7 +89,7 @@ class MaxSizePartitioner:
     dim: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "max_shard_bytes", *([] if self.max_shards is None else ["max_shards"]))
+        _check_integers(self, "max_shard_bytes", *([] if self.max_shards is None else ["max_shards"]))
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
         if not shape:
@@ -146,7 +146,7 @@ class GroupPartitioner:
 
     def __post_init__(self) -> None:
         if self.group_size is not None:
-            _check_positive(self, "group_size")
+            _check_integers(self, "group_size")
         if isinstance(self.partitioner, GroupPartitioner):
             raise TypeError(f"GroupPartitioner: a group has no groups of its own, got partitioner={self.partitioner!r}")
         checked_partitioner(self.partitioner)
@@ -222,7 +222,7 @@ def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...],
     return dim, 1 if dim is None else int(pieces[dim])
 
 
-def checked_partitioner(partitioner: Any) -> Partitioner | None:
+def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
     """``partitioner``, after a check of its type.
 
     Raises:
@@ -253,6 +253,8 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
-def _check_positive(partitioner: Any, *names: str) -> None:
-    for name in names:
+def _check_integers(partitioner: Any, *positive: str) -> None:
+    for name in positive:
         checked_integer(getattr(partitioner, name), f"{type(partitioner).__name__}: {name}")
+    if as_integer(getattr(partitioner, "dim", 0)) is None:
+        raise ValueError(f"{type(partitioner).__name__}: dim must be an int, got {partitioner.dim!r}")
