@@ -60,6 +60,19 @@ def logical_strategy(replicas: int, logical: int, partitioner: Any = None) -> re
 
 
 @contextlib.contextmanager
+def as_readers_have_it() -> Iterator[None]:
+    """JAX's own promotion of dtypes and ranks, not this suite's strict one."""
+    settings = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+    before = {setting: getattr(jax.config, setting) for setting in settings}
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            yield
+    finally:  # workers that are threads have taken over the readers' settings for the whole process
+        for setting, value in before.items():
+            jax.config.update(setting, value)
+
+
+@contextlib.contextmanager
 def leaving_no_arrays() -> Iterator[None]:
     """Check that the block leaves no array behind, with the garbage collector off."""
     gc.collect()

@@ -7,11 +7,11 @@ import importlib
 import inspect
 import pkgutil
 
-import jax
 import pytest
 
 import replicax
 from replicax.parameter_server import coordinator as coordinator_module
+from tests.conftest import as_readers_have_it
 from tests.parameter_server.thread_actors import ThreadActors
 from tests.public_names import PUBLIC
 
@@ -27,13 +27,7 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", ["replicax", *MODULES])
 def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)  # tests/parameter_server starts processes
-    settings = ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
-    before = {setting: getattr(jax.config, setting) for setting in settings}
-    try:
-        run_examples(name)
-    finally:  # workers that are threads have taken over the readers' settings for the whole process
-        for setting, value in before.items():
-            jax.config.update(setting, value)
+    run_examples(name)
 
 
 @pytest.mark.soak
@@ -43,8 +37,7 @@ def test_examples_with_processes(name: str) -> None:
 
 
 def run_examples(name: str) -> None:
-    # Readers' sessions have JAX's defaults, not this suite's strict ones.
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with as_readers_have_it():
         result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
 

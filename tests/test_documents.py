@@ -12,11 +12,11 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 
-import jax
 import pytest
 
 import replicax.errors
 from replicax.parameter_server import coordinator as coordinator_module
+from tests.conftest import as_readers_have_it
 from tests.parameter_server.thread_actors import ThreadActors
 from tests.public_names import PUBLIC
 
@@ -73,18 +73,11 @@ def test_the_page_on_parameter_servers_with_processes() -> None:
     run_examples(ROOT / "docs" / "parameter_server.md")
 
 
-@contextlib.contextmanager
-def as_readers_have_it() -> Iterator[None]:
-    """A folder in which what a page writes is not left behind, and JAX's own promotion of dtypes and ranks."""
-    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), promotion[0], promotion[1]:
-        yield
-
-
 def run_examples(path: pathlib.Path, start: int = 0, end: int = sys.maxsize) -> None:
     namespace: dict[str, object] = {"__name__": path.stem}
     text = path.read_text()
-    with as_readers_have_it():
+    # What a page writes is not left behind.
+    with as_readers_have_it(), tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for match in BLOCK.finditer(text, start, end):
             block, line = match[1], text.count("\n", 0, match.start(1))
             if ">>>" in block:
