@@ -64,6 +64,7 @@ from replicax._jax.jaxprs.programs import (
     acts_outside as acts_outside,
     acts_outside_program as acts_outside_program,
     bind as bind,
+    callback_of as callback_of,
     called as called,
     calls_back as calls_back,
     contains as contains,
@@ -83,6 +84,7 @@ from replicax._jax.jaxprs.programs import (
     sub_jaxprs as sub_jaxprs,
     traced as traced,
     traced_once as traced_once,
+    with_callback as with_callback,
 )
 from replicax._jax.jaxprs.source_lines import (
     comes_from as comes_from,

@@ -274,9 +274,19 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
     return {name: of_value(value) for name, value in params.items()}
 
 
+def callback_of(equation: Equation) -> Any:
+    """What a call of the host calls, with flat arguments and results; ``None`` if it prints."""
+    return equation.params.get("callback")
+
+
+def with_callback(equation: Equation, callback: Any) -> Equation:
+    """A call of the host that calls ``callback`` instead."""
+    return equation.replace(params=equation.params | {"callback": callback})
+
+
 def host_function(equation: Equation) -> Any:
-    """The Python function that a call of the host calls."""
-    return getattr(equation.params["callback"], "callback_func", None)
+    """The user's function that a call of the host calls."""
+    return getattr(callback_of(equation), "callback_func", None)
 
 
 def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:

@@ -33,12 +33,13 @@ class HostCalls(Rule):
         self._errors = errors
 
     def is_ours(self, equation: _jax.Equation) -> bool:
-        return equation.primitive.name in HOST_CALLS and "callback" in equation.params and not of_watch(equation)
+        return (
+            equation.primitive.name in HOST_CALLS and _jax.callback_of(equation) is not None and not of_watch(equation)
+        )
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         results = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-        call = _GuardedCall(equation.params["callback"], results, self._errors)
-        guarded = equation.replace(params=equation.params | {"callback": call})
+        guarded = _jax.with_callback(equation, _GuardedCall(_jax.callback_of(equation), results, self._errors))
         later = rewriting.rule_after(self, guarded)
         return _jax.bind(guarded, operands) if later is None else later.replaced(guarded, operands, rewriting)
 
