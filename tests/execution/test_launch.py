@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from jax.experimental import io_callback
 
 import replicax
+from replicax.execution.compiled import host_calls
 from replicax.execution.signals import hold_signals
 from tests import processes
 from tests.conftest import logical_strategy, strategy_of
@@ -133,7 +135,51 @@ def test_a_host_callback_that_fails_on_one_replica_keeps_no_other_waiting(logica
     assert float(w) == 1
 
 
-def test_a_loop_that_only_a_host_callback_ends_ends_with_its_error(pair) -> None:
+def test_a_host_callback_that_fails_in_many_steps_keeps_none_waiting() -> None:
+    three = strategy_of(3)
+    with three.scope():
+        total = replicax.Variable(0.0, name="total", aggregation="sum")
+
+    def step(ctx, x):
+        total.assign(by_pure_callback(x.sum() + replicax.get_replica_context().all_reduce("sum", total.value) * 0))
+
+    batches = iter(three.distribute_dataset([np.full(3, 3.0, np.float32)] * 400))
+    with pytest.raises(ValueError, match=r"^too large: 3\.0\n"):
+        three.run_steps(step, batches, 400)
+    assert float(total) == 0
+
+
+def test_an_executable_that_is_called_by_itself_fails_where_it_is() -> None:
+    executable = strategy_of(1).extended.trace(by_pure_callback, args=(1.0,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"too large: 3\.0"):
+        jax.block_until_ready(executable.call([], [], [jnp.float32(3)], []))
+    assert float(executable.call([], [], [jnp.float32(2)], [])[1][0]) == 2
+
+
+def test_a_run_that_was_interrupted_leaves_no_error_to_the_next(pair) -> None:
+    def slow(x):
+        if x > 2:
+            time.sleep(0.5)
+            raise KeyError("of the interrupted run")
+        return x
+
+    def step(x):
+        return jax.pure_callback(slow, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    pair.run(step, args=(1.0,))
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pair.run(step, args=(3.0,))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert float(pair.run(step, args=(2.0,))) == 2
+
+
+def test_a_loop_that_only_a_host_callback_ends_ends_with_its_error(pair, monkeypatch) -> None:
+    monkeypatch.setattr(host_calls, "PATIENCE", 0.0)
+
     def step(x):
         return jax.lax.while_loop(lambda y: y < 1, lambda y: by_pure_callback(x + y), 0.0)
 

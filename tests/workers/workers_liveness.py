@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 import replicax
+from replicax.execution.compiled import host_calls
 from replicax.workers import liveness
 from tests._jax.contexts import keep_contexts
 from tests.forked import load_all
@@ -31,6 +32,7 @@ keep_contexts()
 # Nothing here depends on how quick a machine is: what is to happen happens in any time, and what is not, never.
 liveness.INTERVAL, liveness.STUCK, liveness.EXIT_PATIENCE = 0.1, 0.3, 60.0
 NEVER = 1000.0
+host_calls.PATIENCE = 0.1
 
 FEW = 6
 """As long as no more processes than these run, the next scenario starts: many would only take each other's time."""
@@ -166,10 +168,15 @@ def nan_on_one(worker: Worker) -> None:
 
 
 def host_fails_on_one(worker: Worker) -> None:
-    def on_the_host(x: Any) -> Any:
-        return {1.0: x}[float(x)]
+    error = KeyError("no such row")
 
-    raised_on_all(worker, lambda x: jax.pure_callback(on_the_host, jax.ShapeDtypeStruct((), np.float32), x))
+    def on_the_host(x: Any) -> Any:
+        if x < 0:
+            raise error
+        return x
+
+    for _ in range(2):  # also by an object that was raised before
+        raised_on_all(worker, lambda x: jax.pure_callback(on_the_host, jax.ShapeDtypeStruct((), np.float32), x))
 
 
 def all_raise(worker: Worker) -> None:

@@ -67,6 +67,7 @@ from replicax._jax.jaxprs.programs import (
     callback_of as callback_of,
     called as called,
     calls_back as calls_back,
+    calls_back_in_loops as calls_back_in_loops,
     contains as contains,
     evaluate as evaluate,
     host_function as host_function,

@@ -71,13 +71,13 @@ def launch(
                 if at_once:
                     returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
                 else:
-                    release = _call(replicas, executable, (donated, kept, placed, constants), returned)
+                    release = _call(replicas, executable, (donated, kept, placed, constants), returned, begun)
             except BaseException as error:
                 if not returned:
                     _tell_what_is_left(executable, error)
                 if several:
                     lockstep.explain(error, f"the step {executable.label.name!r}")
-                if begun is not None and not lockstep.is_known(error):
+                if begun is not None and not lockstep.is_known(error):  # otherwise the program is over on all
                     begun.failed(error)
                 raise
             finally:
@@ -119,7 +119,13 @@ def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
     return begun
 
 
-def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], returned: list[Any]) -> Callable[[], None]:
+def _call(
+    replicas: Replicas,
+    executable: Executable,
+    args: tuple[Any, ...],
+    returned: list[Any],
+    begun: LaunchedProgram | None,
+) -> Callable[[], None]:
     """Append what the program returns to ``returned``, in the one or the other way.
 
     Returns:
@@ -131,10 +137,14 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     if home_transfer is not None:
         donated, kept = jax.device_put((donated, kept), (home_transfer.donated, home_transfer.kept))
     if not policy.donates:
-        timeout = executable.program.timeout
-        if timeout is not None:
-            call = functools.partial(call_watched, call, replicas, timeout)
-        results = _succeeded(executable, replicas.lockstep, functools.partial(call, donated, kept, placed, constants))
+        program = executable.program
+
+        def run() -> Any:
+            program.host_errors.begin()
+            return call(donated, kept, placed, constants)
+
+        watched = run if program.timeout is None else functools.partial(call_watched, run, replicas, program.timeout)
+        results = _succeeded(executable, replicas.lockstep, watched, begun)
         release = hold_signals()
         returned.append(results)
         return release
@@ -151,36 +161,43 @@ def _call(replicas: Replicas, executable: Executable, args: tuple[Any, ...], ret
     return release
 
 
-def _succeeded(executable: Executable, lockstep: Lockstep, call: Callable[[], Any]) -> Any:
+def _succeeded(
+    executable: Executable, lockstep: Lockstep, call: Callable[[], Any], begun: LaunchedProgram | None
+) -> Any:
     """What a program that may fail returns, when it has succeeded on all workers.
 
     Raises:
       Exception: what the user's Python has raised on the host, here or on another worker.
       FloatingPointError: JAX is to look for NaNs, and there is one.
     """
-    program = executable.program
+    program, several = executable.program, lockstep.several
     config: Any = jax.config  # whose settings mypy does not know
-    wanted = {"nan": config.jax_debug_nans, "inf": config.jax_debug_infs} if lockstep.several else {}
-    program.errors_of_calls.clear()
+    wanted = {"nan": config.jax_debug_nans, "inf": config.jax_debug_infs} if several else {}
+    looks = any(wanted.values())
+    results = failure = None
     with contextlib.ExitStack() as settings:
-        if any(wanted.values()):  # JAX would look for the operation on this worker alone, which needs the others
+        if looks:  # JAX would look for the operation on this worker alone, which needs the others
             settings.enter_context(jax.debug_nans(False))
             settings.enter_context(jax.debug_infs(False))
         try:
-            results = _finished(call())
-        except Exception:
-            if program.errors_of_calls:
-                raise program.errors_of_calls.pop() from None
+            results = call()
+            _finished(results)
+        except Exception as error:
+            failure = error
+        except BaseException:  # an interrupt
+            program.host_errors.end(results)
             raise
-    error = program.errors_of_calls[0] if program.errors_of_calls else None
-    program.errors_of_calls.clear()
-    special = next((name for name, is_wanted in wanted.items() if is_wanted and _contains(results, name)), None)
-    if error is None and special is not None:
-        error = FloatingPointError(f"invalid value ({special}) encountered. With one worker, its operation is told.")
-    if lockstep.several and (_jax.calls_back(program.jaxpr) or any(wanted.values())):
-        lockstep.end_together(f"the step {program.name!r}", error)
-    elif error is not None:
-        raise error
+    problem = program.host_errors.end() or failure
+    if failure is not None and begun is not None:
+        begun.failed(failure)
+    if problem is None:
+        found = next((name for name, is_wanted in wanted.items() if is_wanted and _contains(results, name)), None)
+        if found is not None:
+            problem = FloatingPointError(f"invalid value ({found}) encountered. One worker alone tells its operation.")
+    if several and executable.policy.ends_together:
+        lockstep.end_together(f"the step {program.name!r}", problem, "(with jax.debug_nans)" if looks else "")
+    elif problem is not None:
+        raise problem
     return results
 
 

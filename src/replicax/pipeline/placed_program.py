@@ -297,7 +297,7 @@ class _Planner:
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1), self.program.errors_of_calls)
+        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1), self.program.host_errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,

@@ -56,7 +56,7 @@ class Lockstep:
           doing: what this worker does (``"creates a variable"``); all must do the same.
           item: an object that can be sent (see :mod:`replicax.workers.codec`), possibly with arrays of this worker.
           detail: added to the message if the workers do not do the same.
-          timeout: how many seconds to wait for the others, if not the default.
+          timeout: how many seconds to wait for the others, if less than the default; ``math.inf``: while they live.
 
         Raises:
           DeadlockError: workers do something else, don't come in time, or have run different programs before; names
@@ -74,7 +74,8 @@ class Lockstep:
             raise
 
     def _exchange(self, message: _Message, timeout: float | None) -> list[Any]:
-        timeout = self.timeout if timeout is None else min(timeout, self.timeout)
+        if timeout != math.inf:
+            timeout = self.timeout if timeout is None else min(timeout, self.timeout)
         liveness = self.workers.liveness
 
         def is_cancelled() -> bool:
@@ -184,15 +185,21 @@ class Lockstep:
                 dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )
 
-    def end_together(self, what: str, error: BaseException | None) -> None:
+    def end_together(self, what: str, error: BaseException | None, detail: str = "") -> None:
         """Raise ``error``, or else that of another worker: all come here at the end of ``what``, with or without one.
+
+        Args:
+          what: has ended; however long it has taken on others.
+          error: what this worker's part has raised.
+          detail: as for :meth:`exchange`.
 
         Raises: as :meth:`exchange`.
         """
         if error is not None:
+            self._told = None  # it may be an object that was raised before
             self.fail(error, what)
             raise error
-        self.exchange(f"ends {what}", None)
+        self.exchange(f"ends {what}", None, detail, math.inf)
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""

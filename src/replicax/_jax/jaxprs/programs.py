@@ -15,7 +15,7 @@ from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
-from replicax._jax.primitive_families import UNRELIABLE
+from replicax._jax.primitive_families import UNRELIABLE, WHILE_LOOPS
 from replicax._jax.traces import current_trace, staging_trace
 
 
@@ -69,6 +69,11 @@ _all_equations: weakref.WeakKeyDictionary[Jaxpr, Sequence[Equation]] = weakref.W
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Whether a program calls Python functions on the host."""
     return contains(jaxpr, lambda e: "callback" in e.primitive.name)
+
+
+def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
+    """Whether it does so in a loop of which nobody knows how often it runs."""
+    return contains(jaxpr, lambda e: e.primitive.name in WHILE_LOOPS and any(map(calls_back, sub_jaxprs(e))))
 
 
 def prints(jaxpr: Jaxpr) -> bool:

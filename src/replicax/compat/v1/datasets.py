@@ -137,10 +137,10 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
 
 def _generator_function(dataset_fn: Callable[[], Iterator[Any]], made: Iterator[Any]) -> Callable[[], Iterator[Any]]:
     """``dataset_fn``, whose first pass is the one that it has ``made`` already."""
-    first = iter([made])
+    first = [made]
 
     def batches() -> Iterator[Any]:
-        return next(first, None) or dataset_fn()
+        return first.pop() if first else dataset_fn()
 
     batches.__qualname__ = function_name(dataset_fn)  # for messages
     return batches

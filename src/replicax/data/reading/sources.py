@@ -71,8 +71,8 @@ def as_source(dataset: Any, method: str) -> Source:
             ) from None
         # The first call shows what it returns, and is the first pass. (Calling a generator function runs none of its
         # code.)
-        first = iter([_iterator_of(dataset, kind, method)])
-        return Source(Replayed(lambda: next(first, None) or _iterator_of(dataset, kind, method)), kind)
+        first = [_iterator_of(dataset, kind, method)]
+        return Source(Replayed(lambda: first.pop() if first else _iterator_of(dataset, kind, method)), kind)
     if isinstance(dataset, Iterator):
         raise TypeError(
             f"{method} needs something that can be iterated anew for each epoch, got the iterator {dataset!r}. "

@@ -1,11 +1,14 @@
 """Calls of the host don't fail inside a program: what they raise is noted, and raised when the program is over.
 
 XLA can't break a program off. A device whose call has failed would end, and the others would wait for it in their next
-collective: on CPUs until XLA ends the process after a minute, on GPUs for ever.
+collective: on CPUs until XLA ends the process after a minute, on GPUs for ever. So after an error nothing is called any
+more, and the results of calls are zeros. Not so for calls inside a ``shard_map`` of the user's, and in loops and
+branches that take mutable arrays: these fail where they are.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,10 @@ import numpy as np
 from replicax import _jax, communication
 from replicax._jax.primitive_families import HOST_CALLS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
+from replicax.execution.program.host_errors import HostErrors
 
-MANY = 1000
-"""After so many calls that came to nothing a program fails where it is: it may be in a loop that zeros don't end.
+PATIENCE = 5.0
+"""For how many seconds a loop may go on after an error that zeros might not end; then a call in it fails.
 
 Where XLA makes the call once, before such a loop, nothing ends it.
 """
@@ -25,41 +29,42 @@ class HostCalls(Rule):
     """The rule; it comes first.
 
     Args:
-      errors: where the errors of a run of the program are put. There is one at most, unless several devices call at the
-        same time: after an error there are no more calls, and their results are zeros.
+      errors: where errors are noted.
+      may_be_endless: whether there are calls in loops of which nobody knows how often they run.
     """
 
-    def __init__(self, errors: list[BaseException]) -> None:
-        self._errors = errors
+    def __init__(self, errors: HostErrors, may_be_endless: bool) -> None:
+        self._errors, self._may_be_endless = errors, may_be_endless
 
     def is_ours(self, equation: _jax.Equation) -> bool:
-        return (
-            equation.primitive.name in HOST_CALLS and _jax.callback_of(equation) is not None and not of_watch(equation)
-        )
+        is_call = equation.primitive.name in HOST_CALLS and _jax.callback_of(equation) is not None
+        return is_call and not of_watch(equation)
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        results = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-        guarded = _jax.with_callback(equation, _GuardedCall(_jax.callback_of(equation), results, self._errors))
+        zeros = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+        call = _GuardedCall(_jax.callback_of(equation), zeros, self._errors, self._may_be_endless)
+        guarded = _jax.with_callback(equation, call)
         later = rewriting.rule_after(self, guarded)
         return _jax.bind(guarded, operands) if later is None else later.replaced(guarded, operands, rewriting)
 
 
 class _GuardedCall:
-    def __init__(self, callback: Any, results: list[Any], errors: list[BaseException]) -> None:
-        self._callback, self._results, self._errors = callback, results, errors
-        self._skipped = 0
+    def __init__(self, callback: Any, zeros: list[Any], errors: HostErrors, may_be_endless: bool) -> None:
+        self._callback, self._zeros, self._errors, self._may_be_endless = callback, zeros, errors, may_be_endless
 
     def __call__(self, *args: Any) -> Any:
-        if not self._errors:
-            self._skipped = 0
+        errors = self._errors
+        if not errors.are_noted:
+            return self._callback(*args)
+        if errors.first is None:
             try:
                 return self._callback(*args)
             except BaseException as error:
-                self._errors.append(error)
-        self._skipped += 1
-        if self._skipped > MANY:
-            raise self._errors[0]
-        return self._results
+                errors.note(error)
+        first = errors.first
+        if first is not None and self._may_be_endless and time.monotonic() - errors.since > PATIENCE:
+            raise first
+        return self._zeros
 
 
 def of_watch(equation: _jax.Equation) -> bool:

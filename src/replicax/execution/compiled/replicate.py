@@ -31,6 +31,7 @@ from replicax.execution.compiled.local_values import (
 )
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 from replicax.execution.compiled.split_variables import evaluated
+from replicax.execution.program.host_errors import HostErrors
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
@@ -59,6 +60,7 @@ class LaunchPolicy:
     Attributes:
       donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
         it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
+      ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
       waits: whether a call is over when the program is.
       known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
         kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
@@ -66,6 +68,7 @@ class LaunchPolicy:
 
     donates: bool
     waits: bool
+    ends_together: bool
     known: int | None = None
 
 
@@ -75,8 +78,10 @@ def policy_for(program: Program) -> LaunchPolicy:
     A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
     wrong. But it is waited for, so that this is told.
     """
-    may_fail = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans() or program.timeout is not None
-    return LaunchPolicy(donates=not may_fail, waits=may_fail or _jax.prints(program.jaxpr))
+    fails_alone = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans()
+    may_fail = fails_alone or program.timeout is not None
+    waits = may_fail or _jax.prints(program.jaxpr)
+    return LaunchPolicy(donates=not may_fail, waits=waits, ends_together=fails_alone)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +119,7 @@ class Executable:
     """What tells it from other programs on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """What :meth:`repeated` has made."""
-    policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(donates=True, waits=False))
+    policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(True, False, False))
     """How it is launched."""
 
     @property
@@ -286,7 +291,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     in_a_loop = steps is not None or here > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
     settings = backend_of(mesh).options(target)
-    rewriting = rewriting_for(program.jaxpr, mesh, target, program.errors_of_calls)
+    rewriting = rewriting_for(program.jaxpr, mesh, target, program.host_errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
         mesh, repeatedly, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
@@ -315,11 +320,9 @@ Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
 
-def rewriting_for(
-    jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, errors_of_calls: list[BaseException]
-) -> Rewriting | None:
+def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, host_errors: HostErrors) -> Rewriting | None:
     """The pass that comes last where ``jaxpr`` is compiled for ``mesh``, if there is anything for it to do."""
-    rules: list[Rule] = [HostCalls(errors_of_calls)] if _jax.calls_back(jaxpr) else []
+    rules: list[Rule] = [HostCalls(host_errors, _jax.calls_back_in_loops(jaxpr))] if _jax.calls_back(jaxpr) else []
     rules += [AutomaticAxes(_logical_axes_of(mesh))] if target.automatic else []
     rules += backend_of(mesh).rules(jaxpr, target)
     return Rewriting(rules) if rules else None

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
+from replicax.execution.program.host_errors import HostErrors
 from replicax.execution.program.marks import Obligation, assigns
 from replicax.locality import Locality, M, T
 from replicax.values import Scale
@@ -100,8 +101,8 @@ class Program:
     example_dims: tuple[Any, ...] | None = None
     """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
-    errors_of_calls: list[BaseException] = dataclasses.field(default_factory=list)
-    """What the user's Python has raised that it calls on the host, in a run that is not over."""
+    host_errors: HostErrors = dataclasses.field(default_factory=HostErrors)
+    """Of the user's Python that it calls on the host."""
 
     @property
     def uses(self) -> dict[Slot, Use]:

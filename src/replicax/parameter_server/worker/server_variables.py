@@ -161,7 +161,7 @@ class GroupCommunicator:
             here.examples = here.examples._replace(count=here.examples.count * server_variables.groups)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _COLLECTIVES and not is_part.get():
+        if name in _COLLECTIVES and (name in ("components", "merge") or not is_part.get()):
             return functools.partial(_refuse, _COLLECTIVES[name])
         return getattr(self._here, name)
 
