@@ -6,6 +6,7 @@ import importlib.machinery
 import sys
 import threading
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -120,9 +121,21 @@ def test_a_stale_replica_context_says_so(pair: replicax.Strategy) -> None:
         lambda: kept[0].all_reduce("sum", 1.0),
         lambda: kept[0].all_gather(jnp.ones(1), 0),
         lambda: kept[0].merge_call(lambda s: None),
+        lambda: kept[0].replica_id_in_sync_group,
+        lambda: kept[0].random_key(jax.random.key(0)),
+        lambda: kept[0].example_mask,
     ):
         with pytest.raises(replicax.errors.ContextError, match="no longer current"):
             call()
+        with pair.scope(), pytest.raises(replicax.errors.ContextError, match="in cross-replica context"):
+            call()
+
+
+def test_the_default_replica_context_is_not_that_of_a_step(pair: replicax.Strategy) -> None:
+    outside = replicax.get_replica_context()
+    for call in (lambda: outside.replica_id_in_sync_group, lambda: outside.example_mask):
+        with pytest.raises(replicax.errors.ContextError, match="in another replica context"):
+            pair.run(call)
 
 
 def test_a_replica_context_inside_merge_fn_says_so(pair: replicax.Strategy) -> None:
@@ -132,6 +145,16 @@ def test_a_replica_context_inside_merge_fn_says_so(pair: replicax.Strategy) -> N
 
     with pytest.raises(replicax.errors.ContextError, match="in cross-replica context"):
         pair.run(step)
+
+
+def test_the_replicas_number_inside_merge_fn(pair: replicax.Strategy) -> None:
+    def step() -> Any:
+        replica = replicax.get_replica_context()
+        return replica.merge_call(lambda s: (replica.replica_id_in_sync_group, replica.example_mask))
+
+    number, mask = pair.run(step)
+    assert [int(x) for x in pair.local_results(number)] == [0, 1]
+    assert mask is None
 
 
 def test_merge_call_wraps_traced_values_only(pair: replicax.Strategy) -> None:

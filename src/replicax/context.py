@@ -108,6 +108,7 @@ class ReplicaContext(NameHints):
     @property
     def replica_id_in_sync_group(self) -> Any:
         """This replica's number, from 0: an int32 scalar of locality T (with a single replica, 0)."""
+        self._check_current("replica_id_in_sync_group", in_merge_fn=True)
         return self._communicator.replica_id()
 
     def random_key(self, key: jax.Array) -> jax.Array:
@@ -131,6 +132,7 @@ class ReplicaContext(NameHints):
         >>> [int(x) == int(jax.random.bits(jax.random.fold_in(jax.random.key(0), i))) for i, x in enumerate(mine)]
         [True, True]
         """
+        self._check_current("random_key", in_merge_fn=True)
         fold, dtype = jax.random.fold_in, getattr(key, "dtype", None)
         if is_key(dtype):
             for _ in range(key.ndim):
@@ -154,6 +156,7 @@ class ReplicaContext(NameHints):
         >>> replicax.get_replica_context().example_mask is None
         True
         """
+        self._check_current("example_mask", in_merge_fn=True)
         examples = self._communicator.examples
         return None if examples is None else examples.mask
 
@@ -251,11 +254,15 @@ class ReplicaContext(NameHints):
 
         return self._communicator.merge(across, checked_args(args, what), checked_kwargs(kwargs, what))
 
-    def _check_current(self, method: str) -> None:
-        if get_replica_context() is not self:
+    def _check_current(self, name: str, in_merge_fn: bool = False) -> None:
+        current = get_replica_context()
+        if current is None and in_merge_fn:
+            below = reversed((_base.frame, *_frames.get()))
+            current = next((frame.replica for frame in below if frame and frame.replica), None)
+        if current is not self:
             where = "cross-replica context" if in_cross_replica_context() else "another replica context"
             raise ContextError(
-                f"ReplicaContext.{method} was called in {where}, on a context that is no longer current: call "
+                f"ReplicaContext.{name} was used in {where}, on a context that is no longer current: call "
                 "replicax.get_replica_context() anew inside each step, and not inside a merge_fn"
             )
 

@@ -135,7 +135,7 @@ def test_a_tower_that_is_over(executor: Executor) -> None:
     kept: list[Any] = []
     with entered(d, executor):
         d.call_for_each_tower(lambda: kept.append(tf.get_tower_context()))
-        with pytest.raises(RuntimeError, match=r"merge_call was called in cross-tower context"):
+        with pytest.raises(RuntimeError, match=r"merge_call was used in cross-tower context"):
             kept[0].merge_call(lambda d: 0)
 
 
