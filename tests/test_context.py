@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import importlib.machinery
 import sys
@@ -136,6 +137,15 @@ def test_the_default_replica_context_is_not_that_of_a_step(pair: replicax.Strate
     for call in (lambda: outside.replica_id_in_sync_group, lambda: outside.example_mask):
         with pytest.raises(replicax.errors.ContextError, match="in another replica context"):
             pair.run(call)
+
+
+def test_collectives_in_a_thread_that_a_step_starts(pair: replicax.Strategy) -> None:
+    def step(x: float) -> None:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(lambda: replicax.get_replica_context().all_reduce("sum", x)).result()
+
+    with pytest.raises(replicax.errors.ContextError, match="a thread that a step starts is outside the step"):
+        pair.run(step, args=(1.0,))
 
 
 def test_a_replica_context_inside_merge_fn_says_so(pair: replicax.Strategy) -> None:

@@ -29,6 +29,7 @@ from replicax.communication import (
 from replicax.devices.host_values import as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS, in_logical_mesh
 from replicax.devices.summation_order import sum_in_order
+from replicax.errors import ContextError
 
 alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
 """The sum over a single replica: its operands, whose locality becomes R (reduced)."""
@@ -421,6 +422,50 @@ class Communicator(Protocol):
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call ``fn(*args, **kwargs)`` in cross-replica context, once for all replicas."""
+
+
+class SingleReplica:
+    """The communicator of a single replica: every collective returns its operand."""
+
+    examples = None
+
+    def replica_id(self) -> Any:
+        return 0
+
+    def _own(self, array: Any) -> jax.Array:
+        if isinstance(array, jax.core.Tracer) and _jax.current_trace() is _jax.eval_trace():
+            raise ContextError(
+                "a collective was called on a value of a step, but outside it: a thread that a step starts is outside "
+                "the step, so call collectives in the thread that runs the step"
+            )
+        return jnp.asarray(array)
+
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+        totals = [countable(self._own(a)) for a in arrays]
+        return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
+
+    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+        return self.all_reduce(ReduceOp.SUM, arrays, options)
+
+    def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        array = self._own(array)
+        checked_axes(axis, array.shape, "all_gather")
+        return array
+
+    def from_first(self, array: Any) -> Any:
+        return array
+
+    def add_up(self, count: int) -> int:
+        return count
+
+    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+        return False
+
+    def components(self, value: Any) -> Sequence[Any]:
+        return [value]
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
 
 def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:

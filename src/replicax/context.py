@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax.collectives import Communicator, ReduceOp, checked_axes, checked_axis, countable, divide
+from replicax.collectives import Communicator, ReduceOp, SingleReplica, checked_axis, countable, divide
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers, is_key
 from replicax.errors import AbsentDeviceError, ContextError
@@ -34,42 +34,6 @@ if TYPE_CHECKING:
 
 
 Options = CommunicationOptions | None
-
-
-class SingleReplica:
-    """The communicator of a single replica: every collective returns its operand."""
-
-    examples = None
-
-    def replica_id(self) -> Any:
-        return 0
-
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
-        totals = [countable(jax.numpy.asarray(a)) for a in arrays]
-        return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
-
-    def sum_of_own(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
-        return self.all_reduce(ReduceOp.SUM, arrays, options)
-
-    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
-        array = jax.numpy.asarray(array)
-        checked_axes(axis, array.shape, "all_gather")
-        return array
-
-    def from_first(self, array: Any) -> Any:
-        return array
-
-    def add_up(self, count: int) -> int:
-        return count
-
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        return False
-
-    def components(self, value: Any) -> Sequence[Any]:
-        return [value]
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
 
 
 class ReplicaContext(NameHints):
