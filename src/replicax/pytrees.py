@@ -8,6 +8,7 @@ nor taken apart. So Replicax registers each when it first meets it. (JAX knows n
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import functools
@@ -24,6 +25,8 @@ from replicax import _jax
 Tree = TypeVar("Tree")
 
 _CHANGEABLE = (list, dict, set)
+_BUFFERS = (collections.deque, bytearray, array.array)
+_MOST_ITEMS = 100
 _lock = threading.Lock()
 
 
@@ -103,12 +106,17 @@ class Contents:
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if type(value) in _jax.CONTAINERS or isinstance(value, _CHANGEABLE):
+            if type(value) in _jax.CONTAINERS or has_items(value):
                 found.append(cls(value))
                 todo += found[-1].items
             elif _jax.is_record(value):
                 todo += (getattr(value, field.name) for field in dataclasses.fields(value))
         return tuple(found)
+
+
+def has_items(value: Any) -> bool:
+    """Whether ``value`` is a container of Python that can change, and whose items count: in long buffers they don't."""
+    return isinstance(value, _CHANGEABLE) or (isinstance(value, _BUFFERS) and len(value) <= _MOST_ITEMS)
 
 
 def are_unchanged(contents: Iterable[Contents]) -> bool:
@@ -134,7 +142,8 @@ class Attribute:
 
     Args:
       owner: the object.
-      name: of the attribute, which may be missing; ``"__dict__"`` stands for all that are not in slots.
+      name: of the attribute, which may be missing; ``"__dict__"`` stands for all that are not in slots, ``""`` for the
+        object itself, with its items.
 
     >>> import types
     >>> from replicax.pytrees import Attribute
@@ -169,6 +178,8 @@ class Attribute:
             return attributes[self._name]
         if self._name == "__dict__":
             return attributes
+        if not self._name:
+            return owner
         found = next((vars(kind)[self._name] for kind in type(owner).__mro__ if self._name in vars(kind)), Missing)
         if not isinstance(found, types.MemberDescriptorType):
             return found
@@ -193,9 +204,6 @@ class Missing:
     """Stands for an attribute that is not there."""
 
 
-_MOST_ITEMS = 100
-
-
 class IdentityKeys(_jax.Keys):
     """Keys in which other objects count by identity, and subclasses of list, dict and set also by their items."""
 
@@ -205,10 +213,10 @@ class IdentityKeys(_jax.Keys):
 
     def of_other(self, value: Any) -> Any:
         """The key of any other value: the object itself."""
-        if not isinstance(value, _CHANGEABLE) or id(value) in self._entered:
+        if not has_items(value) or id(value) in self._entered:
             return _jax.ById(value)
         self._entered.add(id(value))
-        base: Any = next(base for base in _CHANGEABLE if isinstance(value, base))
+        base: Any = next((base for base in _CHANGEABLE if isinstance(value, base)), list)
         return _jax.ById(value), self.of(base(value))
 
 

@@ -57,6 +57,15 @@ def test_an_item_of_a_captured_dict_may_change(kind) -> None:
     assert function_key(make(captured)) == function_key(fn)
 
 
+def test_an_item_of_a_captured_deque_may_change() -> None:
+    captured = collections.deque([1], maxlen=1)
+    fn = make(captured)
+    before = function_key(fn)
+    assert function_key(fn) is before
+    captured.append(2)
+    assert function_key(fn) != before
+
+
 def test_a_list_in_a_captured_frozen_dataclass_may_change() -> None:
     config = dataclasses.make_dataclass("Config", ["names"], frozen=True)(["a"])
     fn = make({"config": config})

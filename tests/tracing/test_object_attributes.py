@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import copy
 import dataclasses
 import functools
 import operator
@@ -150,6 +153,10 @@ def set_rate(part: Any) -> None:
     part.rate = 2.0
 
 
+def set_item(rates: Any) -> None:
+    rates[0] = 2.0
+
+
 READS = {
     "by a function of another module": (Part, lambda x, p: x * operator.attrgetter("rate")(p), set_rate),
     "by super()": (Sub, lambda x, p: p.scaled(x), set_rate),
@@ -173,6 +180,15 @@ READS = {
     ),
     "of the class": (lambda: type("Trial", (), {"rate": 1.0})(), lambda x, p: x * p.rate, set_rate),
     "by vars": (Part, lambda x, p: x * vars(p)["rate"], set_rate),
+    "in a copy": (Part, lambda x, p: x * copy.copy(p).rate, set_rate),
+    "in a deep copy": (Slots, lambda x, p: x * copy.deepcopy(p).rate, set_rate),
+    "in a deque": (lambda: collections.deque([1.0]), lambda x, d: x * d[0], set_item),
+    "in an array": (lambda: array.array("d", [1.0]), lambda x, a: x * a[0], set_item),
+    "in a deque of it": (
+        lambda: types.SimpleNamespace(rates=collections.deque([1.0])),
+        lambda x, n: x * n.rates[0],
+        lambda n: set_item(n.rates),
+    ),
 }
 
 

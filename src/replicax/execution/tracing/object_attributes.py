@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.pytrees import Attribute
+from replicax.pytrees import Attribute, has_items
 
 
 class ObjectKey(_jax.ById):
@@ -80,6 +80,8 @@ def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
         with _noting():
             for of_object in keys:
                 recording.add(of_object.value, of_object)
+                if has_items(of_object.value):
+                    of_object.reads[id(of_object.value), ""] = Attribute(of_object.value, "")
         yield
     finally:
         recording.found.clear()
@@ -133,6 +135,7 @@ class _Recording:
             _undo.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
 
     def _note_read(self, value: Any, name: str) -> None:
+        name = "__dict__" if name == "__getstate__" else name  # copies ask for the state
         key, place = self.found[id(value)][1], (id(value), name)
         if place not in key.reads and place not in self._set and name != "__class__":  # isinstance asks for that
             attribute = key.reads[place] = Attribute(value, name)
