@@ -97,7 +97,7 @@ class Contents:
 
     @classmethod
     def of_all_in(cls, value: Any) -> tuple[Contents, ...]:
-        """Those of ``value`` and of the containers in it, also those in frozen dataclasses."""
+        """Those of ``value`` and of the containers in it that can change, also those in frozen dataclasses."""
         found: list[Contents] = []
         seen: set[int] = set()
         todo = [value]
@@ -107,8 +107,9 @@ class Contents:
                 continue
             seen.add(id(value))
             if type(value) in _jax.CONTAINERS or has_items(value):
-                found.append(cls(value))
-                todo += found[-1].items
+                contents = cls(value)
+                todo += contents.items
+                found += () if isinstance(value, (tuple, frozenset)) else (contents,)
             elif _jax.is_record(value):
                 todo += (getattr(value, field.name) for field in dataclasses.fields(value))
         return tuple(found)
@@ -198,6 +199,22 @@ class Attribute:
 
     def __repr__(self) -> str:
         return f"{self._name}={self._value!r}"
+
+
+class CapturedVariable(Attribute):
+    """A variable that a function captures: the owner is the globals of a module, or the cell of a closure."""
+
+    __slots__ = ()
+
+    @property
+    def now(self) -> Any:
+        owner = self._owner._strong  # neither can be referred to weakly
+        if type(owner) is dict:
+            return owner.get(self._name, Missing)
+        try:
+            return owner.cell_contents
+        except ValueError:  # not assigned yet
+            return Missing
 
 
 class Missing:

@@ -157,6 +157,32 @@ def set_item(rates: Any) -> None:
     rates[0] = 2.0
 
 
+def class_of_rates() -> Any:
+    class Rates:
+        rate = 1.0
+
+        @classmethod
+        def scaled(cls, x: Any) -> Any:
+            return x * cls.rate
+
+    return Rates
+
+
+def scaled_by(rates: list[float]) -> Callable[..., Any]:
+    return lambda x: x * rates[0]
+
+
+def with_default(rates: list[float]) -> Callable[..., Any]:
+    return lambda x, rates=rates: x * rates[0]
+
+
+def with_attribute() -> Any:
+    def fn() -> None: ...
+
+    fn.rate = 1.0  # type: ignore[attr-defined]
+    return fn
+
+
 READS = {
     "by a function of another module": (Part, lambda x, p: x * operator.attrgetter("rate")(p), set_rate),
     "by super()": (Sub, lambda x, p: p.scaled(x), set_rate),
@@ -189,6 +215,23 @@ READS = {
         lambda x, n: x * n.rates[0],
         lambda n: set_item(n.rates),
     ),
+    "of a class itself": (class_of_rates, lambda x, c: x * c.rate, set_rate),
+    "of its base": (
+        lambda: type("Sub", (class_of_rates(),), {}),
+        lambda x, c: x * c.rate,
+        lambda c: set_rate(c.__base__),
+    ),
+    "by a class method": (lambda: class_of_rates()(), lambda x, r: r.scaled(x), lambda r: set_rate(type(r))),
+    "of a function": (with_attribute, lambda x, f: x * f.rate, set_rate),
+    "by a closure": (lambda: scaled_by([1.0]), lambda x, f: f(x), lambda f: set_item(f.__closure__[0].cell_contents)),
+    "by a default": (lambda: with_default([1.0]), lambda x, f: f(x), lambda f: set_item(f.__defaults__[0])),
+    "by a bound method": (lambda: Part().scaled, lambda x, f: f(x), lambda f: set_rate(f.__self__)),
+    "by a partial": (lambda: functools.partial(Part.scaled, Part()), lambda x, f: f(x), lambda f: set_rate(f.args[0])),
+    "by a method of another object": (
+        lambda: types.SimpleNamespace(loss=Part().scaled),
+        lambda x, n: n.loss(x),
+        lambda n: set_rate(n.loss.__self__),
+    ),
 }
 
 
@@ -216,11 +259,16 @@ class Trainer:
         return self.step(x)
 
 
+def call(fn: Callable[..., Any], x: Any) -> Any:
+    return fn(x)
+
+
 BOUND = {
     "a method": lambda trainer: trainer.step,
     "a partial": lambda trainer: functools.partial(Trainer.step, trainer),
     "a partial of a method": lambda trainer: functools.partial(trainer.step, factor=2.0),
     "a callable object": lambda trainer: trainer,
+    "a partial with a method": lambda trainer: functools.partial(call, trainer.step),
 }
 
 
@@ -232,6 +280,43 @@ def test_a_step_reads_what_its_object_is_now_and_keeps_its_variables(pair: repli
         totals.append(float(pair.run(BOUND[what](trainer), args=(1.0,))))
     assert totals == [1.0, 2.0, 4.0, 5.0]
     assert pair.extended.trace_count(BOUND[what](trainer)) == 2
+
+
+factor, calls = 1.0, 0
+
+
+def times_factor(x: Any) -> Any:
+    global calls
+    calls += 1
+    return x * factor
+
+
+class Times:
+    def __call__(self, x: Any) -> Any:
+        return times_factor(x)
+
+    @property
+    def factor(self) -> float:
+        return factor
+
+
+READ_BY = {
+    "a function": (lambda x, f: f(x), times_factor),
+    "a partial": (lambda x, f: f(), functools.partial(times_factor, 1.0)),
+    "a function in a container": (lambda x, d: d["f"][0](x), {"f": [times_factor]}),
+    "a function that has captured it": (lambda x, f: f(x), timed(times_factor)),
+    "a method": (lambda x, t: t(x), Times()),
+    "a property": (lambda x, t: x * t.factor, Times()),
+}
+
+
+@pytest.mark.parametrize("how", READ_BY)
+def test_a_global_that_a_function_reads_may_change(pair: replicax.Strategy, how: str) -> None:
+    global factor
+    step, argument = READ_BY[how]
+    for factor in (1.0, 1.0, 2.0, 2.0):
+        assert float(pair.run(step, args=(1.0, argument))) == factor
+    assert pair.extended.trace_count(step) == 2
 
 
 def test_an_attribute_that_one_step_sets_is_an_input_of_others(pair: replicax.Strategy) -> None:

@@ -21,7 +21,7 @@ from replicax.execution.program.program import Program, VariableRef
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
-from replicax.execution.tracing.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
 from replicax.execution.tracing.object_attributes import recording_reads
 from replicax.locality import T
 from replicax.system import registry
@@ -216,7 +216,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         creations = Creations(replicas, created)
         put_back = state_of_this_thread()
         try:
-            with recording_reads((step.captured, arguments.key)):
+            with recording_reads((step.captured, arguments.key), module_of(fn)):
                 program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
                 executable = registry.placed_steps()(program, replicas.mesh)

@@ -10,7 +10,6 @@ and globals of other modules are not looked at. For those of arguments, also of 
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 import weakref
@@ -18,7 +17,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in
+from replicax.execution.tracing.object_attributes import ObjectKey, global_names, may_change, object_keys_in
 from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
 from replicax.user_functions import function_name
 
@@ -100,6 +99,14 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     return _new_key(fn)
 
 
+def module_of(step: Any) -> dict[str, Any]:
+    """The globals of the module of a step."""
+    while isinstance(step, Wrapper | functools.partial):
+        step = step.fn if isinstance(step, Wrapper) else step.func
+    of_class: dict[str, Any] = getattr(type(step).__call__, "__globals__", {})
+    return getattr(step, "__globals__", of_class)
+
+
 def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKey:
     """The key under which to file the program of ``fn``, whose key was ``before`` until it was traced.
 
@@ -115,7 +122,7 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
         keys = {key for key, _ in {*was[1]} ^ {*now[1]}} if are_dicts else set()
         _changed_by_tracing.setdefault(place, set()).update(keys)
     after = _new_key(fn) if changed else after
-    known = {id(key.value): key for key in object_keys_in(before.captured)}
+    known = {id(key.value): key for key in object_keys_in(before.captured) if key.reads}
     for now in object_keys_in(after.captured):
         if (was := known.get(id(now.value))) is not None:
             now.reads, was.reads = was.reads, {}
@@ -197,6 +204,7 @@ class _Collector(IdentityKeys):
         self.places: dict[tuple[types.CodeType, str], Any] = {}
         self._visited: dict[int, int] = {}
         self._module: Any = None
+        self._is_captured = False  # and not an argument that the step has already
         self.code = self._function(fn, self.frozen)
 
     def _function(self, fn: Any, frozen: list[tuple[str, Any]]) -> Any:
@@ -204,24 +212,25 @@ class _Collector(IdentityKeys):
         self._visited[id(fn)] = len(self._visited)
         if isinstance(fn, functools.partial):
             code = self._function(fn.func, frozen)
-            frozen += [(f"args[{i}]", self._bound(value, frozen)) for i, value in enumerate(fn.args)]
-            frozen += [(name, self._bound(value, frozen)) for name, value in fn.keywords.items()]
+            frozen += [(f"args[{i}]", self.of(value)) for i, value in enumerate(fn.args)]
+            frozen += [(name, self.of(value)) for name, value in fn.keywords.items()]
             return code
         if isinstance(fn, types.MethodType):
             code = self._function(fn.__func__, frozen)
-            frozen.append(("self", self._bound(fn.__self__, frozen)))
+            frozen.append(("self", self.of(fn.__self__)))
             return code
         if not isinstance(fn, types.FunctionType):
-            frozen.append(("self", self._bound(fn, frozen)))
+            frozen.append(("self", self.of(fn)))
             return _jax.ById(fn)
         # Libraries don't change under a program: only globals of the step's own module are looked at.
         self._module = fn.__globals__ if self._module is None else self._module
         captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
-            names = (name for name in _global_names(fn.__code__) if name in self._module)
+            names = (name for name in global_names(fn.__code__) if name in self._module)
             captured += [_Captured(name, fn, None) for name in names]
         captured = [c for c in captured if not isinstance(c.now, types.ModuleType)]
         self.sources += captured
+        was_captured, self._is_captured = self._is_captured, True
         for source in captured:
             place = fn.__code__, source.name
             value = source.now
@@ -234,30 +243,21 @@ class _Collector(IdentityKeys):
             elif type(value) not in _jax.BY_VALUE:
                 frozen.append((source.name, _jax.ById(value)))
         frozen += [(name, self.of(value)) for name, value in _defaults(fn)]
+        self._is_captured = was_captured
         return fn.__code__
 
-    def _bound(self, value: Any, frozen: list[tuple[str, Any]]) -> Any:
-        """The key of an argument that the step has already, or of one that a captured function has."""
-        kind: Any = type(value)
-        is_value = not may_change(kind) or isinstance(value, _jax.CONTAINERS) or _jax.is_record(value)
-        return self.of(value) if is_value or frozen is not self.frozen else ObjectKey(value)
-
     def of_other(self, value: Any) -> Any:
-        return value.key if isinstance(value, ByKey) else super().of_other(value)
+        if isinstance(value, ByKey):
+            return value.key
+        kind: Any = type(value)
+        is_fixed = not may_change(kind) or isinstance(value, _jax.CONTAINERS)
+        return super().of_other(value) if self._is_captured or is_fixed else ObjectKey(value)
 
     def of_function(self, fn: Any) -> Any:
         if id(fn) in self._visited:
             return "the same as", self._visited[id(fn)]
         nested: list[tuple[str, Any]] = []
         return self._function(fn, nested), tuple(nested)
-
-
-@functools.cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that ``code``, and functions defined inside it, look up among the globals."""
-    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c))
-    return tuple(dict.fromkeys([*own, *inner]))
 
 
 def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:

@@ -3,12 +3,14 @@
 A step sees such an object itself, and a number that it reads there is a constant of its program. If the number is
 another at the next call, that is another program. All attributes can't be compared: many change from step to step and
 mean nothing to the program, such as a count of steps. So while a step is traced, the classes of its objects record
-which attributes are read, whatever code reads them.
+which attributes are read, whatever code reads them. Of functions and classes Python can't tell: all that a function
+captures counts as read, and all values in a class.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import threading
 import types
@@ -19,7 +21,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.pytrees import Attribute, has_items
+from replicax.pytrees import Attribute, CapturedVariable, has_items
 
 
 class ObjectKey(_jax.ById):
@@ -71,17 +73,20 @@ def object_keys_in(key: Any) -> Iterator[ObjectKey]:
 
 
 @contextlib.contextmanager
-def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
-    """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself."""
+def recording_reads(key: tuple[Any, ...], module: dict[str, Any]) -> Iterator[None]:
+    """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself.
+
+    Functions read globals of ``module``, that of the step: libraries don't change under a program.
+    """
     keys = [*object_keys_in(key)]
-    recording = _Recording()
+    recording = _Recording(module)
     try:
         _active.append(recording)
         with _noting():
             for of_object in keys:
                 recording.add(of_object.value, of_object)
                 if has_items(of_object.value):
-                    of_object.reads[id(of_object.value), ""] = Attribute(of_object.value, "")
+                    recording.note(of_object.value, "", of_object)
         yield
     finally:
         recording.found.clear()
@@ -96,24 +101,38 @@ def recording_reads(key: tuple[Any, ...]) -> Iterator[None]:
 class _Recording:
     """What a step reads of its objects, as long as some are ``found``: objects and containers, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: dict[str, Any]) -> None:
+        self._module = module
         self._thread = threading.get_ident()
         self.found: dict[int, tuple[Any, ObjectKey]] = {}
+        self._captured: dict[int, tuple[Any, ObjectKey]] = {}
         self._set: set[tuple[int, str]] = set()  # by the step itself
         self._kinds: set[type] = set()
 
-    def add(self, value: Any, key: ObjectKey) -> None:
-        """Record for ``key`` what is read of this object, or of those in this container."""
-        todo = [value]
+    def add(self, value: Any, key: ObjectKey, is_captured: bool = False) -> None:
+        """Record for ``key`` what is read of this object, or of those in this container, function or class.
+
+        Of what a function has captured, only functions are looked into.
+        """
+        todo, found = [value], self._captured if is_captured else self.found
         while todo:
             value = todo.pop()
             kind: Any = type(value)
-            if id(value) in self.found or not may_change(kind):
+            if id(value) in found or not may_change(kind):
                 continue
-            self.found[id(value)] = value, key
+            found[id(value)] = value, key
             if isinstance(value, _jax.CONTAINERS):
                 todo += value.values() if isinstance(value, dict) else value
-            if kind not in self._kinds:
+            todo += (getattr(value, name) for name in _PARTS.get(kind, ()))
+            if kind is types.FunctionType:
+                self._note_captured(value, key)
+            if is_captured or kind in _PARTS:
+                continue
+            if isinstance(value, type | types.FunctionType):
+                self._note_all(value, key)
+            elif kind not in self._kinds:
+                if callable(value):
+                    todo.append(kind.__call__)
                 try:
                     self._replace(kind, "__getattribute__", self._note_read)
                     self._replace(kind, "__setattr__", lambda value, name: self._set.add((id(value), name)))
@@ -121,6 +140,24 @@ class _Recording:
                 except TypeError:  # Python can't change its class: all attributes count
                     if kind.__dictoffset__:
                         self._note_read(value, "__dict__")
+
+    def _note_captured(self, fn: types.FunctionType, key: ObjectKey) -> None:
+        places: list[tuple[Any, str]] = [*zip(fn.__closure__ or (), fn.__code__.co_freevars, strict=True)]
+        if fn.__globals__ is self._module:
+            names = [name for name in global_names(fn.__code__) if name in self._module]
+            places += [(self._module, n) for n in names if not isinstance(self._module[n], types.ModuleType)]
+        for owner, name in places:
+            self.add(self.note(owner, name, key, CapturedVariable), key, is_captured=True)
+        for value in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
+            if has_items(value):
+                self.note(value, "", key)
+            self.add(value, key, is_captured=True)
+
+    def _note_all(self, value: Any, key: ObjectKey) -> None:
+        for owner in getattr(value, "__mro__", (value,)):
+            for name, item in [*vars(owner).items()]:
+                if not name.startswith("__") and not hasattr(type(item), "__get__"):
+                    self.add(self.note(owner, name, key), key)
 
     def _replace(self, kind: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         def noted(value: Any, attribute: str, *new: Any) -> Any:
@@ -135,11 +172,18 @@ class _Recording:
             _undo.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
 
     def _note_read(self, value: Any, name: str) -> None:
-        name = "__dict__" if name == "__getstate__" else name  # copies ask for the state
-        key, place = self.found[id(value)][1], (id(value), name)
-        if place not in key.reads and place not in self._set and name != "__class__":  # isinstance asks for that
-            attribute = key.reads[place] = Attribute(value, name)
-            self.add(attribute.now, key)
+        if name != "__class__":  # isinstance asks for that
+            key = self.found[id(value)][1]
+            now = self.note(value, "__dict__" if name == "__getstate__" else name, key)  # copies ask for the state
+            self.add(type(value) if isinstance(now, classmethod) else now, key)
+
+    def note(self, owner: Any, name: str, key: ObjectKey, kind: type[Attribute] = Attribute) -> Any:
+        """Let ``key`` depend on this attribute; return its value if that is new."""
+        place = id(owner), name
+        if place in key.reads or place in self._set:
+            return None
+        key.reads[place] = kind(owner, name)
+        return key.reads[place].now
 
 
 @contextlib.contextmanager
@@ -152,6 +196,15 @@ def _noting() -> Iterator[None]:
         _threads_that_note.discard(threading.get_ident())
 
 
+_PARTS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    property: ("fget",),
+    staticmethod: ("__func__",),
+}
+"""Where else functions and objects are."""
+
 _threads_that_note: set[int] = set()
 _lock = threading.Lock()
 _active: list[_Recording] = []
@@ -159,10 +212,17 @@ _undo = contextlib.ExitStack()
 """Closed when none is active any more: then the classes of the objects are as before."""
 
 
+@functools.cache
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that ``code``, and functions defined inside it, look up among the globals."""
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in global_names(c))
+    return tuple(dict.fromkeys([*own, *inner]))
+
+
 @functools.lru_cache(1024)
 def may_change(kind: Any) -> bool:
     """Whether values of this class have attributes or items that a step may read, and that may be others later."""
-    functions = (types.FunctionType, types.MethodType, functools.partial)
-    fixed = (type, types.ModuleType, *functions, jax.Array, np.ndarray, np.generic)
+    fixed = (types.ModuleType, jax.Array, np.ndarray, np.generic)
     package = str(kind.__module__).partition(".")[0]
     return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")
