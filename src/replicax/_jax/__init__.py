@@ -69,6 +69,8 @@ from replicax._jax.jaxprs.programs import (
     calls_back as calls_back,
     calls_back_in_loops as calls_back_in_loops,
     contains as contains,
+    enable_x64_as_in as enable_x64_as_in,
+    enable_x64_for as enable_x64_for,
     evaluate as evaluate,
     host_function as host_function,
     interpret as interpret,

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from replicax import _jax
 from replicax.devices.arrays import put_among
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.execution.compiled.replicate import Executable
@@ -114,7 +115,8 @@ class LaunchPlan:
     def lowered(self) -> Iterator[tuple[Any, jax.stages.Lowered]]:
         """The program of each launch, before it is compiled; and a key, which is that of other launches of the same."""
         for number, launch in enumerate(self.launches):
-            lowered = launch.jitted.lower(*launch.avals)
+            with _jax.enable_x64_for([*launch.avals[0], *launch.avals[1]]):
+                lowered = launch.jitted.lower(*launch.avals)
             # The text of a program does not tell which Python function it calls back, nor what it prints.
             yield (launch.device, lowered.as_text(), number if launch.calls_back else None), lowered
 

@@ -301,7 +301,7 @@ class _Planner:
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(mesh, run, layouts_in, (layouts,), name, True, rewriting),
+            jitted=over_replicas_of(mesh, run, jaxpr, layouts_in, (layouts,), name, True, rewriting),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),

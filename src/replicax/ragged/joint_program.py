@@ -160,12 +160,14 @@ class _Joining:
             results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
-        jaxpr, closed_over = traced_inside(
-            self.replicas,
-            lambda *arrays: Assembly(self.parts, outputs).run(dict(zip(inputs, arrays, strict=True))),
-            [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
-        )
-        everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
+        with _jax.enable_x64_as_in(*(p.jaxpr for p in self.programs)):
+            jaxpr, closed_over = traced_inside(
+                self.replicas,
+                lambda *arrays: Assembly(self.parts, outputs).run(dict(zip(inputs, arrays, strict=True))),
+                [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
+            )
+            everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
+            arrays = [put(value, everywhere) for value in (*constants.values(), *closed_over)]
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)
         return Program(
@@ -179,7 +181,7 @@ class _Joining:
                 (_jax.shape_of(self.numbers.avals[self.inputs[n + i]]), locality)
                 for i, (_, locality) in enumerate(first.arguments)
             ),
-            constants=[put(value, everywhere) for value in (*constants.values(), *closed_over)],
+            constants=arrays,
             writes=first.writes,
             results=tuple(results),
             result_tree=first.result_tree,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,6 +65,21 @@ def _equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
 
 
 _all_equations: weakref.WeakKeyDictionary[Jaxpr, Sequence[Equation]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def enable_x64_as_in(*programs: Jaxpr) -> Iterator[None]:
+    """Evaluate programs again that may have been traced inside ``jax.enable_x64(True)``, with the dtypes they have."""
+    atoms = ([v for e in _equations_of(p) for v in (*e.invars, *e.outvars)] for p in programs)
+    with enable_x64_for(v.aval for v in itertools.chain(*atoms, *(p.invars for p in programs))):
+        yield
+
+
+def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Compute with 64-bit numbers inside if these are such, also where JAX's are off and it would cut them to 32."""
+    dtypes = {a.dtype for a in avals if hasattr(a, "dtype")}
+    are_kept = all(d == jax.dtypes.canonicalize_dtype(d, allow_extended_dtype=True) for d in dtypes)
+    return contextlib.nullcontext() if are_kept else jax.enable_x64(True)
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:

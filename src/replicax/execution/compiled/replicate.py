@@ -294,7 +294,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     rewriting = rewriting_for(program.jaxpr, mesh, target, program.host_errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
-        mesh, repeatedly, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
+        mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
     )
     home_transfer = None
     if any(use.layout.home is not None for use in program.uses.values()):
@@ -342,6 +342,7 @@ def _logical_axes_of(mesh: Mesh) -> tuple[str, ...]:
 def over_replicas_of(
     mesh: Mesh,
     run: Callable[..., Groups[Any]],
+    jaxpr: _jax.Jaxpr,
     layouts_in: Groups[Layout],
     layouts_out: Groups[Layout],
     name: str,
@@ -349,7 +350,7 @@ def over_replicas_of(
     rewriting: Rewriting | None,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``run``, which takes and returns groups of one replica's values, as a jitted program for all of them.
+    """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
 
     The arrays of its first group are donated, if ``donates`` says so. What comes out of all other passes is gone
     through by the ``rewriting``. The compiler gets the ``settings``.
@@ -358,7 +359,7 @@ def over_replicas_of(
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
 
-    rewritten = body if rewriting is None else rewriting.applied_to(body)
+    rewritten = _jax.enable_x64_as_in(jaxpr)(body if rewriting is None else rewriting.applied_to(body))
     specs_in, specs_out = (
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )

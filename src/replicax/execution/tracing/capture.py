@@ -186,6 +186,8 @@ def capture(
     _jax.check_freed_once(jaxpr)
     inputs, equations = _lift(jaxpr, len(store.reads))
     everywhere = NamedSharding(replicas.mesh, PartitionSpec())
+    with _jax.enable_x64_as_in(jaxpr):
+        constants = [put(value, everywhere) for value in closed_over]
     program = Program(
         name=name,
         replicas=replicas.count,
@@ -194,7 +196,7 @@ def capture(
         jaxpr=_jax.replace_inputs(jaxpr, [*inputs, *jaxpr.invars], equations, jaxpr.outvars),
         reads=tuple(map(_use, store.reads)),
         arguments=tuple(arguments),
-        constants=[put(value, everywhere) for value in closed_over],
+        constants=constants,
         writes=tuple(map(_use, store.writes)),
         results=tuple(results),
         result_tree=result_tree,

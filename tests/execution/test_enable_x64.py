@@ -1,0 +1,64 @@
+"""A step that computes with 64-bit numbers in a place of its own, while JAX's are off, keeps them everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax
+from tests.conftest import logical_strategy, shared_strategy, strategy_of
+
+LARGE = 3_000_000_000
+
+
+def total(x: Any) -> Any:
+    with jax.enable_x64(True):
+        return replicax.get_replica_context().all_reduce("sum", x.astype(jnp.int64).sum() * np.int64(LARGE))
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy_of(4),
+        shared_strategy(4, 2),
+        replicax.MirroredStrategy(["cpu:0", "cpu:1"], reproducible=True),
+        logical_strategy(2, 2),
+    ],
+    ids=["each on a device", "sharing devices", "reproducible", "logical devices"],
+)
+def test_sums_over_replicas_have_64_bits(strategy: replicax.Strategy, rows: int) -> None:
+    x = np.arange(rows, dtype=np.int32)
+    data = iter(strategy.distribute_dataset([x] * 3))
+    assert strategy.run(total, args=(next(data),)).item() == x.sum() * LARGE
+
+    def step(ctx: Any, batch: Any) -> None:
+        with jax.enable_x64(True):
+            ctx.set_last_step_output("total", total(batch), "only_first_replica")
+
+    assert strategy.run_steps(step, data, 2).last_step_outputs["total"].item() == x.sum() * LARGE
+
+
+def test_numbers_of_numpy_have_64_bits(pair: replicax.MirroredStrategy) -> None:
+    numbers = np.array([LARGE, 1])
+
+    def step() -> Any:
+        with jax.enable_x64(True):
+            return jnp.ones(2, jnp.int64) + numbers
+
+    assert pair.run(step).tolist() == [LARGE + 1, 2]
+
+
+def test_values_that_logical_devices_send_have_64_bits() -> None:
+    strategy = logical_strategy(2, 2)
+
+    def step(x: Any) -> Any:
+        with jax.enable_x64(True):
+            sent = strategy.assign_to_logical_device(x.astype(jnp.int64) * LARGE, 0)
+            return strategy.assign_to_logical_device(sent + 1, 1).sum()
+
+    assert strategy.run(step, args=(np.array([1, 2], np.int32),)).item() == 3 * LARGE + 2
