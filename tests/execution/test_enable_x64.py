@@ -62,3 +62,16 @@ def test_values_that_logical_devices_send_have_64_bits() -> None:
             return strategy.assign_to_logical_device(sent + 1, 1).sum()
 
     assert strategy.run(step, args=(np.array([1, 2], np.int32),)).item() == 3 * LARGE + 2
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_64_bit_numbers_leave_the_place_that_switches_them_on(pair: replicax.MirroredStrategy, executor: str) -> None:
+    def half_of_square(x: Any) -> Any:
+        with jax.enable_x64(True):
+            y = 0.5 * jnp.square(x.astype(jnp.float64))
+        return y.astype(jnp.float32)
+
+    value, slope = pair.run(
+        jax.value_and_grad(half_of_square), args=(jnp.float32(3),), options=replicax.RunOptions(executor)
+    )
+    assert (float(value), float(slope)) == (4.5, 3.0)

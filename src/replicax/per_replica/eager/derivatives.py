@@ -18,6 +18,7 @@ import jax
 from jax.interpreters.ad import Zero as _Zero
 
 from replicax._jax.internals import ad as _ad, config as _config, core as _core
+from replicax._jax.jaxprs.programs import enable_x64_for
 from replicax._jax.jaxprs.types import Literal, Primitive, shape_of
 from replicax._jax.primitive_families import HANDED_ON
 from replicax.per_replica.eager.linear_maps import LinearMap
@@ -136,7 +137,8 @@ def derivative_of(
         everywhere = tuple(nonzeros), _config.trace_context(), operation  # the settings name the device
         if everywhere not in _derivatives:
             try:
-                found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
+                with enable_x64_for(avals):
+                    found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
             except Exception:  # it asks for values; JAX raises again whatever is wrong
                 found = None
             _derivatives[everywhere] = found if found is not None and found.is_pure else None

@@ -63,7 +63,8 @@ def _traced(fn: Callable[..., Any], tree: Any, leaves: list[Any]) -> tuple[Any, 
         program, results = jax.make_jaxpr(flat, return_shape=True)(*map(shape_of, leaves))
     except Exception:  # it asks for values, or something is wrong, which is raised again
         return None
-    return None if program.consts or program.effects else (program, jax.tree_util.tree_structure(results))
+    are_cut = any(a.dtype != leaf.dtype for a, leaf in zip(program.in_avals, leaves, strict=True))  # to 32 bits
+    return None if program.consts or program.effects or are_cut else (program, jax.tree_util.tree_structure(results))
 
 
 def _is_watched() -> bool:

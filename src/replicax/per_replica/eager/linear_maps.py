@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad as _ad, batching as _batching, mlir as _mlir
 
 from replicax._jax.internals import config as _config, core as _core
+from replicax._jax.jaxprs.programs import enable_x64_as_in
 from replicax._jax.jaxprs.types import ClosedJaxpr, Jaxpr, Primitive, shape_of
 from replicax._jax.traces import of_no_generation
 
@@ -42,7 +43,8 @@ class LinearMap:
         with of_no_generation(), jax.disable_jit(False), jax.default_device(None):
             key = tuple(is_linear), tuple(is_nonzero), _config.trace_context()
             if key not in self._transposes:
-                with self._lock, _core.set_current_trace(_core.eval_trace):
+                x64 = enable_x64_as_in(self.program.jaxpr)
+                with self._lock, _core.set_current_trace(_core.eval_trace), x64:
                     self._transposes[key] = self._transposed(is_linear, is_nonzero)
             return self._transposes[key]
 

@@ -29,7 +29,7 @@ from replicax._jax.internals import (
     pxla as _pxla,
 )
 from replicax._jax.jaxprs.mutable_arrays import is_mutable
-from replicax._jax.jaxprs.programs import calls_back
+from replicax._jax.jaxprs.programs import calls_back, enable_x64_for
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.runtime import copy_on
 from replicax.per_replica.eager.operation_keys import operation_key, program_key
@@ -167,7 +167,8 @@ def _on(device: jax.Device) -> SingleDeviceSharding:
 
 
 def _placed(number: np.ndarray[Any, Any], aval: Any, device: jax.Device) -> Any:
-    return _pxla.batched_device_put(aval, _on(device), [number], [device], committed=False)
+    with enable_x64_for([aval]):
+        return _pxla.batched_device_put(aval, _on(device), [number], [device], committed=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -249,7 +250,8 @@ def _compiled(
 
         place = _on(device)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type, sharding=place) for a in avals]
-        return jax.jit(operation, keep_unused=True, out_shardings=place).trace(*shapes)
+        with enable_x64_for(avals):
+            return jax.jit(operation, keep_unused=True, out_shardings=place).trace(*shapes)
 
     first = traced(device)
     results = first.jaxpr.out_avals
