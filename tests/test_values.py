@@ -7,6 +7,7 @@ import pytest
 
 import replicax
 from replicax.values import Components, PerReplica, regroup, unwrap
+from tests.conftest import shared_strategy
 
 
 def test_regroup_keeps_what_is_the_same_object() -> None:
@@ -192,3 +193,12 @@ def test_components_of_other_replicas_are_refused(pair) -> None:
     x = regroup([1.0, 2.0], always_wrap=True, replicas=(2, 3), count=4)
     with pytest.raises(ValueError, match="of another strategy, with 4 components; this one has 2 replica"):
         pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="per_replica"))
+
+
+def test_components_of_replicas_that_share_a_device_have_no_implicit_transfer() -> None:
+    strategy = shared_strategy(4, 2)
+    value = strategy.distribute_values_from_function(lambda ctx: np.full(2, ctx.replica_id_in_sync_group))
+    value = strategy.run(lambda x: x + 1, args=(value,))
+    with jax.transfer_guard("disallow"):
+        found = strategy.local_results(value)
+    assert [x.tolist() for x in found] == [[1, 1], [2, 2], [3, 3], [4, 4]]

@@ -346,8 +346,9 @@ def components_in(array: jax.Array) -> dict[int, jax.Array]:
     """The components ``[1, *shape]`` in a stacked array of this worker's replicas, by number, on their devices."""
     found: dict[int, jax.Array] = {}
     for piece in slices_of(array):
-        rows = _rows(piece, array)
-        found |= {i: piece.data if len(piece.data) == 1 else piece.data[i - rows[0]][None] for i in rows}
+        n = len(piece.data)
+        parts = [piece.data] if n == 1 else jax.lax.split(piece.data, (1,) * n)
+        found |= zip(_rows(piece, array), parts, strict=False)
     return found
 
 

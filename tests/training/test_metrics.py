@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,3 +117,13 @@ def test_accuracy_of_probabilities_leaves_padding_out(strategy, partial) -> None
         for b in strategy.distribute_dataset([{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}], options):
             strategy.run(lambda b: accuracy.update(b["y"], b["x"]), args=(b,))
     assert float(accuracy.result()) == pytest.approx(4 / 6)
+
+
+def test_results_and_resets_have_no_implicit_transfer(strategy) -> None:
+    with strategy.scope():
+        mean = replicax.Mean()
+    strategy.run(mean.update, args=(jnp.float32(3.0),))
+    with jax.transfer_guard("disallow"):
+        found = mean.result()
+        mean.reset()
+        assert (found.tolist(), mean.result().tolist()) == (3.0, 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import context
 from replicax.argument_checks import checked_name
@@ -97,16 +98,15 @@ class Mean(NameHints):
         self._weight.assign_add(jnp.sum(weight))
 
     def result(self) -> jax.Array:
-        """The mean of all values so far, over all replicas: a float32 scalar, M; 0 if there are no values yet.
+        """The mean of all values so far, over replicas: a scalar of JAX's default float dtype, M; 0 if there are none.
 
         Raises:
           ContextError: called in a step, where each replica has its own sums only.
         """
         _check_outside(f"{type(self).__name__}.result")
         total, weight = (jnp.asarray(v.read_value()) for v in (self._total, self._weight))
-        weight = jax.device_put(weight, total.sharding)  # in a pipeline they may be on two logical devices
-        nothing = weight == 0
-        return jnp.where(nothing, jnp.zeros_like(total), total / jnp.where(nothing, jnp.ones_like(weight), weight))
+        mean: jax.Array = _mean(total, jax.device_put(weight, total.sharding))  # in a pipeline they may lie apart
+        return mean
 
     def reset(self) -> None:
         """Set the sums to 0.
@@ -116,7 +116,7 @@ class Mean(NameHints):
         """
         _check_outside(f"{type(self).__name__}.reset")
         for variable in (self._total, self._weight):
-            variable.assign(0.0)
+            variable.assign(np.zeros((), variable.dtype))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -202,6 +202,11 @@ class Accuracy(Mean):
             predictions = (predictions > (0.5 if self.threshold is None else self.threshold)).astype(jnp.int32)
         common = jnp.result_type(float if jnp.issubdtype(labels.dtype, jnp.inexact) else int)
         return predictions.astype(common) == labels.astype(common)
+
+
+@jax.jit
+def _mean(total: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.where(weight == 0, jnp.zeros_like(total), total / jnp.where(weight == 0, jnp.ones_like(weight), weight))
 
 
 def _check_outside(method: str) -> None:

@@ -387,7 +387,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def _share_out(self, value: Any) -> Variable:
         if _jax.current_trace() is _jax.eval_trace():
-            run_across(self, Variable._share_out, self, value)
+            with jax.transfer_guard("allow"):  # of a value of the host, which each device needs
+                run_across(self, Variable._share_out, self, value)
             return self
         form = current_store().copies(self).form
         assert isinstance(form, Local)
