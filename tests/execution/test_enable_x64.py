@@ -75,3 +75,17 @@ def test_64_bit_numbers_leave_the_place_that_switches_them_on(pair: replicax.Mir
         jax.value_and_grad(half_of_square), args=(jnp.float32(3),), options=replicax.RunOptions(executor)
     )
     assert (float(value), float(slope)) == (4.5, 3.0)
+
+
+def test_results_are_reduced_and_gathered_where_64_bit_numbers_are_on(pair: replicax.MirroredStrategy) -> None:
+    def large(x: Any) -> Any:
+        with jax.enable_x64(True):
+            return x.astype(jnp.int64) * LARGE
+
+    [batch] = pair.distribute_dataset([np.arange(5, dtype=np.int32)])
+    result = pair.run(large, args=(batch,))
+    with pytest.raises(RuntimeError, match=r"int64, but JAX's 64-bit numbers are off.*inside `with jax.enable_x64"):
+        pair.gather(result, axis=0)
+    with jax.enable_x64(True):
+        assert pair.gather(result, axis=0).tolist() == [i * LARGE for i in range(5)]
+        assert pair.reduce("sum", result, axis=0).item() == 10 * LARGE

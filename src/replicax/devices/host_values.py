@@ -238,12 +238,12 @@ def check_there(dtype: Any, what: Callable[[], str]) -> None:
     """Raise if JAX would change the dtype of the arrays of ``what``.
 
     Raises:
-      RuntimeError: JAX's 64-bit numbers have been switched off after it was made.
+      RuntimeError: they have 64 bits, and JAX's 64-bit numbers are off here.
     """
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(
-            f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers have been switched off since it "
-            "was made: don't change jax_enable_x64 while the program runs"
+            f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers are off: don't change "
+            "jax_enable_x64 while the program runs, or use it inside `with jax.enable_x64(True):`"
         )
 
 
