@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.replica_values import example_mask, padded
+from replicax.execution.replica_values import example_mask
+from replicax.values import padded
 
 
 def sizes_of(size: int, rows: int, replicas: int) -> tuple[int, ...]:

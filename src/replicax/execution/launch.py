@@ -12,14 +12,11 @@ memory. It is waited for, and its variables change when it has succeeded.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from replicax import _jax
 from replicax.devices.arrays import copied
@@ -137,13 +134,13 @@ def _call(
     if home_transfer is not None:
         donated, kept = jax.device_put((donated, kept), (home_transfer.donated, home_transfer.kept))
     if not policy.donates:
-        program = executable.program
 
         def run() -> Any:
-            program.host_errors.begin()
+            policy.errors.begin()
             return call(donated, kept, placed, constants)
 
-        watched = run if program.timeout is None else functools.partial(call_watched, run, replicas, program.timeout)
+        timeout = executable.program.timeout
+        watched = run if timeout is None else functools.partial(call_watched, run, replicas, timeout)
         results = _succeeded(executable, replicas.lockstep, watched, begun)
         release = hold_signals()
         returned.append(results)
@@ -170,42 +167,24 @@ def _succeeded(
       Exception: what the user's Python has raised on the host, here or on another worker.
       FloatingPointError: JAX is to look for NaNs, and there is one.
     """
-    program, several = executable.program, lockstep.several
-    config: Any = jax.config  # whose settings mypy does not know
-    wanted = {"nan": config.jax_debug_nans, "inf": config.jax_debug_infs} if several else {}
-    looks = any(wanted.values())
-    results = failure = None
-    with contextlib.ExitStack() as settings:
-        if looks:  # JAX would look for the operation on this worker alone, which needs the others
-            settings.enter_context(jax.debug_nans(False))
-            settings.enter_context(jax.debug_infs(False))
-        try:
+    policy, results, failure = executable.policy, None, None
+    try:
+        with lockstep.leaving_nans():
             results = call()
             _finished(results)
-        except Exception as error:
-            failure = error
-        except BaseException:  # an interrupt
-            program.host_errors.end(results)
-            raise
-    problem = program.host_errors.end() or failure
-    if failure is not None and begun is not None:
-        begun.failed(failure)
-    if problem is None:
-        found = next((name for name, is_wanted in wanted.items() if is_wanted and _contains(results, name)), None)
-        if found is not None:
-            problem = FloatingPointError(f"invalid value ({found}) encountered. One worker alone tells its operation.")
-    if several and executable.policy.ends_together:
-        lockstep.end_together(f"the step {program.name!r}", problem, "(with jax.debug_nans)" if looks else "")
+    except Exception as error:
+        failure = error
+        if begun is not None:
+            begun.failed(error)
+    except BaseException:  # an interrupt
+        policy.errors.end(results)
+        raise
+    problem = policy.errors.end() or failure
+    if policy.ends_together:
+        lockstep.end_together(f"the step {executable.program.name!r}", problem, results)
     elif problem is not None:
         raise problem
     return results
-
-
-def _contains(results: Any, value: str) -> bool:
-    """Whether a device of this worker has a ``"nan"`` or an ``"inf"``."""
-    is_special = np.isnan if value == "nan" else np.isinf
-    arrays = [x for x in jax.tree_util.tree_leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return any(is_special(shard.data).any() for array in arrays for shard in array.addressable_shards)
 
 
 def _finished(results: Any) -> Any:

@@ -15,7 +15,6 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import as_array, is_key
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import ContextError
-from replicax.pytrees import registered
 from replicax.values import Components, ExampleMask, PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
 
@@ -102,37 +101,6 @@ def example_mask(sizes: tuple[int, ...], rows: int, mesh: Mesh) -> ExampleMask:
     array = put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)))
     count = put(np.int32(host.sum()), NamedSharding(mesh, PartitionSpec()))
     return ExampleMask(array, count, host)
-
-
-def padded(stacked: Any, mask: ExampleMask) -> Any:
-    """An element of a dataset that pads.
-
-    Args:
-      stacked: a pytree of arrays ``[num_replicas, rows, …]`` on the replicas' devices; with one replica, too.
-      mask: which rows are examples.
-
-    Returns:
-      The pytree with ``PerReplica`` leaves that share ``mask``.
-
-    Raises:
-      ValueError: an array has other replicas or rows than the mask.
-
-    >>> import jax.numpy as jnp, replicax
-    >>> from replicax.execution.replica_values import example_mask, padded
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> x = padded(jnp.array([[1.0, 2.0], [3.0, 0.0]]), example_mask((2, 1), 2, strategy.extended.mesh))
-    >>> x
-    PerReplica(float32[2], 2 replicas, 3 of 4 rows are examples: [1. 2.], [3.])
-    >>> float(strategy.reduce("mean", x, axis=0))
-    2.0
-    """
-
-    def one(array: jax.Array) -> PerReplica:
-        if array.shape[:2] != mask.host.shape:
-            raise ValueError(f"padded: an array of shape {array.shape} does not go with a mask of {mask.host.shape}")
-        return PerReplica(Stacked(array), mask)
-
-    return jax.tree_util.tree_map(one, registered(stacked))
 
 
 def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:

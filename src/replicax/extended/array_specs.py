@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from replicax.execution.replica_values import example_mask, padded
+from replicax.execution.replica_values import example_mask
 from replicax.pytrees import is_leaf, registered
-from replicax.values import PerReplica, Stacked
+from replicax.values import PerReplica, Stacked, padded
 from replicax.workers.replicas import Replicas
 
 

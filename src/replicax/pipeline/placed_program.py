@@ -71,7 +71,7 @@ class _Planner:
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in program.uses.values():
             _check_may_be_placed(use)
-        self.program = program
+        self.program, self.policy = program, policy_for(program)
         self.mesh = mesh
         self.several = program.replicas > 1
         self.here = program.replicas // int(mesh.shape[REPLICA_AXIS])
@@ -201,11 +201,10 @@ class _Planner:
         order = program.order
         donated, kept, written = order.donated, order.kept, order.written
         slots_of_reads = [[self.slot(*variables[i]) for i in group] for group in (donated, kept)]
-        policy = policy_for(program)
 
         last_use = {self.slot(v, region.device): step for step, region in enumerate(regions) for v in region.needs}
         immortal = {*slots_of_reads[1], *constants, *(slot for _, slot, _, _ in given)}
-        if not policy.donates:
+        if not self.policy.donates:
             immortal.update(slots_of_reads[0])
         for slot in immortal & set(last_use):
             last_use[slot] = len(regions)
@@ -236,7 +235,7 @@ class _Planner:
             homes=dict(homes),
             padded=self.padded,
             example_dims=self.example_dims,
-            policy=policy,
+            policy=self.policy,
         )
 
     def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:
@@ -297,7 +296,7 @@ class _Planner:
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1), self.program.host_errors)
+        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1), self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,

@@ -14,6 +14,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
@@ -185,21 +189,39 @@ class Lockstep:
                 dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )
 
-    def end_together(self, what: str, error: BaseException | None, detail: str = "") -> None:
+    def leaving_nans(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which JAX does not look for NaNs, with several workers; :meth:`end_together` does after it.
+
+        JAX would look for the operation by running the program again on this worker, and wait for the others for ever.
+        """
+        settings = contextlib.ExitStack()
+        if self.several and _special_values():
+            settings.enter_context(jax.debug_nans(False))
+            settings.enter_context(jax.debug_infs(False))
+        return settings
+
+    def end_together(self, what: str, error: BaseException | None, results: Any) -> None:
         """Raise ``error``, or else that of another worker: all come here at the end of ``what``, with or without one.
 
         Args:
           what: has ended; however long it has taken on others.
           error: what this worker's part has raised.
-          detail: as for :meth:`exchange`.
+          results: its arrays, in which NaNs or infinities are errors if JAX is to look for them.
 
-        Raises: as :meth:`exchange`.
+        Raises: as :meth:`exchange`; FloatingPointError: there is a NaN.
         """
+        wanted = _special_values() if self.several else {}
+        if error is None and wanted:
+            arrays = [x for x in jax.tree_util.tree_leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
+            shards = [shard.data for array in arrays for shard in array.addressable_shards]
+            for name, is_special in wanted.items():
+                if any(is_special(x).any() for x in shards):
+                    error = FloatingPointError(f"invalid value ({name}) encountered. One worker tells its operation.")
         if error is not None:
             self._told = None  # it may be an object that was raised before
             self.fail(error, what)
             raise error
-        self.exchange(f"ends {what}", None, detail, math.inf)
+        self.exchange(f"ends {what}", None, "(with jax.debug_nans)" if wanted else "", math.inf)
 
     def is_known(self, error: BaseException) -> bool:
         """Whether all workers know of ``error``."""
@@ -217,6 +239,13 @@ class Lockstep:
         """
         items = self.exchange(doing, item, detail)
         return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
+
+
+def _special_values() -> dict[str, Any]:
+    """The values for which JAX is to look, by name: each with what finds them."""
+    config: Any = jax.config  # whose settings mypy does not know
+    tests = {"nan": (config.jax_debug_nans, np.isnan), "inf": (config.jax_debug_infs, np.isinf)}
+    return {name: test for name, (is_wanted, test) in tests.items() if is_wanted}
 
 
 @declared

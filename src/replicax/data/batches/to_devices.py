@@ -16,8 +16,8 @@ from replicax.data.batches.groups import Staged
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
-from replicax.execution.replica_values import example_mask, largest_of, padded
-from replicax.values import PerReplica, Ragged, Stacked
+from replicax.execution.replica_values import example_mask, largest_of
+from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
-from replicax.execution.compiled.host_calls import HostCalls
+from replicax.execution.compiled.host_calls import HostCalls, HostErrors
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
@@ -31,7 +31,6 @@ from replicax.execution.compiled.local_values import (
 )
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 from replicax.execution.compiled.split_variables import evaluated
-from replicax.execution.program.host_errors import HostErrors
 from replicax.execution.program.infer import infer
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments
@@ -61,6 +60,7 @@ class LaunchPolicy:
       donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
         it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
       ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
+      errors: of the user's Python that it calls on the host.
       waits: whether a call is over when the program is.
       known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
         kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
@@ -70,6 +70,7 @@ class LaunchPolicy:
     waits: bool
     ends_together: bool
     known: int | None = None
+    errors: HostErrors = dataclasses.field(default_factory=HostErrors)
 
 
 def policy_for(program: Program) -> LaunchPolicy:
@@ -291,7 +292,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     in_a_loop = steps is not None or here > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
     settings = backend_of(mesh).options(target)
-    rewriting = rewriting_for(program.jaxpr, mesh, target, program.host_errors)
+    rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
         mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.execution.program.host_errors import HostErrors
 from replicax.execution.program.marks import Obligation, assigns
 from replicax.locality import Locality, M, T
 from replicax.values import Scale
@@ -101,8 +100,6 @@ class Program:
     example_dims: tuple[Any, ...] | None = None
     """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
-    host_errors: HostErrors = dataclasses.field(default_factory=HostErrors)
-    """Of the user's Python that it calls on the host."""
 
     @property
     def uses(self) -> dict[Slot, Use]:
