@@ -344,6 +344,10 @@ def test_a_dtype_of_another_kind_is_refused() -> None:
     w.assign(jnp.float32(1.5))
     w.assign(2)
     assert w.dtype == jnp.bfloat16
+    for assign in (w.assign, w.assign_add, lambda number: strategy_of(1).run(w.assign, args=(number,))):
+        with pytest.raises(TypeError, match="dtype complex64, which does not cast to bfloat16"):
+            assign(1 + 2j)
+    assert w.numpy() == 2
 
 
 def test_swapping_two_variables(pair) -> None:

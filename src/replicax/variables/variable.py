@@ -473,7 +473,8 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     def check_casts(self, value: Any) -> None:
         """Raise unless the dtype of ``value`` may be assigned; see :meth:`assign`."""
-        weak = getattr(value, "weak_type", False) and jnp.issubdtype(self.dtype, jnp.inexact)
+        kind = jnp.complexfloating if jnp.iscomplexobj(value) else jnp.inexact
+        weak = getattr(value, "weak_type", False) and jnp.issubdtype(self.dtype, kind)
         if not weak and not casts(value.dtype, self.dtype):
             raise TypeError(
                 f"{self.describe()} was assigned a value of dtype {value.dtype.name}, which does not cast to "
