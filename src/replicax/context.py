@@ -103,7 +103,7 @@ class ReplicaContext(NameHints):
                 fold = jax.vmap(fold, (0, None))
         elif dtype != "uint32":
             raise TypeError(f"ReplicaContext.random_key: key must be a key, such as jax.random.key(0), got {key!r}")
-        return fold(key, self.replica_id_in_sync_group)
+        return fold(key, self._communicator.replica_id())
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -171,7 +171,7 @@ def _succeeded(
     try:
         with lockstep.leaving_nans():
             results = call()
-            _finished(results)
+            _wait_until_done(results)
     except Exception as error:
         failure = error
         if begun is not None:
@@ -187,11 +187,10 @@ def _succeeded(
     return results
 
 
-def _finished(results: Any) -> Any:
-    """What a program returns, when it is done."""
+def _wait_until_done(results: Any) -> None:
+    """Wait for a program that returns these results."""
     if not any(jax.block_until_ready(results)):
         jax.effects_barrier()  # nothing else tells when it is done
-    return results
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
@@ -247,7 +246,7 @@ def _wait(executable: Executable, returned: list[Any], begun: LaunchedProgram | 
       Exception: it has failed. The variables that it was to write have no value any more.
     """
     try:
-        _finished(returned[0])
+        _wait_until_done(returned[0])
     except Exception as error:
         _jax.drop_failed_tokens()
         for slot in executable.written:

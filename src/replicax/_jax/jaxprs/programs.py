@@ -88,7 +88,7 @@ def calls_back(jaxpr: Jaxpr) -> bool:
 
 
 def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
-    """Whether it does so in a loop of which nobody knows how often it runs."""
+    """Whether a ``while`` loop of a program calls Python functions on the host."""
     return contains(jaxpr, lambda e: e.primitive.name in WHILE_LOOPS and any(map(calls_back, sub_jaxprs(e))))
 
 

@@ -20,9 +20,9 @@ from replicax._jax.primitive_families import HOST_CALLS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 PATIENCE = 5.0
-"""For how many seconds a loop may go on after an error that zeros might not end; then a call in it fails.
+"""How many seconds after an error a ``while`` loop may go on, as zeros may not end it; then a call in it fails.
 
-Where XLA makes the call once, before such a loop, nothing ends it.
+If XLA moves the call out of the loop, nothing ends it.
 """
 
 
@@ -64,7 +64,7 @@ class HostCalls(Rule):
 
     Args:
       errors: where errors are noted.
-      may_be_endless: whether there are calls in loops of which nobody knows how often they run.
+      may_be_endless: whether a ``while`` loop of the program has calls, whose zeros may not end it.
     """
 
     def __init__(self, errors: HostErrors, may_be_endless: bool) -> None:

@@ -59,11 +59,11 @@ class LaunchPolicy:
     Attributes:
       donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
         it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
-      ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
-      errors: of the user's Python that it calls on the host.
       waits: whether a call is over when the program is.
+      ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
       known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
         kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
+      errors: of the user's Python that it calls on the host.
     """
 
     donates: bool
