@@ -78,6 +78,11 @@ def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> in
     return integer
 
 
+def text_of(where: str | Callable[[], str]) -> str:
+    """``where`` something stands, for a message: a text, or what makes it, as most are never needed."""
+    return where() if callable(where) else where
+
+
 def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
     """Raise if ``value`` is a masked array of NumPy: its mask would be lost.
 
@@ -92,8 +97,8 @@ def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
     """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{where() if callable(where) else where} is a masked array, whose mask would be lost: fill it "
-            "with .filled(…), or pass the mask as an array of its own"
+            f"{text_of(where)} is a masked array, whose mask would be lost: fill it with .filled(…), or pass the mask "
+            "as an array of its own"
         )
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.argument_checks import check_unmasked
+from replicax.argument_checks import check_unmasked, text_of
 from replicax.errors import IntegerRangeError, shortened
 
 Where = str | Callable[[], str]
@@ -66,7 +66,7 @@ def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
     else:
         fits = not value.size or (value.min() >= lowest and value.max() <= highest)
     if not fits:
-        raise IntegerRangeError(_message(value, where() if callable(where) else where, target, lowest, highest))
+        raise IntegerRangeError(_message(value, text_of(where), target, lowest, highest))
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def check_numbers(value: Any, where: Where) -> None:
         kind = np.asarray(value).dtype.kind
     if kind in "OSUMm":
         shown = shortened(repr(value), 200)
-        raise TypeError(f"{where() if callable(where) else where} is {shown}, and not an array of numbers")
+        raise TypeError(f"{text_of(where)} is {shown}, and not an array of numbers")
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
