@@ -259,6 +259,12 @@ def test_an_evaluation_adds_up_in_double_precision_where_jax_has_it() -> None:
     assert values == {"mean": pytest.approx(0.1, rel=1e-15), "tokens": 16_777_217.0}
 
 
+def test_an_evaluation_has_no_implicit_transfer() -> None:
+    with jax.transfer_guard("disallow"):
+        recorder = run_of(lambda x: None, 1, evaluate=(lambda x: x.sum(), [np.ones(4, np.float32)] * 3))
+    assert recorder.evaluated == [(1, {"loss": 4.0})]
+
+
 # --- not finite -----------------------------------------------------------------------------------------
 
 

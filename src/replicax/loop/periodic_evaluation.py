@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.data import DistributedDataset
@@ -77,7 +78,7 @@ class Evaluation:
         totals, examples = None, 0
         with heartbeat.phase(Phase.STEPS):  # as the steps of training, these have to get on
             for batch, count in self._batches():
-                numbers, weighed = self._strategy.run(self._step, args=(batch, np.int32(count)))
+                numbers, weighed = self._strategy.run(self._step, args=(batch, jax.device_put(np.int32(count))))
                 self._combination.check(numbers, "the evaluation")
                 self._combination.check_scales(numbers)
                 totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
