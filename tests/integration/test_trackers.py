@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,24 +45,33 @@ def records_in(file: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def test_wandb_offline(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+def finished_run(file: pathlib.Path) -> list[Any]:
+    """The records of a W&B run, whose service may write them after the run has finished."""
     from wandb.proto import wandb_internal_pb2
 
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        records = [wandb_internal_pb2.Record.FromString(data) for data in records_in(file.read_bytes())]
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
+        time.sleep(0.1)
+    raise TimeoutError(f"{file} has no end")
+
+
+def test_wandb_offline(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     for steps in (4, 6):
         log = replicax.loop.WandbLog("digits", mode="offline", dir=str(tmp_path), config={"rate": 0.1})
         train(log, steps, tmp_path / "checkpoints")
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.stem for file in files}) == 1
-    found = []
-    for data in (record for file in files for record in records_in(file.read_bytes())):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    logged = []
+    for record in (record for file in files for record in finished_run(file)):
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-            found.append((int(items["step"]), float(items["train/loss"])))
-    assert sorted(found) == [(2, 2.0), (4, 4.0), (6, 6.0)]
+            logged.append((int(items["step"]), float(items["train/loss"])))
+    assert sorted(logged) == [(2, 2.0), (4, 4.0), (6, 6.0)]
 
 
 def test_mlflow_in_a_database(tmp_path: pathlib.Path) -> None:
