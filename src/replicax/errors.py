@@ -13,12 +13,15 @@ assigned again.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "AbsentDeviceError",
@@ -147,7 +150,7 @@ class ExecutorWarning(UserWarning):
     """A step runs as plain Python, one replica at a time, because it can't be one compiled program; says why."""
 
 
-# --- the user's line ------------------------------------------------------------------------------------
+# --- words for messages ---------------------------------------------------------------------------------
 
 
 def shortened(text: str, most: int = 80) -> str:
@@ -170,14 +173,6 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join([*names[:most], *(["…"] if len(names) > most else [])])
 
 
-def line_of(error: BaseException) -> str:
-    """The user's line that raised ``error``."""
-    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if _is_users(frame):
-            return f"{frame.f_code.co_filename}:{number}"
-    return _UNKNOWN
-
-
 def described(error: BaseException) -> str:
     """``error`` in words, for another process; of a long text the beginning and the end."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -189,36 +184,79 @@ def cant_be_pickled(what: str, instead: str) -> TypeError:
     return TypeError(f"{what} can't be copied or pickled, as it belongs to the devices of this process: {instead}")
 
 
+# --- the user's line ------------------------------------------------------------------------------------
+
+UNKNOWN_LINE = "an unknown line"
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""The folder of Replicax's own source."""
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_JAX = str(getattr(importlib.util.find_spec("jax"), "origin", None))
+_INSTALLED = _JAX.removesuffix(os.path.join("jax", "__init__.py"))
+_SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
+_LIBRARIES = PACKAGE, _PYTHON, _INSTALLED, _SCRIPTS, "<frozen"
+_NEVER_USERS = PACKAGE, *(_INSTALLED + name for name in ("equinox", "flax", "jax", "keras", "numpy", "optax"))
+
+
+@functools.lru_cache(4096)
+def _kind(file: str) -> str:
+    if not file.startswith(_LIBRARIES):
+        return "user"
+    return "installed" if file.startswith(_INSTALLED) and not file.startswith(_NEVER_USERS) else "library"
+
+
+def users_position(files: Iterable[str]) -> int | None:
+    """Return which of the stack frames with these source files, innermost first, is the user's; ``None`` if none is.
+
+    It is the first outside of Python's library and the folder where JAX is installed. If all are inside, the user's
+    project is installed there, too, and it is the first frame of a package that steps don't call functions of users
+    through, as they do through JAX or Flax.
+    """
+    installed = None
+    for position, file in enumerate(files):
+        kind = _kind(file)
+        if kind == "user":
+            return position
+        if kind == "installed" and installed is None:
+            installed = position
+    return installed
+
+
+def users_frame_of(error: BaseException) -> tuple[types.FrameType, int] | None:
+    """The user's frame that raised ``error``, and the number of its line."""
+    frames = list(traceback.walk_tb(error.__traceback__))[::-1]
+    position = users_position(frame.f_code.co_filename for frame, _ in frames)
+    return None if position is None else frames[position]
+
+
+def line_of(error: BaseException) -> str:
+    """The user's line that raised ``error``."""
+    users = users_frame_of(error)
+    return UNKNOWN_LINE if users is None else f"{users[0].f_code.co_filename}:{users[1]}"
+
+
 def users_line() -> str:
     """The user's line that this thread executes."""
-    frame, _ = _users_frame()
-    return _UNKNOWN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    frame, _ = _current_frame()
+    return UNKNOWN_LINE if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def users_place() -> tuple[str, int]:
     """The file and number of the user's line that this thread executes, for ``warnings.warn_explicit``."""
-    frame, _ = _users_frame()
-    return (_UNKNOWN, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    frame, _ = _current_frame()
+    return (UNKNOWN_LINE, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning about the user's line."""
-    warnings.warn(message, kind, stacklevel=_users_frame()[1])
+    warnings.warn(message, kind, stacklevel=_current_frame()[1])
 
 
-_UNKNOWN = "an unknown line"
-_LIBRARIES = "replicax", "jax", "contextlib", "keras"  # for a Keras model the user's line is the call of `fit`
-
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-"""The folder of Replicax's own source."""
-
-
-def _users_frame() -> tuple[types.FrameType | None, int]:
-    frame, level = sys._getframe(1), 1
-    while frame is not None and not _is_users(frame):
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
-    return frame, level
-
-
-def _is_users(frame: types.FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES
+def _current_frame() -> tuple[types.FrameType | None, int]:
+    """The user's frame of this thread, and how many frames it is away from the caller's, which has 1."""
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    position = users_position(frame.f_code.co_filename for frame in frames)
+    return (None, len(frames) + 1) if position is None else (frames[position], position + 1)

@@ -107,7 +107,6 @@ from replicax._jax.jaxprs.types import (
     shape_of as shape_of,
 )
 from replicax._jax.messages import (
-    INSTALLED as INSTALLED,
     arguments_named as arguments_named,
     asked_for_a_value as asked_for_a_value,
     asked_for_an_array as asked_for_an_array,

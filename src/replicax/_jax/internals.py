@@ -12,7 +12,7 @@ core                   The trace that is active, and others in its place: public
 config                 ``trace_context``, the settings that decide about a program: what public settings there are is
                        known, but not which of them count, nor those that ``with`` blocks set on one thread.
 mesh                   Whether a mesh is set while a program is traced; where JAX keeps it has moved between releases.
-source_info_util       ``user_frame`` and ``Transform``: the user's line of an operation. ``jax.extend`` has the rest.
+source_info_util       ``Transform``: whether an operation is part of a derivative. ``jax.extend`` has the rest.
 ad                     ``fallback_linearize_rule``, while ``replicax.debug()`` runs, so that it traces a rule once.
 partial_eval           ``trace_to_jaxpr``, JAX's cache of traced functions, to drop programs that hold old values.
 ad_checkpoint          The same cache of ``jax.checkpoint``.

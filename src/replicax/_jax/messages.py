@@ -20,9 +20,7 @@ _ABOUT_ANOTHER_MESH = (
     "passed to with_sharding_constraint can only refer to",
 )
 
-INSTALLED = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-"""The folder of JAX's own source."""
-_PMAP = os.path.join(INSTALLED, "_src", "pmap.py")
+_PMAP = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", "pmap.py")
 
 
 def asked_for_a_value(error: Exception) -> str | None:

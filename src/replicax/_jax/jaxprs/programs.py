@@ -18,6 +18,7 @@ from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
 from replicax._jax.primitive_families import UNRELIABLE, WHILE_LOOPS
 from replicax._jax.traces import current_trace, staging_trace
+from replicax.errors import UNKNOWN_LINE
 
 
 def program_of(like: Jaxpr, invars: Sequence[Any], equations: Sequence[Equation], outvars: Sequence[Any]) -> Jaxpr:
@@ -317,4 +318,4 @@ def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | N
     if lost is None:
         return None
     use = next((e for e in jaxpr.eqns if any(atom is lost for atom in e.invars)), None)
-    return lost.aval, "an unknown line" if use is None else source_line(use)
+    return lost.aval, UNKNOWN_LINE if use is None else source_line(use)

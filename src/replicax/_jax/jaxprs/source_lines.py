@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
 from jax.extend import source_info_util as _source_infos
 
 from replicax._jax.internals import source_info_util as _source_info
 from replicax._jax.jaxprs.types import Equation
 from replicax._jax.primitive_families import JITTED
-
-_LIBRARIES = (
-    *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (os.__file__, os.path.dirname(jax.__file__))),
-    str(pathlib.Path(__file__).absolute().parents[2]) + os.sep,
-    "<frozen",
-)
-"""Where the files are that do not belong to the user's program: Python's, those installed beside JAX, and ours."""
+from replicax.errors import UNKNOWN_LINE, users_position
 
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
@@ -31,46 +23,52 @@ def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
 
 def located(equation: Equation, call: Equation) -> Equation:
     """``equation`` with the line of the ``call`` that it was in, if it has none: one of a function of JAX's own."""
-    if _source_info.user_frame(equation.source_info.traceback) is not None:
+    if _users_position(equation.source_info.traceback) is not None:
         return equation
     return equation.replace(source_info=call.source_info)
 
 
 def source_line(equation: Equation) -> str:
     """``file.py:12 (function)``: the user's line that an equation comes from."""
-    frame = _source_info.user_frame(equation.source_info.traceback)
-    if frame is None:
-        return "an unknown line"
-    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    frame = _users_frame(equation)
+    return UNKNOWN_LINE if frame is None else f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+def _frames(equation: Equation) -> Sequence[Any]:
+    """The frames in which an equation was recorded, innermost first."""
+    traceback: Any = equation.source_info.traceback
+    return () if traceback is None else traceback.frames
+
+
+def _users_frame(equation: Equation) -> Any:
+    position = _users_position(equation.source_info.traceback)
+    return None if position is None else _frames(equation)[position]
+
+
+@functools.lru_cache(64)
+def _users_position(traceback: Any) -> int | None:
+    return None if traceback is None else users_position(code.co_filename for code in traceback.raw_frames()[0])
 
 
 def source_place(equations: Sequence[Equation]) -> tuple[str, int]:
-    """The user's file and line that an equation comes from: the innermost that is of no library, if there is one.
+    """The user's file and line that an equation comes from.
 
     Args:
       equations: the equation, after those that it is inside of. What JAX has traced for another call of a function that
         is jitted, and kept, has the line of that call; then it is the line of this one.
     """
-    found: tuple[str, int] | None = None
+    place: tuple[str, int] | None = None
     for call, equation in zip([None, *equations], equations, strict=False):
-        traceback: Any = equation.source_info.traceback
-        frames = traceback.frames if traceback is not None else ()
         is_kept = call is not None and call.primitive.name in JITTED
-        if found is None or not is_kept or found in {(f.file_name, f.line_num) for f in frames}:
-            users = ((f.file_name, f.line_num) for f in frames if not f.file_name.startswith(_LIBRARIES))
-            found = next(users, found)
-    if found is None:
-        frame = _source_info.user_frame(equations[-1].source_info.traceback)
-        return ("an unknown line", 0) if frame is None else (frame.file_name, frame.start_line)
-    return found
+        if place is None or not is_kept or place in {(f.file_name, f.line_num) for f in _frames(equation)}:
+            frame = _users_frame(equation)
+            place = place if frame is None else (frame.file_name, frame.line_num)
+    return place or (UNKNOWN_LINE, 0)
 
 
 def comes_from(equation: Equation, functions: Collection[str], file: str) -> bool:
     """Whether an equation was recorded by one of these ``functions``, of a file whose path ends like this."""
-    traceback = equation.source_info.traceback
-    return traceback is not None and any(
-        f.function_name in functions and f.file_name.endswith(file) for f in traceback.frames
-    )
+    return any(f.function_name in functions and f.file_name.endswith(file) for f in _frames(equation))
 
 
 def is_way_back(equation: Equation) -> bool:

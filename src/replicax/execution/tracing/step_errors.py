@@ -13,26 +13,18 @@ import linecache
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.errors import PACKAGE
+from replicax.errors import PACKAGE, users_frame_of
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.user_functions import function_name
 from replicax.variables.variable import Variable
 
-_NOT_THE_USERS = (
-    _jax.INSTALLED,
-    os.path.dirname(os.path.abspath(np.__file__)) + os.sep,
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(jax.__file__))), "flax", ""),
-    PACKAGE,
-)
 _INSTEAD = {
     "bool": "Choose with jnp.where(condition, a, b) or jax.lax.cond(condition, f, g, x), and loop with "
     "jax.lax.while_loop or fori_loop.",
@@ -111,7 +103,7 @@ def _explanation(
         return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
     if isinstance(error, AttributeError) and type(error.obj) in (int, float) and hasattr(jax.Array, str(error.name)):
         return f"{_where(error, fn)} asks a Python number for {error.name!r}, which arrays have. {_NUMBERS}\n{said}"
-    if isinstance(error, TypeError) and _users_frame(error.__traceback__) is None:  # the step has not been entered
+    if isinstance(error, TypeError) and users_frame_of(error) is None:  # the step has not been entered
         if _gets_one_of_several(said, fn):
             return (
                 f"{said}. An element of a dataset is one argument, also if it is a tuple. Take it apart in the step: "
@@ -172,22 +164,13 @@ def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
 def _where(error: Exception, fn: Callable[..., Any]) -> str:
     """The step, and the user's innermost line with its code: ``step 'train', in loss at model.py:12: …``."""
     name = function_name(fn)
-    found = _users_frame(error.__traceback__)
-    if found is None:
+    users = users_frame_of(error)
+    if users is None:
         return f"step {name!r}"
-    code, line = found.tb_frame.f_code, found.tb_lineno
+    code, line = users[0].f_code, users[1]
     source = linecache.getline(code.co_filename, line).strip()
     inside = "" if code.co_name == name else f", in {code.co_name}"
     return f"step {name!r}{inside} at {code.co_filename}:{line}" + (f": `{source}`" if source else "")
-
-
-def _users_frame(traceback: TracebackType | None) -> TracebackType | None:
-    found = None
-    while traceback is not None:
-        if not os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(_NOT_THE_USERS):
-            found = traceback
-        traceback = traceback.tb_next
-    return found
 
 
 def _depends_on(

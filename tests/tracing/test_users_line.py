@@ -1,0 +1,65 @@
+"""Messages name the user's line, however deep in libraries an error or an operation comes from."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import replicax
+from replicax import errors
+
+INSTALLED = os.path.dirname(os.path.dirname(jax.__file__))
+HERE = r"test_users_line\.py:\d+"
+
+
+@pytest.mark.parametrize(
+    ("files", "position"),
+    [
+        (["optax/base.py", "jax/core.py", "", "flax/linen.py"], 2),
+        (["optax/base.py", "jax/core.py", "project/train.py", "flax/linen.py", "project/main.py"], 2),
+        (["jaxlib/core.py", "keras/src/losses.py"], None),
+        ([], None),
+    ],
+)
+def test_which_frame_is_the_users(files: list[str], position: int | None) -> None:
+    """The first that belongs to no library, or else to a project that is installed where the libraries are."""
+    frames = [os.path.join(INSTALLED, file) if file else "/home/me/train.py" for file in files]
+    script = os.path.join(sysconfig.get_path("scripts"), "train")
+    assert errors.users_position([errors.__file__, os.__file__, *frames, script]) == (
+        None if position is None else position + 2
+    )
+
+
+def test_an_error_inside_another_library(pair) -> None:
+    def step(n):
+        return optax.cosine_decay_schedule(1.0, n)(0)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=rf"'step' at .*{HERE}: `return optax\."):
+        pair.run(step, args=(jnp.int32(3),))
+
+
+def test_a_collective_inside_another_library(pair) -> None:
+    norm = linen.BatchNorm(use_running_average=False, axis_name=replicax.REPLICA_AXIS)
+    x = pair.distribute_values_from_function(lambda ctx: np.ones((2, 3), np.float32))
+    state = norm.init(jax.random.key(0), jnp.ones((2, 3)))
+
+    def step(x):
+        return jax.lax.cond(x.sum() > 0, lambda: norm.apply(state, x, mutable=["batch_stats"])[0], lambda: x)
+
+    with pytest.raises(replicax.errors.DeadlockError, match=rf"the collective \S+ at .*{HERE} "):
+        pair.run(step, args=(x,))
+
+
+def test_a_warning_inside_another_library() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jax.tree.map(lambda _: errors.warn("careful"), [1])
+    assert [w.filename for w in caught] == [__file__]
