@@ -41,22 +41,22 @@ def source_of(root: Any) -> Any:
 
 
 def is_random_access(node: Any) -> bool:
-    """Whether a node has random access."""
+    """Return whether a node has random access."""
     return isinstance(node, grain.MapDataset)
 
 
 def is_batch(node: Any) -> bool:
-    """Whether ``node`` is Grain's own ``batch``."""
+    """Return whether ``node`` is Grain's own ``batch``."""
     return _name(node) in ("BatchMapDataset", "BatchIterDataset")
 
 
 def is_repeat(node: Any) -> bool:
-    """Whether ``node`` iterates over its parent several times."""
+    """Return whether ``node`` iterates over its parent several times."""
     return _name(node) in _REPEATS
 
 
 def is_reader(node: Any) -> bool:
-    """Whether ``node`` passes on its parent's elements unchanged, only earlier."""
+    """Return whether ``node`` passes on its parent's elements unchanged, only earlier."""
     return _name(node) in _READERS
 
 
@@ -82,12 +82,12 @@ def _with_parents(nodes: Sequence[Any]) -> list[Any]:
 
 
 def keeps_order(node: Any) -> bool:
-    """Whether ``node`` keeps the order of its parent's elements, so that a place in one is a place in both."""
+    """Return whether ``node`` keeps the order of its parent's elements, so that a place in one is a place in both."""
     return _name(node) in _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | {"FilterIterDataset"}
 
 
 def keeps_elements(node: Any) -> bool:
-    """Whether the elements of ``node`` are those of its parent, in any order and any number of times."""
+    """Return whether the elements of ``node`` are those of its parent, in any order and any number of times."""
     return _name(node) in _READERS | _SEEDS | _FILTERS | _SHUFFLES | _REPEATS
 
 
@@ -120,12 +120,12 @@ def epoch_of_endless(nodes: Sequence[Any]) -> int | None:
 
 
 def has_parents_state(node: Any) -> bool:
-    """Whether the state of an iterator over ``node`` is that of its parent's iterator."""
+    """Return whether the state of an iterator over ``node`` is that of its parent's iterator."""
     return _name(node) in {"MapIterDataset", "FilterIterDataset", "WithOptionsIterDataset", "_WithSeedIterDataset"}
 
 
 def is_movable(node: Any) -> bool:
-    """Whether :func:`on_top_of` can put ``node`` on another parent."""
+    """Return whether :func:`on_top_of` can put ``node`` on another parent."""
     if is_batch(node) or _name(node) == "RepeatMapDataset":
         return True
     if len(_parents(node)) != 1:
@@ -134,7 +134,7 @@ def is_movable(node: Any) -> bool:
 
 
 def is_divisible(node: Any) -> bool:
-    """Whether ``node`` over the parts of a dataset yields, part by part, what it yields over the whole.
+    """Return whether ``node`` over the parts of a dataset yields, part by part, what it yields over the whole.
 
     Nodes that take the first 100 elements, or that get the numbers of elements, do not; nor does an endless repetition,
     as the parts after the first would never come.
@@ -145,12 +145,12 @@ def is_divisible(node: Any) -> bool:
 
 
 def sets_size(node: Any) -> bool:
-    """Whether the elements of ``node`` have a size of their own, whatever batches its parent yields."""
+    """Return whether the elements of ``node`` have a size of their own, whatever batches its parent yields."""
     return _name(node) in _BATCHES | _PACKS
 
 
 def stacks_examples(node: Any) -> bool:
-    """Whether a batch node makes one row of each example, for any examples."""
+    """Return whether a batch node makes one row of each example, for any examples."""
     function = node._batch_fn
     return (getattr(function, "__module__", None) or type(function).__module__).split(".")[0] == "grain"
 
@@ -166,7 +166,7 @@ def batch_sizes(nodes: Sequence[Any]) -> list[int]:
 
 
 def drops_remainder(node: Any) -> bool:
-    """Whether a batch node drops a last batch that is not full."""
+    """Return whether a batch node drops a last batch that is not full."""
     return bool(node._drop_remainder)
 
 
@@ -180,13 +180,13 @@ def batched(parent: Any, like: Any, size: int) -> Any:
 
 
 def only_selects(nodes: Sequence[Any]) -> bool:
-    """Whether ``nodes``, the last of which is a root, pass on the elements of a random-access source unchanged."""
+    """Return whether ``nodes``, whose last is a root, pass on the elements of a random-access source unchanged."""
     *above, root = nodes
     return _name(root) == "SourceMapDataset" and all(_name(node) in _SELECTIONS for node in above)
 
 
 def is_in_memory(dataset: Any) -> bool:
-    """Whether reading ``dataset`` only copies rows of arrays."""
+    """Return whether reading ``dataset`` only copies rows of arrays."""
     nodes = [node for node in chain(dataset) if not (is_batch(node) and stacks_examples(node))]
     if not only_selects(nodes):
         return False

@@ -1,4 +1,4 @@
-"""What the installed Grain has of the names that Grain does not promise, looked up once in small datasets.
+"""Look up once, in small datasets, which names that Grain does not promise the installed one has.
 
 A release of Grain may rename a class of nodes or an attribute. Replicax then does without:
 
@@ -71,7 +71,7 @@ READS_SEVERAL = hasattr(grain.MapDataset, "_getitems")
 
 
 def what_is_lost() -> str | None:
-    """For a warning: what Replicax does without, because Grain lacks names; ``None`` if it has all."""
+    """Return, for a warning, what Replicax does without because Grain lacks names; ``None`` if it has all."""
     lacks = STRUCTURE_LACKS or SEEDS_LACK
     if not lacks:
         return None

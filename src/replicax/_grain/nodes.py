@@ -128,7 +128,7 @@ def with_batched_reads(root: Any) -> Any:
 
 
 def _reads_several(source: Any) -> bool:
-    """Whether a source has Grain's method for several examples, as specific as its ``__getitem__``.
+    """Return whether a source has Grain's method for several examples, as specific as its ``__getitem__``.
 
     A method that it inherits from a base class of the one with ``__getitem__`` ignores that one.
     """

@@ -61,7 +61,7 @@ class ArrayLeaf(Protocol):
         """All blocks, each once; unchanged as long as the array keeps its layout."""
 
     def here(self) -> Sequence[Any]:
-        """This worker's parts, by their positions: arrays of one device, or of the host."""
+        """Return this worker's parts, by their positions: arrays of one device, or of the host."""
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
@@ -267,7 +267,7 @@ class HostArrayLeaf:
 
 
 def keeps_each_copy(variable: Variable) -> bool:
-    """Whether a checkpoint has each copy of an on-read variable: without aggregation, or as bools can't hold a sum."""
+    """Return whether each copy of an on-read variable is saved: without aggregation, or as bools can't hold a sum."""
     is_count = variable.aggregation is Aggregation.SUM and variable.dtype == np.bool_
     return variable.is_on_read and (is_count or variable.aggregation is Aggregation.NONE)
 

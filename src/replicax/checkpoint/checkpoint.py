@@ -244,7 +244,7 @@ class Checkpoint:
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
 
     def _may_look(self, path: str) -> bool:
-        """Whether this worker checks that the path of a new checkpoint is free."""
+        """Return whether this worker checks that the path of a new checkpoint is free."""
         groups = self._groups.get(os.path.dirname(path))
         return groups is None or self._lockstep.workers.index in {group[0] for group in groups}
 

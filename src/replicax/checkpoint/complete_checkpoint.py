@@ -89,7 +89,7 @@ def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
 
 
 def look_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
-    """This worker's index, without reading the pieces; or what is wrong with it."""
+    """Read this worker's index, without the pieces; or return what is wrong with it."""
     try:
         listed = manifest.read_manifest(path)
         manifest.check_sizes(path, listed)
@@ -106,7 +106,7 @@ def look_at(path: str) -> tuple[CheckpointIndex | None, str | None]:
 
 
 def problem_of(path: str) -> str | None:
-    """What is wrong with the bytes of a checkpoint in a folder; ``None`` if they are intact."""
+    """Return what is wrong with the bytes of a checkpoint in a folder; ``None`` if they are intact."""
     try:
         manifest.check_hashes(path, manifest.read_manifest(path))
     except (DamagedError, OSError) as error:

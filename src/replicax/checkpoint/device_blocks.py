@@ -82,12 +82,12 @@ def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]
 
 
 def is_here(device: jax.Device) -> bool:
-    """Whether a device is one of this worker's."""
+    """Return whether a device is one of this worker's."""
     return bool(device.process_index == jax.process_index())
 
 
 def is_large(block: Block, dtype: Any) -> bool:
-    """Whether a block has more than :data:`LARGE` bytes."""
+    """Return whether a block has more than :data:`LARGE` bytes."""
     return size_of(block) * np.dtype(dtype).itemsize > LARGE
 
 

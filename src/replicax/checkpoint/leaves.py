@@ -56,7 +56,7 @@ class IteratorLeaf:
         return self.iterator._pipeline.workers.lockstep
 
     def state(self, name: str) -> Any:
-        """Its place, as plain data.
+        """Return the leaf's place, as plain data.
 
         Raises:
           ValueError: it can't be saved; says why.
@@ -119,7 +119,7 @@ class Leaves:
         self._not_arrays = [name for name in self.by_name if name not in arrays]
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
-        """Whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
+        """Return whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
 
         Finding all leaves again takes longer than copying them if they are many and small.
         """
@@ -151,7 +151,7 @@ class Leaves:
         return True
 
     def _is_just(self, name: str, tree: Any) -> bool:
-        """Whether an object has the same leaves as before, as one does in which only variables change."""
+        """Return whether an object has the same leaves as before, as one does in which only variables change."""
         seen = self._seen[name]
         return seen is not None and tree is seen[0] and are_unchanged(seen[1])
 
@@ -231,7 +231,7 @@ class Leaves:
 
 
 def _same_layout(leaf: Any, before: Any) -> bool:
-    """Whether an array has the same kind and layout as before; or both are plain values."""
+    """Return whether an array has the same kind and layout as before; or both are plain values."""
     if type(leaf) is not type(before):
         return False
     if isinstance(leaf, PlainEntry):
@@ -240,7 +240,7 @@ def _same_layout(leaf: Any, before: Any) -> bool:
 
 
 def _has_variables(value: Any) -> bool:
-    """Whether it is a metric, or another object that lists its variables."""
+    """Return whether ``value`` is a metric, or another object that lists its variables."""
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
 
 

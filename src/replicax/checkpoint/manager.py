@@ -298,7 +298,7 @@ def _log_more(count: int, what: str) -> None:
 
 
 class _Alarm:
-    """Whether some time has passed: the chief decides, and is asked as rarely as its clock allows."""
+    """A timer of all workers: the chief decides, and is asked as rarely as its clock allows."""
 
     def __init__(self, seconds: float, lockstep: Lockstep) -> None:
         self._seconds = seconds
@@ -311,7 +311,7 @@ class _Alarm:
         self._calls, self._ask_at = 0, 1
 
     def is_over(self) -> bool:
-        """Whether the time has passed."""
+        """Return whether the time has passed."""
         if not self._lockstep.several:
             return time.monotonic() - self._start >= self._seconds
         self._calls += 1

@@ -98,7 +98,7 @@ def _difference(leaf: Leaf, entry: Entry) -> str | None:
 
 
 def _is_number_as(plain: Any, kind: ArrayKind) -> bool:
-    """Whether a plain value is a number as those in arrays of a kind, which have shape ()."""
+    """Return whether a plain value is a number as those in arrays of a kind, which have shape ()."""
     number = _NUMBERS.get(type(plain))
     return number is not None and kind == ArrayKind((), kind.dtype) and bool(jnp.issubdtype(kind.numpy_dtype, number))
 

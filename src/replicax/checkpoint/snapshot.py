@@ -24,7 +24,7 @@ class Snapshot:
     """One worker's part of the values of some leaves at one time.
 
     Attributes:
-      plan: how it is saved.
+      plan: the plan by which it is saved.
       plain: entries other than arrays.
       taken: this worker's pieces, on the host.
       copies: this worker's copies of on-read variables, which are not combined yet.
@@ -122,7 +122,7 @@ class SavePlan:
         return mine
 
     def fits(self, leaves: Leaves) -> bool:
-        """Whether leaves that have kept their layout can be saved by it: those saved as one array still are one."""
+        """Return whether the plan still fits leaves of the same layout: those saved as one array still are one."""
         arrays: Any = leaves.by_name
         return all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
 

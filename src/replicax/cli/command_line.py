@@ -20,7 +20,7 @@ class CommandError(Exception):
 
 
 class InputError(Exception):
-    """The same, in a message before which :func:`replicax.cli.main` puts the command's name."""
+    """A wrong input, in a message before which :func:`replicax.cli.main` puts the command's name."""
 
 
 class OutputError(Exception):

@@ -1,4 +1,4 @@
-"""What the resolvers of GPUs and of TPUs have in common: devices that are there, emulated, or only described."""
+"""The common part of the resolvers of GPUs and of TPUs: devices that are there, emulated, or only described."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AcceleratorResolver(ClusterResolver):
 
 
 def emulated_devices(count: int, need: str) -> np.ndarray:
-    """So many CPU devices. If JAX has made too few already, the message of the error begins with ``need``."""
+    """Return ``count`` CPU devices. If JAX has made too few already, the message of the error begins with ``need``."""
     if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < count:
         use_cpu_devices(count)  # otherwise use the devices that were requested before
     have = jax.local_devices(backend="cpu")

@@ -18,7 +18,7 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where the program runs, which determines how it reaches the cluster's API.
+    """The place where the program runs, which determines how it reaches the cluster's API.
 
     >>> import replicax
     >>> replicax.cluster.KubernetesExecutableLocation("off_cluster")  # with a kubeconfig file

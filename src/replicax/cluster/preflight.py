@@ -32,7 +32,7 @@ _PATIENCE = 1.0
 
 
 def bind_address(group: WorkerGroup) -> str:
-    """Where worker 0 listens: at the coordinator's address if that is this machine's; otherwise on all interfaces.
+    """Return where worker 0 listens: at the coordinator's address if it is this machine's; otherwise on all interfaces.
 
     ``JAX_COORDINATOR_BIND_ADDRESS`` takes precedence.
     """
@@ -242,7 +242,7 @@ def _where(about: dict[str, Any]) -> str:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection on which it was waiting for an answer."""
+    """Return whether the other side has closed a connection on which it was waiting for an answer."""
     try:
         connection.setblocking(False)
         return connection.recv(1, socket.MSG_PEEK) == b""

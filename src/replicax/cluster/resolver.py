@@ -98,7 +98,7 @@ class ClusterResolver(abc.ABC):
         return url(cluster.task_address(task_type, task_id), rpc_layer or self.rpc_layer)
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """How many accelerators a task drives, by kind: ``{"GPU": 8}``; ``{}`` if it has CPUs only.
+        """Return the number of accelerators of a task, by kind: ``{"GPU": 8}``; ``{}`` if it has CPUs only.
 
         JAX counts its devices, and creates them if it has not yet; connect the workers first, so that it sees all of
         theirs.

@@ -58,7 +58,7 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks of a job are known.
+        """Return the number of known tasks of a job.
 
         Raises:
           ValueError: there is no such job.

@@ -10,7 +10,7 @@ from replicax.name_hints import with_hints
 
 
 class AutoShardPolicy(enum.Enum):
-    """What each worker reads. Strings in any case work in place of an ``AutoShardPolicy``.
+    """The part of a dataset that each worker reads. Strings in any case work in place of an ``AutoShardPolicy``.
 
     >>> import replicax
     >>> replicax.InputOptions(auto_shard_policy="file").auto_shard_policy
@@ -30,7 +30,7 @@ class AutoShardPolicy(enum.Enum):
 
 
 class PartialBatch(enum.Enum):
-    """What happens to a batch that does not give every replica as much as a full one does.
+    """The treatment of a batch that does not give every replica as much as a full one does.
 
     >>> import replicax
     >>> replicax.InputOptions(partial_batch="pad").partial_batch
@@ -48,7 +48,7 @@ class PartialBatch(enum.Enum):
 @with_hints
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """How ``distribute_dataset`` and ``distribute_datasets_from_function`` feed the replicas.
+    """Options of ``distribute_dataset`` and ``distribute_datasets_from_function``.
 
     Args:
       auto_shard_policy: what each of several workers reads; see :class:`AutoShardPolicy`.

@@ -28,7 +28,7 @@ from replicax.extended.array_specs import PaddedShapeDtypeStruct
 
 
 class InputPipeline:
-    """How this worker reads a dataset. The arguments are those of ``DistributedDataset``.
+    """This worker's way of reading a dataset. The arguments are those of ``DistributedDataset``.
 
     Attributes:
       workers: the workers that the dataset is for.
@@ -96,7 +96,7 @@ class InputPipeline:
 
     @property
     def _drops(self) -> bool:
-        """Whether partial batches are left out."""
+        """Return whether partial batches are left out."""
         drops = self.reading.drops_remainder and not self.sharding.one_stream
         return drops or self.options.partial_batch is PartialBatch.DROP
 
@@ -172,7 +172,7 @@ class InputPipeline:
         return self._batch
 
     def _everyones_batches(self, size: int | None) -> list[tuple[int | None, int]]:
-        """Each worker's ``size`` of a batch; and where it has ``None``, the number of rows of its first batch."""
+        """Gather each worker's ``size`` of a batch and, where it is ``None``, the number of rows of its first batch."""
         rows, error = 0, None
         if size is None:
             try:

@@ -19,7 +19,7 @@ _PARTIAL = {
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlan:
-    """What one worker reads.
+    """The part of a dataset that one worker reads.
 
     Attributes:
       worker: its number.
@@ -36,7 +36,7 @@ class WorkerPlan:
 
 @dataclasses.dataclass(frozen=True)
 class InputPlan:
-    """What each worker and replica will read; get one with ``DistributedDataset.plan``.
+    """The parts of a dataset that each worker and replica will read; get one with ``DistributedDataset.plan``.
 
     Attributes:
       policy: FILE, DATA or OFF.
@@ -122,7 +122,7 @@ def _rows(mine: range, pipeline: InputPipeline) -> list[str]:
 
 
 def how_to_resume(pipeline: InputPipeline) -> str:
-    """What may change when a saved state is restored."""
+    """Return what may change when a saved state is restored, in words."""
     if pipeline.source.unrepeatable:
         return f"no: {pipeline.source.unrepeatable}"
     if pipeline.sharding.policy is AutoShardPolicy.OFF:

@@ -1,4 +1,4 @@
-"""How workers divide a dataset: by files, by rows of its batches, or not at all."""
+"""Divide a dataset among workers: by files, by rows of its batches, or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSharding:
-    """How workers divide a dataset.
+    """The division of a dataset among workers.
 
     Attributes:
       policy: FILE, DATA or OFF.

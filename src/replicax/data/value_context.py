@@ -44,7 +44,7 @@ class ValueContext:
 
     @property
     def replica_id(self) -> int:
-        """The same as ``replica_id_in_sync_group``."""
+        """Another name of ``replica_id_in_sync_group``."""
         return self.replica_id_in_sync_group
 
 

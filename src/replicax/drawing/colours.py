@@ -22,6 +22,6 @@ def colours_of(holding: Holding) -> dict[tuple[int, int], str]:
 
 
 def _hue(number: int, count: int) -> str:
-    """One of ``count`` colours of the rainbow."""
+    """Return one of ``count`` colours of the rainbow."""
     red, green, blue = colorsys.hls_to_rgb(number / count, 0.5 if number % 2 else 0.38, 0.55)
     return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"

@@ -1,4 +1,4 @@
-"""What clouds call machines with GPUs: which GPUs each has, and how many.
+"""Clouds' names of machines with GPUs: which GPUs each has, and how many.
 
 Sources: https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types and
 https://learn.microsoft.com/azure/virtual-machines/sizes/overview (GPU accelerated).

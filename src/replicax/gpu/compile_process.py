@@ -89,7 +89,7 @@ class CompileProcess:
         return pickle.load(self._process.stdout)
 
     def _death(self) -> str:
-        """What to say of the process's end."""
+        """Describe the process's end."""
         assert self._process is not None
         assert self._errors is not None
         self._process.wait()

@@ -1,4 +1,4 @@
-"""XLA's compiler for NVIDIA GPUs, which needs none: where it comes from, and the devices that it describes."""
+"""XLA's compiler for NVIDIA GPUs, which needs none: its package, and the devices that it describes."""
 
 from __future__ import annotations
 

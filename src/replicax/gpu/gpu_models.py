@@ -1,4 +1,4 @@
-"""The GPUs that plans know: what XLA's compiler must be told of each, and what estimates are made from.
+"""The GPUs that plans know: the input of XLA's compiler for each, and the figures for estimates.
 
 Sources, by the key that :class:`GpuModel` has. Data sheets give tensor-core figures with 2:4 sparsity; the figures here
 are dense, half of those. Memory is what the driver shows, which is less than what is on the box.
@@ -39,11 +39,11 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class SM:
-    """What a streaming multiprocessor has, by compute capability: key ``"cuda"`` of the sources.
+    """A streaming multiprocessor of one compute capability: key ``"cuda"`` of the sources.
 
     Attributes:
       shared: its shared memory, in KiB; a block may use 1 KiB less.
-      threads: how many it keeps.
+      threads: the number that it keeps.
       lanes: float32 units.
     """
 
@@ -102,7 +102,7 @@ class GpuModel:
     hosts_per_domain: int = 1
 
     def target_config(self) -> str:
-        """What XLA's compiler for GPUs takes for a GPU: a ``GpuTargetConfigProto`` as text."""
+        """The description that XLA's compiler takes for a GPU: a ``GpuTargetConfigProto`` as text."""
         sm = _SMS[self.capability]
         major, minor = self.capability
         accelerated = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
@@ -230,7 +230,7 @@ def model_of(device_kind: str) -> GpuModel | None:
 
 
 def is_gpu_topology(name: Any) -> bool:
-    """Whether a topology is meant to be of GPUs, rather than of TPUs: its model, or machine, is one of them.
+    """Return whether a topology is meant to be of GPUs, rather than of TPUs: its model, or machine, is one of them.
 
     >>> from replicax.gpu.gpu_models import is_gpu_topology
     >>> is_gpu_topology("h100:8"), is_gpu_topology("p5.48xlarge"), is_gpu_topology("v5p:4x4x4")

@@ -17,7 +17,7 @@ from replicax.gpu.gpu_models import GpuModel, model_of, parse_cluster
 
 @_jax.hiding_frames_of
 class GPUClusterResolver(AcceleratorResolver):
-    """Which NVIDIA GPUs there are, on which hosts; or would be.
+    """Finds the NVIDIA GPUs and their hosts, or describes ones that are not there.
 
     Every strategy takes its ``devices``: ``MirroredStrategy(resolver.devices)``. GPUs that NVLink joins (those of a
     host; of GB200, of 18 hosts) count as one slice, so :class:`GroupPartitioner` makes a group of them by default.
@@ -81,17 +81,17 @@ class GPUClusterResolver(AcceleratorResolver):
 
     @property
     def environment(self) -> str:
-        """Where the devices are: ``"absent"``, ``"emulated"`` or ``"local"``."""
+        """The place of the devices: ``"absent"``, ``"emulated"`` or ``"local"``."""
         return "local" if self.kind == "attached" else self.kind
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return int(self.devices.shape[0])
 
     @property
     def num_gpus_per_host(self) -> int:
-        """How many GPUs each host has."""
+        """The number of GPUs of each host."""
         return int(self.devices.shape[1])
 
     def cluster_spec(self) -> ClusterSpec:

@@ -1,1 +1,1 @@
-"""What a compiled program's text (HLO) says: instructions, loops, collectives, memory."""
+"""Read a compiled program's text (HLO): instructions, loops, collectives, memory."""

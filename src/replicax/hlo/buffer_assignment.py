@@ -1,4 +1,4 @@
-"""Where a compiler has laid out memory: XLA's buffer assignment, from the text that it leaves on request."""
+"""Read a compiler's layout of memory: XLA's buffer assignment, from the text that it leaves on request."""
 
 from __future__ import annotations
 

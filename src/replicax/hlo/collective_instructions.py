@@ -62,7 +62,7 @@ def collectives_in(text: str) -> list[Collective]:
 
 
 def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
-    """Whether an instruction is part of a collective that an earlier instruction has been counted for.
+    """Return whether an instruction is part of a collective that an earlier instruction has been counted for.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
     under different names, but with the same channel.
@@ -120,7 +120,7 @@ class CollectiveUse:
 
     @property
     def participants(self) -> int:
-        """How many devices take part together, in the first group."""
+        """The number of devices of the first group."""
         return len(self.members)
 
     @property
@@ -131,17 +131,17 @@ class CollectiveUse:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramDevices:
-    """Where a program's devices lie.
+    """The places of a program's devices.
 
     Of TPUs in several slices each slice has a program, and a plan is about the first one's. A collective among all is
     there what the devices of a slice do together, and what each then sends to those in its place in the other slices.
     Of other devices there is one program for all slices, and collectives may go beyond a slice.
 
     Attributes:
-      axes: of their mesh, and their sizes, in order.
-      slices: how many slices they are of, one slice after the other.
-      programs: how many programs these have.
-      places: of the devices in a mesh that has others as well; ``None`` if it has not.
+      axes: the axes of their mesh, and the sizes, in order.
+      slices: the number of their slices, one after the other.
+      programs: the number of programs of these slices.
+      places: the places of the devices in a mesh that has others as well; ``None`` if it has not.
     """
 
     axes: dict[str, int]
@@ -183,7 +183,7 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
 def use_of(
     instruction: Instruction, computation: str, module: Module, placement: ProgramDevices
 ) -> CollectiveUse | None:
-    """One issue of the collective that an instruction is, or starts; ``None`` if it is none.
+    """Return one issue of the collective that an instruction is, or starts; ``None`` if it is none.
 
     Args:
       instruction: which.
@@ -217,7 +217,7 @@ def use_of(
 
 
 def use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:
-    """What the first device of a slice receives from those of other slices, if that is what an instruction does."""
+    """Return what a slice's first device receives from those of other slices, if an instruction does that."""
     transfer = _TRANSFER.search(instruction.attributes) if instruction.opcode == "recv" else None
     if transfer is None:
         return None
@@ -230,24 +230,24 @@ def use_between_slices(instruction: Instruction, each: int, slices: int) -> Coll
 
 
 def _numbers_in(text: str) -> int:
-    """How many numbers ``"1,2"`` or ``"1:8"`` stands for."""
+    """Count the numbers that ``"1,2"`` or ``"1:8"`` stands for."""
     ends = [[int(end) for end in part.split(":")] for part in text.split(",")]
     return sum(end[-1] - end[0] + 1 for end in ends)
 
 
 def _as_issued(collective: Collective, computation: str, module: Module) -> Collective:
-    """The compiler for TPUs writes a reduce-scatter as an all-reduce and a slice, fused."""
+    """Recognize a reduce-scatter, which the compiler for TPUs writes as an all-reduce and a slice, fused."""
     if collective.kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         return Collective("reduce-scatter", module.computations[computation].root.bytes, collective.arrays)
     return collective
 
 
 def groups_of(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:
-    """Who takes part in a collective together: places in the mesh. Of a permute, who sends to whom, in chains.
+    """Return the groups of a collective, as places in the mesh. Of a permute, the chains of senders and receivers.
 
     Args:
       instruction: a collective.
-      devices: how many there are, which is a group if none is named.
+      devices: the number of devices, which are the group if none is named.
     """
     text = instruction.attributes
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
@@ -310,7 +310,7 @@ def axes_of(members: tuple[int, ...], axes: dict[str, int]) -> tuple[str, ...]:
 
 
 def _axes_of_slices(members: tuple[int, ...], axes: dict[str, int], slices: int) -> tuple[str, ...]:
-    """The same, of devices that may lie in several slices."""
+    """Return the mesh axes along which a group's devices, which may lie in several slices, differ."""
     each = math.prod(axes.values()) // slices
     among = len({member // each for member in members})
     if among == 1:

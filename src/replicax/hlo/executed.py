@@ -1,4 +1,4 @@
-"""What a compiled program executes: each instruction, and how many times.
+"""Count the instructions that a compiled program executes, each with how many times.
 
 XLA's own cost analysis counts the body of a loop once, however often it runs. A model whose layers are a scan would
 look as cheap as one of its layers.
@@ -39,7 +39,7 @@ class Executed:
 
 
 def executed(module: Module) -> Iterator[Executed]:
-    """All that a program runs, in order.
+    """Yield all that a program runs, in order.
 
     A branch counts as if each of its arms ran, as some replica or step may take any of them.
     """
@@ -72,7 +72,7 @@ def calls_of(module: Module, computation: Computation, instruction: Instruction)
 def parts_of(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """What one kernel computes, each with the computation that it stands in: of a fusion what is inside of it."""
+    """Yield what one kernel computes, each with the computation that it stands in: of a fusion what is inside of it."""
     if instruction.opcode not in ("fusion", "call", "async-start"):
         yield computation, instruction
         return
@@ -83,7 +83,7 @@ def parts_of(
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a loop runs; ``None`` if that can't be told.
+    """Return how often the body of a loop runs; ``None`` if that can't be told.
 
     The compiler for CPUs and GPUs writes it down. The one for TPUs does not: there it follows from a condition that
     compares a counter with a constant, if the counter starts from a constant and grows by a constant: by one, or by two
@@ -113,7 +113,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _growth(body: Computation, index: int) -> int | None:
-    """By how much a counter grows each time; ``None`` if that is not a number above 0 that is known."""
+    """Return by how much a counter grows each time; ``None`` if that is not a known number above 0."""
     if body.root.opcode != "tuple":
         return None
     new = _origin(body, body.root.operands[index])

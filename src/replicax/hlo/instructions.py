@@ -36,7 +36,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Its size, without padding."""
+        """The size of the array, without padding."""
         return -(-_bits(self.dtype) * math.prod(self.dims) // 8)
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ class Instruction:
     """One instruction.
 
     Attributes:
-      name: of its result.
-      opcode: what it does.
-      type: of its result, as it is written.
+      name: the name of its result.
+      opcode: the operation.
+      type: the type of its result, as it is written.
       arrays: the arrays of its result, one after the other.
       operands: the names of the instructions whose results it takes.
       arguments: what stands between the parentheses, as it is written.
@@ -74,7 +74,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where in the traced program it comes from, in JAX's words; empty if that is not known."""
+        """The instruction's place in the traced program, in JAX's words; empty if unknown."""
         return found[1] if (found := re.search(r'op_name="([^"]*)"', self.attributes)) else ""
 
     def called(self, *roles: str) -> list[str]:
@@ -109,7 +109,7 @@ class Module:
 
     @functools.cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """Those of all computations, by name."""
+        """The instructions of all computations, by name."""
         return {name: one for each in self.computations.values() for name, one in each.instructions.items()}
 
     @functools.cached_property
@@ -187,7 +187,7 @@ def _take_out(name: str, instructions: dict[str, Instruction]) -> None:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """All instructions of a text, in order."""
+    """Yield all instructions of a text, in order."""
     return (found for line in text.splitlines() if (found := _instruction(line)) is not None)
 
 

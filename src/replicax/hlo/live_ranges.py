@@ -1,4 +1,4 @@
-"""When each value of a compiled program is in memory, and which are when it is fullest: XLA's own text about it."""
+"""Read when each value of a compiled program is in memory, and which are when it is fullest, from XLA's text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LiveRanges:
 
 
 def live_ranges(text: str) -> LiveRanges | None:
-    """What the text says; ``None`` if it is empty, or says nothing about the peak.
+    """Parse the text; ``None`` if it is empty, or says nothing about the peak.
 
     >>> from replicax.hlo.live_ranges import live_ranges
     >>> found = live_ranges('''HloLiveRange (max 2):

@@ -40,7 +40,7 @@ def product_kind(instruction: Instruction) -> str:
 
 
 def is_library_product(instruction: Instruction) -> bool:
-    """Whether cuBLAS or cuDNN computes a product or a convolution."""
+    """Return whether cuBLAS or cuDNN computes a product or a convolution."""
     return instruction.opcode == "custom-call" and bool(product_kind(instruction))
 
 
@@ -98,12 +98,12 @@ def convolution_dims(instruction: Instruction, computation: Computation) -> tupl
 
 
 def convolution_labels(convolution: Instruction) -> tuple[str, str, str] | None:
-    """What the dims of the input, the kernel and the result are, such as ``("b01f", "01io", "b01f")``."""
+    """Return the dims of the input, the kernel and the result, such as ``("b01f", "01io", "b01f")``."""
     found = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
     return None if found is None else (found[1], found[2], found[3])
 
 
 def is_gradient_of(convolution: Instruction) -> str:
-    """Of which array of a convolution cuDNN computes the gradient: ``"input"`` or ``"kernel"``; ``""``: of none."""
+    """Return the array of a convolution whose gradient cuDNN computes: ``"input"`` or ``"kernel"``; ``""``: none."""
     found = _TARGET.search(convolution.attributes)
     return {"BackwardInput": "input", "BackwardFilter": "kernel"}.get(found[2] if found else "", "")

@@ -31,7 +31,7 @@ _PIECE = 1 << 16
 
 
 class AttemptOutcome(enum.Enum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     FINISHED = "finished"
     FAULT = "fault"
@@ -63,8 +63,8 @@ class Attempt:
     """All workers, from their start to the end of the last.
 
     Args:
-      settings: of the launch.
-      environments: of this machine's workers, by their numbers among those of all hosts.
+      settings: the settings of the launch.
+      environments: those of this machine's workers, by their numbers among those of all hosts.
       count: the number of workers on all hosts.
       folder: for their output.
       launch_id: marks their processes.
@@ -276,13 +276,13 @@ class Attempt:
             self._notice_after *= 2
 
     def _notice_at(self) -> float | None:
-        """When to name the workers that the launch waits for."""
+        """The time at which to name the workers that the launch waits for."""
         if self._finished_at is None or self._ending_since is not None:
             return None
         return self._finished_at + self._notice_after
 
     def _finish_by(self) -> float | None:
-        """By when all workers must have finished, after the first has."""
+        """The time by which all workers must have finished, after the first has."""
         limit = self._settings.finish_timeout
         if self._finished_at is None or self._ending_since is not None or limit is None:
             return None

@@ -83,7 +83,7 @@ class Console:
 
     @property
     def columns(self) -> int | None:
-        """How wide a worker's line can be; ``None`` without a terminal."""
+        """The width of a worker's line; ``None`` without a terminal."""
         if not any(self._is_terminal.values()):
             return None
         return max(20, self._width() - self._digits - 4)

@@ -1,4 +1,4 @@
-"""Which devices and how many threads each worker of a machine gets.
+"""Divide the devices and threads of a machine among its workers.
 
 JAX is not asked, as it would take the devices for the launcher: NVIDIA's GPUs are seen in ``/dev`` and in
 ``CUDA_VISIBLE_DEVICES``, and whether JAX could use them in the packages that are installed.
@@ -21,11 +21,11 @@ _GPU = "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAllocation:
-    """How the devices of a machine are divided among workers.
+    """The division of a machine's devices among its workers.
 
     Attributes:
       gpus: the GPUs of each worker, as ``CUDA_VISIBLE_DEVICES`` names them; ``None`` where there are none to divide.
-      emulated: how many CPU devices each worker emulates; ``None`` for JAX's default.
+      emulated: the number of CPU devices that each worker emulates; ``None`` for JAX's default.
       cores: the number of this machine's cores, for all of its workers.
     """
 

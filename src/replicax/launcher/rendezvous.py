@@ -1,4 +1,4 @@
-"""Where the workers of a launch find each other: the address of each, and the one at which the chief listens.
+"""Find the place where the workers of a launch connect: the address of each, and the one at which the chief listens.
 
 The launcher chooses the port, and the chief uses it a few seconds later, when it has imported JAX. So it is taken
 from below the range out of which the kernel numbers outgoing connections, which would otherwise take it now and then.
@@ -138,7 +138,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Whether a program listens there.
+    """Return whether a program listens there.
 
     Raises:
       OSError: ``host`` is not an address of this machine, or listening at the port needs a privilege.

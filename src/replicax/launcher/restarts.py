@@ -100,7 +100,7 @@ class RestartPolicy:
         return Decision(True, pause, f"starting all workers again in {pause:g} s (restart {self.faults} of {limit})")
 
     def _has_lost_a_place(self, cause: Ending) -> bool:
-        """Whether the worker's place fails again and again, and the others can go on without it; then removes it."""
+        """Remove the worker's place if it fails again and again, and the others can go on; returns whether it did."""
         if not cause.is_certain:
             self._suspect, self._in_a_row = None, 0
             return False

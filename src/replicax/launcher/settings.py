@@ -104,15 +104,15 @@ class LaunchSettings:
 
     @property
     def restarts(self) -> int:
-        """How many faults are followed by another attempt, at most."""
+        """The largest number of faults that are followed by another attempt."""
         return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
 
     @property
     def is_alone(self) -> bool:
-        """Whether all workers are on this machine."""
+        """Return whether all workers are on this machine."""
         return len(self.hosts) < 2
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change."""
+        """Return whether the number of workers may change."""
         return self.least < self.workers

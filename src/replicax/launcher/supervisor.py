@@ -116,7 +116,7 @@ class Supervisor:
             if stop is not None:
                 self._say(f"{stop.name}: not starting again")
                 return 128 + stop
-            rendezvous = self._next_rendezvous(rendezvous)
+            rendezvous = self._next_rendezvous()
 
     def _attempt(self, number: int, rendezvous: LaunchRendezvous, inbox: SignalInbox) -> AttemptResult:
         count = len(rendezvous.addresses)
@@ -138,13 +138,13 @@ class Supervisor:
         return 128 + stop
 
     def _port_was_lost(self, result: AttemptResult, rendezvous: LaunchRendezvous) -> bool:
-        """Whether the chief may have failed because another program took its port; other ports don't matter."""
+        """Return whether the chief may have failed because another program took its port; other ports don't matter."""
         if result.outcome is not AttemptOutcome.FAULT or self._settings.port is not None or not self._settings.is_alone:
             return False
         host, _, port = rendezvous.bind.rpartition(":")
         return is_taken(host.strip("[]"), int(port))
 
-    def _next_rendezvous(self, last: LaunchRendezvous) -> LaunchRendezvous:
+    def _next_rendezvous(self) -> LaunchRendezvous:
         """The rendezvous of the next attempt; a port that the user chose may take a moment to be free again."""
         for _ in range(50):
             try:

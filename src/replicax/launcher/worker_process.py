@@ -25,7 +25,7 @@ _MEANINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a worker's process ended.
+    """The end of a worker's process.
 
     Attributes:
       worker: its number.
@@ -46,22 +46,22 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """Whether its program reached its end."""
+        """Return whether its program reached its end."""
         return self.status == 0
 
     @property
     def is_preemption(self) -> bool:
-        """Whether it was asked to leave, and has saved its state."""
+        """Return whether it was asked to leave, and has saved its state."""
         return self.status == EXIT_PREEMPTED
 
     @property
     def is_early_preemption(self) -> bool:
-        """Whether it was asked to leave before it had anything to save: SIGTERM ended it."""
+        """Return whether it was asked to leave before it had anything to save: SIGTERM ended it."""
         return self.status == -signal.SIGTERM
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal ended it: from outside, or by a crash."""
+        """Return whether a signal ended it: from outside, or by a crash."""
         return self.status < 0
 
     @property
@@ -104,7 +104,7 @@ class Ending:
 
 
 def _kills_for_memory() -> int | None:
-    """How many processes the kernel has killed since its start because memory ran out, those in containers included."""
+    """Count the processes that the kernel has killed because memory ran out, those in containers included."""
     try:
         counters = dict(line.split() for line in _COUNTERS.read_text().splitlines())
         return int(counters["oom_kill"])
@@ -151,7 +151,7 @@ class WorkerProcess:
         return self._process.pid
 
     def look(self) -> Ending | None:
-        """How it ended, if this is new; else ``None``."""
+        """Return how the process ended, if this is new; else ``None``."""
         if self.ending is not None or (status := self._process.poll()) is None:
             return None
         kills = None

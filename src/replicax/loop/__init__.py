@@ -1,4 +1,4 @@
-"""The loop: a run that lasts, from its first step or its last checkpoint to its end."""
+"""The loop: a run from its first step or its last checkpoint to its end."""
 
 from replicax.loop.api import train
 from replicax.loop.callbacks import Callback, EarlyStopping

@@ -186,7 +186,7 @@ def train(
 
 
 def _strategy_of(dataset: Any, given: Any) -> Strategy:
-    """Whose replicas run the step."""
+    """Return the strategy whose replicas run the step."""
     if given is not None and not isinstance(given, Strategy):
         raise TypeError(f"replicax.train(strategy=…) must be a strategy or None, got {given!r}")
     if not isinstance(dataset, DistributedDataset | DistributedIterator):

@@ -1,4 +1,4 @@
-"""Callbacks: what else is to happen in a run, and early stopping, which is one."""
+"""Callbacks: actions besides training in a run, and early stopping, which is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax.loop.training_run import TrainingRun
 
 
 class Callback:
-    """Something that happens in a run of :func:`replicax.train`. Override what you need; nothing has to be.
+    """Actions in a run of :func:`replicax.train`. Override the methods that you need.
 
     All workers call the same methods in the same order. What writes or prints asks ``run.is_chief``; what ends the run
     calls ``run.stop(why)``. An exception ends the run with that exception.
@@ -37,10 +37,10 @@ class Callback:
                 )
 
     def on_start(self, run: TrainingRun) -> None:
-        """Before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
+        """Called before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        """After each logging interval, *one interval later*, when the values are there and no step has to wait.
+        """Called after each logging interval, *one later*, when the values are there and no step has to wait.
 
         Args:
           run: ``run.step`` is further on already.
@@ -49,16 +49,16 @@ class Callback:
         """
 
     def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        """After each evaluation, of the model as it is after ``step``; at once."""
+        """Called after each evaluation, of the model as it is after ``step``; at once."""
 
     def on_save(self, run: TrainingRun, step: int) -> None:
-        """After a checkpoint of ``step`` has been begun: it may still be being written."""
+        """Called after a checkpoint of ``step`` has been begun: it may still be being written."""
 
     def on_end(self, run: TrainingRun) -> None:
-        """At the end, if :meth:`on_start` was called: also after an error, even in another callback's ``on_end``."""
+        """Called at the end, if :meth:`on_start` was: also after an error, even in another callback's ``on_end``."""
 
     def get_state(self) -> Any:
-        """What the callback has to remember over a resume, as goes into JSON; it is part of the checkpoint.
+        """Return what the callback has to remember over a resume, as JSON data; it is part of the checkpoint.
 
         With checkpoints it is also asked for before the first step, to see whether it can be saved.
         """

@@ -53,7 +53,7 @@ class EndlessInput:
         self.arguments: Any = None
 
     def restored(self) -> None:
-        """The iterator has been set to another place, and so reads anew."""
+        """Read anew after the iterator has been set to another place."""
         self._source = source_of(self.iterator, self._replicas)
 
     def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
@@ -79,7 +79,7 @@ class EndlessInput:
         return groups, error
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """These have not been used."""
+        """Take back groups that have not been used."""
         self.examples -= sum(map(examples_in, groups))
         self._source.give_back(groups)
 
@@ -101,7 +101,7 @@ class EndlessInput:
 
 
 def examples_in(group: ElementGroup | Single) -> int:
-    """How many examples all replicas have together, by the first array of an element."""
+    """Count the examples of all replicas together, by the first array of an element."""
     if isinstance(group, ElementGroup):
         if group.masks is not None:
             return sum(map(sum, group.masks.sizes))

@@ -24,13 +24,13 @@ class InterruptedEvaluation(Exception):  # noqa: N818
 
 
 class Evaluation:
-    """How a model is evaluated.
+    """The evaluation of a model.
 
     Args:
       how: a function without arguments that returns numbers; or ``(step, dataset)``: each number that the step returns
         is the mean over a global batch, and the evaluation's is the mean over all examples of the dataset.
-      strategy: whose replicas run it.
-      combination: of the replicas' numbers.
+      strategy: the one whose replicas run it.
+      combination: combines the replicas' numbers.
       may_go_on: asked before each batch; a reason to end the run, or ``None``.
 
     Raises:
@@ -99,7 +99,7 @@ class Evaluation:
 
 
 class _EvaluationStep(Wrapper):
-    """The numbers of a step, and those weighed by how many examples its batch has."""
+    """Returns the numbers of a step, and the same times the number of examples of its batch."""
 
     def __call__(self, element: Any, examples: Any) -> Any:
         returned = checked_result(self.fn(element), self.fn, "replicax.train")

@@ -52,7 +52,7 @@ class Attempts:
         self.resumed_at = resumed_at
 
     def note(self, step: int, seconds: Mapping[str, float]) -> None:
-        """This attempt has come to ``step``, and has spent ``seconds``."""
+        """Record that this attempt has come to ``step``, and has spent ``seconds``."""
         if self._path is not None:
             self._append({"step": step, "seconds": {k: round(s, 4) for k, s in seconds.items() if s}})
 

@@ -86,12 +86,12 @@ class SavedRuns:
 
     @property
     def is_on(self) -> bool:
-        """Whether there are checkpoints."""
+        """Return whether there are checkpoints."""
         return self._manager is not None
 
     @property
     def every_steps(self) -> int | None:
-        """After which number of steps, and its multiples, there may be a checkpoint; ``None`` if at no fixed ones."""
+        """The number of steps between checkpoints; ``None`` if they are not at fixed steps."""
         if self._manager is None:
             return None
         if self._manager._every_steps is None and self._manager._alarm is None:
@@ -100,11 +100,11 @@ class SavedRuns:
 
     @property
     def directory(self) -> str | None:
-        """Where they are."""
+        """The folder of the checkpoints."""
         return None if self._manager is None else self._manager.directory
 
     def restore(self) -> int | None:
-        """Go on from the newest whole one; its step, or ``None`` if there is none."""
+        """Go on from the newest whole checkpoint; returns its step, or ``None`` if there is none."""
         if self._manager is None:
             return None
         step = self._manager.restore_latest()
@@ -120,7 +120,7 @@ class SavedRuns:
         return step
 
     def watch(self) -> None:
-        """The first call of the step follows.
+        """Watch the first call of the step, which follows.
 
         Raises:
           TypeError: the state of a callback does not go into JSON; names it.
@@ -150,11 +150,11 @@ class SavedRuns:
                 )
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time to save."""
+        """Return whether it is time to save."""
         return self._manager is not None and self._at != step and self._manager._is_time(step)
 
     def save(self, step: int, evaluation: Mapping[str, float] | None) -> bool:
-        """Save; whether it is being saved, which it is not if it has been already.
+        """Save, unless it has been saved already; returns whether it does.
 
         Args:
           step: how many steps have been run.
@@ -171,7 +171,7 @@ class SavedRuns:
         return manager.save(step, metrics, force=True)
 
     def _state(self) -> str:
-        """What the run and its callbacks have to remember, as JSON."""
+        """Return what the run and its callbacks have to remember, as JSON."""
         states = {}
         for name, callback in self._callbacks.items():
             states[name] = callback.get_state()
@@ -185,7 +185,7 @@ class SavedRuns:
         return json.dumps({"evaluated": self.evaluated, "callbacks": states})
 
     def restore_best(self) -> int | None:
-        """Go back to the checkpoint with the best evaluation; its step, ``None`` if the newest one is it."""
+        """Go back to the checkpoint with the best evaluation; returns its step, ``None`` if that is the newest."""
         assert self._manager is not None
         best = self._manager.best_step
         if best is None or best == self._at:

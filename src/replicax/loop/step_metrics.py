@@ -48,7 +48,7 @@ class NumberedStep(Step):
 
     @property
     def traces(self) -> int:
-        """How often its Python has run."""
+        """The number of times that the step's Python has run."""
         return self._traces[0]
 
     def __call__(self, element: Any) -> Any:
@@ -68,7 +68,7 @@ class NumberedStep(Step):
 
 
 def is_shown(name: str) -> bool:
-    """Whether it is a number that the user's step has returned."""
+    """Return whether ``name`` is a number that the user's step has returned."""
     return not name.startswith("\0")
 
 
@@ -161,7 +161,7 @@ def results_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Combination:
-    """How numbers in which replicas differ become one.
+    """The way in which numbers that differ between replicas become one.
 
     Args:
       ops: ``"sum"`` or ``"mean"`` for all, or a dict with one of them for some of the names; for others ``"sum"``.
@@ -186,7 +186,7 @@ class Combination:
 
     @property
     def means(self) -> frozenset[str] | bool:
-        """The names of the numbers that are averaged; whether all are, if it is the same for all."""
+        """The names of the numbers that are averaged; ``True`` if all are."""
         if self._of_all is ReduceOp.MEAN:
             return True
         return frozenset(name for name, op in self._of.items() if op is ReduceOp.MEAN)
@@ -294,17 +294,17 @@ class FiniteWatch:
         self._free = free
 
     def start(self, step: int) -> None:
-        """The next step is the one after ``step``."""
+        """Begin to watch after ``step``."""
         self._start = step
         for variable in (self._steps, self._first):
             variable.assign(0)
 
     def end(self) -> None:
-        """The run is over: another may use it."""
+        """End the watch: another run may use it."""
         self._free.append(self)
 
     def note(self, numbers: Mapping[str, Any], outcome: Sequence[Any]) -> jax.Array:
-        """In a step that returns ``numbers``: the number of the first one that was not finite, from 1; or 0.
+        """Return the place of the first of a step's ``numbers`` that was not finite, from 1; 0 if all were.
 
         A step that takes no effect, as ``outcome`` says, does not count.
         """

@@ -59,7 +59,7 @@ def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
 
 
 def is_saved(value: Any) -> bool:
-    """Whether ``value`` holds state of a run: it is a variable, optimizer, metric or model, or a pytree of these."""
+    """Return whether ``value`` holds state of a run: a variable, optimizer, metric or model, or a pytree of these."""
     if isinstance(value, Variable | Optimizer) or _has_variables(value) or _is_model(value):
         return True
     if isinstance(value, types.ModuleType | type | types.FunctionType | str) or value is None:
@@ -79,7 +79,7 @@ def variables_in(objects: Mapping[str, Any]) -> Iterator[Variable]:
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a function uses, or an object of the user's has, by name."""
+    """Yield what a function uses, or what an object of the user's has, by name."""
     if isinstance(value, functools.partial):
         yield "step", value.func
         yield from ((f"argument_{i}", argument) for i, argument in enumerate(value.args))
@@ -136,7 +136,7 @@ def _has_variables(value: Any) -> bool:
 
 
 def _is_model(value: Any) -> bool:
-    """Whether ``value`` belongs to a library whose objects steps change in place."""
+    """Return whether ``value`` belongs to a library whose objects steps change in place."""
     loaded = (load() for library, load in registry.object_adapters.items() if library in sys.modules)
     return any(adapter.holds(type(value)) for adapter in loaded)
 
@@ -150,5 +150,5 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether ``value`` is an object with variables of its own, or an iterator, and no container of leaves."""
+    """Return whether ``value`` is an object with variables of its own, or an iterator, and no container of leaves."""
     return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_variables(value) or _is_model(value)

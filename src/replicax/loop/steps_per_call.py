@@ -33,13 +33,13 @@ MOST_BYTES = 64 * 2**20
 
 
 class StepsPerCall:
-    """How many steps each call has: as many as the user says, or as what is measured makes best.
+    """The number of steps of each call: as the user says, or the one that measurements make best.
 
     Args:
-      given: by the user; ``None``: to be chosen.
+      given: the user's number of steps; ``None``: to be chosen.
       periods: numbers of steps after which something happens between two calls. The choice divides them all.
-      lockstep: of the workers, who must all choose alike.
-      clock: that gives the time in seconds.
+      lockstep: makes all workers choose alike.
+      clock: returns the time in seconds.
 
     Attributes:
       chosen: how many steps are joined.
@@ -66,7 +66,7 @@ class StepsPerCall:
         self._compiled = 0.0
 
     def next(self, until_boundary: int) -> int:
-        """How many steps the next call has, if something happens after ``until_boundary`` of them.
+        """Return the number of steps of the next call, if something happens after ``until_boundary`` of them.
 
         Each number of steps has to be compiled, so there are few: the chosen one, and 1.
         """
@@ -75,7 +75,7 @@ class StepsPerCall:
         return self.chosen if until_boundary >= self.chosen else 1
 
     def ran(self, done: Any, bytes_per_step: int, left: int) -> None:
-        """A step has been launched; measures it, and chooses when there have been enough.
+        """Measure a call that has been launched, and choose when there have been enough.
 
         Args:
           done: an output of the step.
@@ -103,10 +103,10 @@ class StepsPerCall:
 
 
 def joined_steps(seconds: float, period: int, size: int) -> int:
-    """How many steps to join.
+    """Return the number of steps to join in a call.
 
     Args:
-      seconds: that one takes.
+      seconds: the time that one step takes.
       period: a number that the result must divide; 0: any.
       size: bytes of an element.
 

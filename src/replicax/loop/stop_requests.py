@@ -105,7 +105,7 @@ class StopRequests:
         self._wake.set()
 
     def next_call(self) -> str | None:
-        """To be asked before each call that all workers make together: ``None`` if it may be made, else why not.
+        """Return ``None`` if the next call that all workers make together may be made, else why not.
 
         Raises:
           DeadlockError: a request was made, and workers don't answer; names them.
@@ -122,7 +122,7 @@ class StopRequests:
         return None
 
     def agree(self) -> str | None:
-        """To be asked by all workers together: why the run is to end if one of them has a request, else ``None``.
+        """Agree with all workers, which call this together: why the run ends if one has a request, else ``None``.
 
         For where all have come to the same place anyhow, as after an evaluation; the run ends there, at once. All get
         the same answer: of several requests a signal counts most.
@@ -220,7 +220,7 @@ class StopRequests:
         return self._last
 
     def _close(self) -> None:
-        """This worker makes no more calls, so the others need not wait for its limit."""
+        """Tell the others that this worker makes no more calls, so that they don't wait for its limit."""
         if self._client is not None and self._limit is None:
             with contextlib.suppress(Exception):
                 self._limit = self._calls
@@ -235,6 +235,6 @@ def _rank(why: str) -> int:
 
 
 def _say(line: str) -> None:
-    """From a signal's handler, where a stream may be in the middle of something."""
+    """Print a line from a signal handler, where a stream may be in the middle of a write."""
     with contextlib.suppress(OSError):
         os.write(2, f"\n{line}\n".encode())

@@ -47,7 +47,7 @@ NOTICEABLE = 1e-3
 
 
 class TrainingLoop:
-    """One call of :func:`replicax.train`, whose arguments these are, checked."""
+    """One call of :func:`replicax.train`, with its arguments, checked."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TrainingLoop:
     # --- the course of a run --------------------------------------------------------------------------------
 
     def run(self) -> TrainingRun:
-        """All of it."""
+        """Run the training from start to end."""
         run, wall = self._run, self._wall
         why = None
         with self._requests, contextlib.closing(self._input):
@@ -169,7 +169,7 @@ class TrainingLoop:
         self._speed.start(run.step, wall.training)
 
     def _steps(self) -> str | None:
-        """The steps; why they ended before the last one."""
+        """Run the steps; returns why they ended before the last one."""
         run = self._run
         why = self._requests.agree()  # a callback may end the run at its start
         if why is None and run.resumed_at and run.step < run.steps and self._is_to_evaluate():
@@ -182,7 +182,7 @@ class TrainingLoop:
         return why
 
     def _finish(self, why: str | None) -> str | None:
-        """After the last step: log, evaluate and save; why there are not more steps."""
+        """Log, evaluate and save after the last step; returns why there are no more steps."""
         run = self._run
         if why is not None:
             why = self._requests.agree() or why
@@ -206,7 +206,7 @@ class TrainingLoop:
         return why
 
     def _end(self) -> None:
-        """Whether it went well or not."""
+        """Release what the run holds, after success and failure alike."""
         run, wall = self._run, self._wall
         with contextlib.ExitStack() as ending:  # the last comes first, and all of it comes, whatever raises
             if self._started:
@@ -228,7 +228,7 @@ class TrainingLoop:
         return min([found, *(at for at in self._profile or () if at > step)])
 
     def _call(self, count: int) -> None:
-        """The next steps: so many, or fewer at the end of a pass."""
+        """Run the next steps: so many, or fewer at the end of a pass."""
         run, wall = self._run, self._wall
         if self._profile is not None and self._profile[0] <= run.step < self._profile[1]:
             self._start_profile()
@@ -266,7 +266,7 @@ class TrainingLoop:
             self._speed.flops = flops_of(program.jaxpr) * program.replicas
 
     def _fetching(self) -> AbstractContextManager[None]:
-        """Around all that waits for what steps compute: only there it shows that another worker's end broke one off."""
+        """Enclose all waits for what steps compute: only there it shows that another worker's end broke one off."""
         return self._strategy.extended.replicas.lockstep.explaining(f"the step {self._step.__name__!r}")
 
     @_jax.outside_meshes
@@ -274,7 +274,7 @@ class TrainingLoop:
         return run_steps(self._strategy.extended.programs, self._step, self._input, count, None)
 
     def _between(self) -> str | None:
-        """Whatever is due after this step; why the run is to end, if it is."""
+        """Do what is due after this step; returns why the run is to end, if it is."""
         run = self._run
         if self._profiling and self._profile is not None and run.step >= self._profile[1]:
             self._stop_profile()
@@ -326,7 +326,7 @@ class TrainingLoop:
         return every is not None and step % every == 0 and self._saves.evaluated != step
 
     def _evaluate(self) -> str | None:
-        """Evaluate the model as it is; why the run is to end, if it is."""
+        """Evaluate the model as it is; returns why the run is to end, if it is."""
         run, wall = self._run, self._wall
         assert self._evaluation is not None
         self._log_pending()

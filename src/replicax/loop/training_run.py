@@ -1,4 +1,4 @@
-"""``TrainingRun``: what callbacks, and the caller of ``replicax.train``, are told of a run."""
+"""``TrainingRun``: the facts of a run for callbacks and the caller of ``replicax.train``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrainingRun:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the worker that writes files and shows what goes on; all workers run the callbacks."""
+        """Return whether this is the worker that writes files and shows what goes on; all workers run the callbacks."""
         return self.strategy.extended.replicas.lockstep.workers.index == 0
 
     @property
@@ -63,7 +63,7 @@ class TrainingRun:
 
     @property
     def wall_time_of_all_attempts(self) -> dict[str, float]:
-        """As :attr:`wall_time`, with the attempts before this one, and with ``"lost work"``: what they did in vain."""
+        """:attr:`wall_time` of this and earlier attempts, with ``"lost work"``: what they did in vain."""
         return self._all()
 
     def stop(self, why: str) -> None:
@@ -77,7 +77,7 @@ class TrainingRun:
         self._request(why)
 
     def time_table(self) -> str:
-        """Where the time went, as text; it adds up to the wall time of all attempts."""
+        """A table of where the time went, as text; it adds up to the wall time of all attempts."""
         return table(self.wall_time_of_all_attempts, self.attempts)
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ class WallTime:
         self._stopped = False
 
     def switch(self, kind: str) -> str:
-        """From now on the time is spent on ``kind``; returns what it was spent on until now."""
+        """Count the time from now on as spent on ``kind``; returns the kind until now."""
         now = self._clock()
         before = self._kind
         self._seconds[before] += now - self._since
@@ -67,7 +67,7 @@ class WallTime:
 
     @contextmanager
     def on(self, kind: str) -> Iterator[None]:
-        """The time of a ``with`` block is spent on ``kind``."""
+        """Count the time of a ``with`` block as spent on ``kind``."""
         before = self.switch(kind)
         try:
             yield
@@ -75,7 +75,7 @@ class WallTime:
             self.switch(before)
 
     def count_as(self, kind: str) -> None:
-        """The time since the last switch was spent on ``kind`` after all."""
+        """Count the time since the last switch as spent on ``kind`` after all."""
         now = self._clock()
         self._seconds[kind] += now - self._since
         self._since = now
@@ -91,7 +91,7 @@ class WallTime:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How many seconds were spent on each kind of work, until now."""
+        """Return the seconds spent on each kind of work, until now."""
         self.switch(self._kind)
         return dict(self._seconds)
 
@@ -111,7 +111,7 @@ class WallTime:
 
 
 def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
-    """What is printed at the end of a run.
+    """Return the table that is printed at the end of a run.
 
     >>> from replicax.loop.wall_time import table
     >>> print(table({"start": 1.0, "steps": 6.5, "saving": 0.0, "lost work": 2.5}, attempts=2))
@@ -137,7 +137,7 @@ _has_run = False
 
 
 def since_process_start() -> float:
-    """How many seconds ago this process began, when first asked; 0 at later calls, and where that is not known.
+    """Return the seconds since this process began; 0 at later calls, and where that is not known.
 
     A second run of a process did not wait for its start, and neither did one that is started at a prompt.
     """

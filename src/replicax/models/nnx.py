@@ -36,7 +36,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 
 
 def _references(cell: Any) -> int:
-    """How many references the array of an ``nnx.Variable`` has, as this interpreter counts them."""
+    """Count the references to the array of an ``nnx.Variable``, as this interpreter does."""
     return sys.getrefcount(cell.get_raw_value())
 
 
@@ -87,18 +87,16 @@ class Cell:
         self.cell = cell
         self.variable = variable
         variable.slot.view = weakref.ref(self)
-        self._take_note(cell.get_raw_value(), None)
+        self._take_note(cell.get_raw_value())
 
-    def _take_note(self, seen: Any, references: int | None) -> None:
-        """Record the cell's present array, while the variable has its present one.
-
-        If ``references`` is given, the two share memory, and the array in the cell has that many references if no other
-        code holds it.
-        """
-        self._seen, self._stored, self._references = seen, self.variable.slot.array, references
+    def _take_note(self, seen: Any) -> None:
+        """Record the cell's present array, while the variable has its present one."""
+        self._seen, self._stored = seen, self.variable.slot.array
+        # For arrays that share memory: the number of references if no other code holds the one in the cell.
+        self._references: int | None = None
 
     def take(self) -> None:
-        """Before a step: assign to the variable what was assigned to the cell.
+        """Assign to the variable, before a step, what was assigned to the cell.
 
         Raises:
           ValueError, TypeError: another shape, or a dtype that does not cast.
@@ -106,7 +104,7 @@ class Cell:
         seen = self.cell.get_raw_value()
         if seen is not self._seen or isinstance(seen, np.ndarray):  # which may be changed in place
             self.variable.assign(seen)
-            self._take_note(seen, None)
+            self._take_note(seen)
             return
         del seen  # it would count as a reference
         if self._references is not None and _references(self.cell) > self._references:
@@ -239,7 +237,7 @@ class NNXState:
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether nothing has changed in the objects except the values of their variables; false if unknown."""
+        """Return whether nothing has changed in the objects except the values of their variables; false if unknown."""
         return self._watched is not None and are_unchanged(self._watched)
 
     def take(self) -> None:

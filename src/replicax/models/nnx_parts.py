@@ -1,4 +1,4 @@
-"""NNX objects in a loop over the parts of a batch: a turn gets copies, and its changes go on to the next one."""
+"""NNX objects in a loop over parts of a batch: an iteration gets copies, and its changes go to the next one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flax import nnx
 from replicax.models.nnx_step import nodes_in, own_state, update_of_kind, value_of
 
 Collect = Callable[[list[Any], dict[str, Any], Callable[[list[Any]], None]], None]
-"""Takes arrays to add up over the turns, further arguments, and what applies the sums to the objects themselves."""
+"""Takes arrays to add up over iterations, further arguments, and a function that applies the sums to the objects."""
 
 
 class NNXParts:
-    """One replica's objects, of which each turn of a loop gets copies."""
+    """One replica's objects, of which each iteration of a loop gets copies."""
 
     def __init__(self, objects: tuple[Any, ...]) -> None:
         self._objects = objects
@@ -56,7 +56,7 @@ class NNXParts:
         def update_of(optimizer: Any) -> Callable[..., None]:
             def update(model: Any, grads: Any, /, **extra: Any) -> None:
                 gradients, tree = jax.tree_util.tree_flatten(grads)
-                theirs, mine = original(optimizer), original(model)  # the copies end with this turn
+                theirs, mine = original(optimizer), original(model)  # the copies end with this iteration
 
                 def apply(gradients: list[Any]) -> None:
                     theirs.update(mine, jax.tree_util.tree_unflatten(tree, gradients))
@@ -94,7 +94,7 @@ class NNXParts:
                 del vars(node)["update"]
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
-        """The arrays that a turn has left in its copies.
+        """Return the arrays that an iteration has left in its copies.
 
         Raises:
           TypeError: it has changed more than arrays.
@@ -108,7 +108,7 @@ class NNXParts:
         return [value_of(leaf) for _, leaf in flat]
 
     def put_back(self, values: Sequence[Any]) -> None:
-        """Give the objects the arrays that the last turn has left."""
+        """Give the objects the arrays that the last iteration has left."""
         for leaf, value in zip(self._leaves, values, strict=True):
             if isinstance(leaf, nnx.Variable) and value is not leaf.get_raw_value():
                 leaf.set_raw_value(value)

@@ -278,7 +278,7 @@ def _common_metric(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def _own_classes(metric: Any) -> Iterator[None]:
-    """Within, ``metric`` and the metrics inside it are as they are outside of steps."""
+    """Give ``metric`` and the metrics inside it the classes that they have outside of steps, for a ``with`` block."""
     adapted = [node for node in nodes_in((metric,)) if hasattr(node, "_users_kind")]
     undo = [_become(node, node._users_kind) for node in adapted]
     try:
@@ -309,7 +309,7 @@ _NO_SHARE = (
 
 @contextlib.contextmanager
 def _sums_of_all(metric: Any) -> Iterator[None]:
-    """Within, the state of a metric that consists of sums gets those of this replica, and then those of all."""
+    """Let a ``with`` block add this replica's values to a metric that consists of sums; then add all replicas' sums."""
     state = own_state(metric)
     before = [cell.get_raw_value() for cell in state]
     for cell, value in zip(state, before, strict=True):

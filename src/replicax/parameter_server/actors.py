@@ -222,7 +222,7 @@ def _node() -> Any:
 
 
 def _as_ours(error: Any) -> Exception:
-    """What to raise for an error of Ray: the method's own error, or one of the classes above."""
+    """Return what to raise for an error of Ray: the method's own error, or one of the classes above."""
     import ray
 
     cause: Exception = error

@@ -148,7 +148,7 @@ class ClusterCoordinator:
         return self._cluster.dispatcher.join(timeout_seconds)
 
     def done(self) -> bool:
-        """Whether all scheduled functions are done.
+        """Return whether all scheduled functions are done.
 
         Raises:
           WorkerError: as :meth:`schedule`.

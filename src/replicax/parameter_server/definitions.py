@@ -39,7 +39,7 @@ class OptimizerDefinition:
 
 
 class Definitions:
-    """What workers have to know of the program's objects. ``shards`` has those of each variable, by number."""
+    """Definitions of the program's objects for workers. ``shards`` has those of each variable, by number."""
 
     def __init__(self) -> None:
         self._all: dict[Reference, Any] = {}
@@ -49,7 +49,7 @@ class Definitions:
         self.shards: dict[int, Shards] = {}
 
     def since(self, known: dict[Reference, Any]) -> list[Definition]:
-        """What is new to a worker that knows ``known``, to which this adds it."""
+        """Return what is new to a worker that knows ``known``, and add it to ``known``."""
         with self._lock:
             new: list[Definition] = [(reference, None) for reference in known.keys() - self._all.keys()]
             new += [(one, content) for one, content in self._all.items() if known.get(one) is not content]

@@ -104,14 +104,14 @@ class Dispatcher:
             return Ended(self._recovery.era, min(first, default=self._next))
 
     def done(self) -> bool:
-        """Whether all functions are done; raises as :meth:`join` does."""
+        """Return whether all functions are done; raises as :meth:`join` does."""
         with self._changed:
             self._raise_error()
             return not self._in_flight
 
     @property
     def is_idle(self) -> bool:
-        """Whether no function runs or waits, so that dead servers could be restored."""
+        """Return whether no function runs or waits, so that dead servers could be restored."""
         with self._changed:
             return not self._in_flight and self.closed is None
 
@@ -125,7 +125,7 @@ class Dispatcher:
             self._thread.join(TIMEOUT)
 
     def settled(self, lost_in: int | None = None) -> int:
-        """How many times servers have gone back; waits until the functions before that have run again.
+        """Return how many times servers have gone back; waits until the functions before that have run again.
 
         Until then the servers lack changes that the program knows of. If a call has failed in the era ``lost_in``, they
         go back first, unless they have since. The dispatcher's own thread, which runs the functions again, does not
@@ -197,7 +197,7 @@ class Dispatcher:
         return [worker.running for worker in self._workers if worker.running is not None]
 
     def _may_send(self) -> bool:
-        """Whether a function may begin now."""
+        """Return whether a function may begin now."""
         if not self._queue:
             return False
         scheduled, running = self._queue[0], self._running

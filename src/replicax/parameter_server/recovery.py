@@ -46,7 +46,7 @@ class Recovery:
         self._due_since: float | None = None
 
     def is_due(self, functions: int) -> bool:
-        """Whether to take a snapshot as soon as no function is running.
+        """Return whether to take a snapshot as soon as no function is running.
 
         They take 1/40 of the time. After the program has assigned a variable, which would be lost, none is postponed.
         """

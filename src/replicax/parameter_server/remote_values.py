@@ -62,7 +62,7 @@ class RemoteValue:
 
     @property
     def is_finished(self) -> bool:
-        """Whether :meth:`fetch` returns at once."""
+        """Return whether :meth:`fetch` returns at once."""
         return self._future.done()
 
     def _finish(self, value: Any = None, error: BaseException | None = None) -> None:

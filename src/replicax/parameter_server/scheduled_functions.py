@@ -38,7 +38,7 @@ class ScheduledFunction:
 
     @property
     def runs_again(self) -> bool:
-        """Whether it had ended, before the servers went back."""
+        """Return whether the function had ended before the servers went back."""
         return self.value.is_finished
 
     def cancel(self, why: object) -> None:
@@ -80,7 +80,7 @@ class BusyWorker:
         self._begin()
 
     def note(self, reply: Reply) -> bool:
-        """Whether it is ready; if its process has died, starts another, or raises after many deaths in a row."""
+        """Return whether the worker is ready; if its process died, start another, or raise after many in a row."""
         try:
             reply.result(TIMEOUT)
         except ActorDiedError as error:
@@ -100,7 +100,7 @@ Inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Rep
 
 
 def progress(workers: Sequence[BusyWorker], waiting: int) -> str:
-    """What each worker runs, and how many functions wait."""
+    """Return what each worker runs and how many functions wait, in words."""
     running = [f"worker {worker.index} runs {worker.running.value.name}" for worker in workers if worker.running]
     starting = [f"worker {worker.index} is starting" for worker in workers if not worker.is_ready]
     return "; ".join([*running, *starting, f"{waiting} functions wait"])

@@ -67,7 +67,7 @@ class ServedSlot(Slot):
 
     @property
     def is_new(self) -> bool:
-        """Whether the servers don't have this array yet."""
+        """Return whether the servers don't have this array yet."""
         return super().array is not self._known
 
     def agree(self, array: Any) -> None:
@@ -222,7 +222,7 @@ class VariableHome:
     # --- servers that die -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """No function has run since the last snapshot: the next ones begin with the assigned values."""
+        """Let the next functions begin with the assigned values: none has run since the last snapshot."""
         self._sent |= self.assigned
         self.assigned.clear()
 
@@ -232,7 +232,7 @@ class VariableHome:
         self.assigned.clear()
 
     def resend(self) -> None:
-        """After the servers have gone back to the last snapshot: send what functions begin with, and optimizers."""
+        """Send what functions begin with, and optimizers, after the servers have gone back to the last snapshot."""
         self.servers.put(self._sent)
         for servers, part in self._defined.values():
             self.servers.define(servers, part)

@@ -1,4 +1,4 @@
-"""What an emulated device can do: a few small programs on all of them at once, timed on this machine.
+"""Measure what emulated devices can do: time a few small programs on all of them at once.
 
 Devices that JAX emulates on a CPU share its cores, so what each can do is measured while all are busy. Nothing overlaps
 there: a core that sums what another has sent does not multiply meanwhile. So the estimate of a step is the sum of its
@@ -13,8 +13,8 @@ parts, and each part has a program here:
 ``link``       a sum of 1 MiB over all devices
 =============  =====================================================================
 
-A meeting is measured between products, as in a step: devices that share cores come to it one after the other, and the
-last one's core is often the only one that works. In a chain of nothing but sums that can't be seen, and a meeting seems
+A collective is measured between products, as in a step: devices that share cores come to it one by one, and the
+last one's core is often the only one that works. A chain of nothing but sums can't show that, and a collective seems
 to take a fraction of the time.
 
 It is coarse. A CPU is faster at large products than at small ones, at data in its cache than at other data, and
@@ -51,10 +51,10 @@ _DEGREE = 8
 
 
 def measured_chip(devices: Sequence[jax.Device]) -> Chip:
-    """What each of these devices can do while all are busy; takes a few seconds.
+    """Measure what each of these devices can do while all are busy; takes a few seconds.
 
     Args:
-      devices: of one process, such as emulated CPU devices.
+      devices: devices of one process, such as emulated CPU devices.
 
     Raises:
       ValueError: ``devices`` is empty.
@@ -98,7 +98,7 @@ def measured_chip(devices: Sequence[jax.Device]) -> Chip:
 
 
 _CHAIN = 16
-_MET = 128  # the side of the products between meetings
+_MET = 128  # the side of the products between collectives
 _BETWEEN = 4
 
 
@@ -110,7 +110,7 @@ def _small_products(x: jax.Array) -> jax.Array:
 
 
 def _some_products(x: jax.Array) -> jax.Array:
-    """What a device may do between two meetings."""
+    """Compute what a device may do between two collectives."""
     for _ in range(_BETWEEN):
         x = lax.optimization_barrier(x @ jnp.full((_MET, _MET), 1 / _MET))
     return x
@@ -130,12 +130,12 @@ def _arithmetic(x: jax.Array) -> jax.Array:
 
 
 @jax.disable_jit(False)
-def _seconds(mesh: Mesh, turn: Callable[[Any], Any], shape: int | tuple[int, ...], turns: int) -> float:
-    """How long one turn takes on each device, of ``turns`` in a loop: the best of a few tries."""
+def _seconds(mesh: Mesh, body: Callable[[Any], Any], shape: int | tuple[int, ...], iterations: int) -> float:
+    """Return the seconds of an iteration on each device, of ``iterations`` in a loop: the best of a few tries."""
     spec = PartitionSpec(_AXIS)
 
     def loop(x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, turns, lambda _, y: turn(y), x[0])[None]
+        return lax.fori_loop(0, iterations, lambda _, y: body(y), x[0])[None]
 
     compiled = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     each = (shape,) if isinstance(shape, int) else shape
@@ -146,7 +146,7 @@ def _seconds(mesh: Mesh, turn: Callable[[Any], Any], shape: int | tuple[int, ...
         start = time.perf_counter()
         compiled(x).block_until_ready()
         times.append(time.perf_counter() - start)
-    return min(times) / turns
+    return min(times) / iterations
 
 
 def _memory() -> float:
@@ -155,6 +155,6 @@ def _memory() -> float:
 
 
 def write_measured(path: str, devices: str) -> None:
-    """Emulate so many devices, measure them, and write the :class:`Chip` as JSON: a process of its own for it."""
+    """Emulate so many devices, measure them, and write the :class:`Chip` as JSON; runs in a process of its own."""
     use_cpu_devices(int(devices))
     Path(path).write_text(json.dumps(dataclasses.asdict(measured_chip(jax.devices()))))

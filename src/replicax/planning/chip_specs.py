@@ -86,7 +86,7 @@ class Chip:
                 raise ValueError(f"Chip {self.name!r}: {field} must be a finite number, not below 0, got {value!r}")
 
     def share(self, devices: int) -> Chip:
-        """What each of ``devices`` JAX devices of a chip has: an even share; links and network they use together."""
+        """Return what each of ``devices`` JAX devices of a chip has: an even share; links and network are common."""
         devices = checked_integer(devices, "Chip.share: devices")
         usable = None if self.usable is None else self.usable / devices
         return dataclasses.replace(
@@ -101,7 +101,7 @@ class Chip:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number, and below infinity."""
+    """Return whether ``value`` is a number below infinity."""
     return is_number(value) and bool(value <= sys.float_info.max)
 
 
@@ -167,5 +167,5 @@ def chip_of(device_kind: str) -> Chip | None:
 
 
 def memory_fraction() -> float:
-    """Which part of a GPU's memory JAX will take."""
+    """Return the fraction of a GPU's memory that JAX will take."""
     return float(fraction_in(os.environ) or DEFAULT_FRACTION)

@@ -95,7 +95,7 @@ def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device:
 
 
 def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
-    """What to raise if the step ``name`` can't be compiled for devices because of ``error``."""
+    """Make the error to raise if the step ``name`` can't be compiled for devices because of ``error``."""
     words = " ".join(str(error).split())
     return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
 

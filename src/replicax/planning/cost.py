@@ -42,7 +42,7 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": -1}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one run costs one device.
+    """The cost of one run on one device.
 
     Attributes:
       matrix_flops: of matrix products and convolutions, two for each multiplication with its addition.
@@ -89,7 +89,7 @@ def cost_of(module: Module) -> Cost:
 
 
 def is_launched(instruction: Instruction) -> bool:
-    """Whether an instruction outside of fusions is an operation that runs, and not only a name for a value."""
+    """Return whether an instruction outside of fusions is an operation that runs, and not only a name for a value."""
     return instruction.opcode not in _FREE and not instruction.opcode.endswith("-done")
 
 
@@ -101,7 +101,7 @@ def _width(instruction: Instruction) -> int:
 
 
 def matrix_flops(instruction: Instruction, computation: Computation) -> int:
-    """Of one matrix product or convolution; 0 if the instruction is neither."""
+    """Count the FLOPs of one matrix product or convolution; 0 if the instruction is neither."""
     match product_kind(instruction):
         case "dot":
             return _dot_flops(instruction, computation)
@@ -111,7 +111,7 @@ def matrix_flops(instruction: Instruction, computation: Computation) -> int:
 
 
 def other_flops(instruction: Instruction, computation: Computation) -> int:
-    """Of one instruction that is neither, one for each number that it computes or combines."""
+    """Count the FLOPs of any other instruction, one for each number that it computes or combines."""
     match instruction.opcode:
         case "dot" | "convolution":
             return 0
@@ -138,7 +138,7 @@ def _window_of(instruction: Instruction) -> dict[str, str]:
 
 
 def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
-    """Two for each pair of an input and a kernel element that meet; elements of the padding do not count.
+    """Count two for each pair of an input and a kernel element that are multiplied; padding does not count.
 
     The compiler for TPUs writes matrix products as convolutions too.
     """
@@ -171,7 +171,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Read from and written to main memory by one instruction outside of fusions."""
+    """Return the bytes of main memory that an instruction outside of fusions reads and writes."""
     opcode = instruction.opcode
     if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
         return 0
@@ -197,7 +197,7 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
 
 
 def _read(module: Module, fused: Computation, position: int, size: int) -> int:
-    """How many bytes of an operand a fusion reads: if it uses only slices of it, those of the slices."""
+    """Return the bytes that a fusion reads of an operand: if it uses only slices, those of the slices."""
     parameter = next(
         (i for i in fused.instructions.values() if i.opcode == "parameter" and i.arguments == str(position)), None
     )
@@ -227,7 +227,7 @@ def _is_bitcast(fused: Computation) -> bool:
 
 
 def _written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
-    """How many bytes a fusion writes: of an array that it updates in place, only those of the update."""
+    """Return the bytes that a fusion writes: of an array updated in place, only those of the update."""
     arrays = fusion.arrays
     results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(results) != len(arrays):

@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def bound_by(self) -> str:
-        """What takes longest."""
+        """The resource that takes longest."""
         return max(self._parts, key=self._parts.__getitem__)
 
     @property
@@ -187,7 +187,7 @@ def _point(walks: Sequence[ScheduleWalk], seconds: Callable[[CollectiveUse], flo
 
 
 def _grids(whole: Shape) -> list[Shape]:
-    """From one block to the whole, each time longer along one dim, the shortest that can grow."""
+    """Return grids from one block to the whole, each longer along one dim, the shortest that can grow."""
     grids = [whole]
     while math.prod(grids[-1]) > 1:
         grid = list(grids[-1])

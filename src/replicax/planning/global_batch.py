@@ -1,4 +1,4 @@
-"""How many examples a step takes: the same number for every placement, so that plans can be compared."""
+"""Count the examples that a step takes: the same number for every placement, so that plans can be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 
 def examples_of(element_spec: Any) -> int | None:
-    """How many examples one replica takes: the size of dim 0 of each described array; ``None`` if there are none.
+    """Return a replica's number of examples: the size of dim 0 of each described array; ``None`` if there are none.
 
     Raises:
       ValueError: the arrays differ in it.
@@ -29,7 +29,7 @@ def examples_of(element_spec: Any) -> int | None:
 
 
 def tokens_of(element_spec: Any) -> int | None:
-    """How many tokens each example has: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
+    """Return the tokens of each example: the size of dim 1 of integers ``[examples, tokens]``; ``None`` without any.
 
     Of several such arrays, as of a text and its translation, it is the largest.
 

@@ -1,4 +1,4 @@
-"""How long a collective takes between GPUs: rings and trees over NVLink (or PCIe) and the network, as NCCL sends them.
+"""Predict the time of a collective between GPUs: rings and trees over NVLink (or PCIe) and the network, as in NCCL.
 
 With ``V`` the bytes that each GPU has when it is done (of a reduce-scatter, before), ``n`` GPUs in ``h`` domains that
 NVLink joins (hosts, for most), and ``B`` the lesser of what a GPU sends over its links and what those of a domain send
@@ -46,14 +46,14 @@ _TREE = (_Protocol(6.8, 0.6, 5.0, 0.25), _Protocol(14.0, 1.25, 8.5, 0.85), _Prot
 
 
 def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: Chip) -> float:
-    """How long one collective takes, by the formulas above.
+    """Return the seconds that one collective takes, by the formulas above.
 
     Args:
       kind: as in :class:`Collective`.
       whole: ``V``, in bytes.
-      hosts: how many hosts its participants are on.
-      gpus: how many there are.
-      chip: what they are. Without links, they share a device's memory.
+      hosts: the number of hosts of its participants.
+      gpus: the number of participants.
+      chip: the kind of GPU. Without links, they share a device's memory.
 
     >>> import dataclasses
     >>> import replicax

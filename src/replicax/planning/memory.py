@@ -74,27 +74,26 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the total is at most the capacity; ``None`` if that is not known."""
+        """Return whether the total is at most the capacity; ``None`` if that is not known."""
         return None if self.capacity is None else self.total <= self.capacity
 
 
-def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buffers: Iterable[Buffer]) -> Memory:
-    """The memory of a step, by its compiler's own layout.
+def memory_of(allocations: Iterable[Allocation], code: int, buffers: Iterable[Buffer]) -> Memory:
+    """The memory of a step, by its compiler's own layout; the device's capacity is still unknown.
 
     Args:
-      found: the allocations of its program.
+      allocations: those of its program.
       code: the size of the program itself.
-      capacity: of the device, in bytes; ``None`` if that is not known.
       buffers: the largest ones.
     """
-    found = list(found)
+    allocations = list(allocations)
     return Memory(
-        arguments=sum(a.size for a in found if a.is_argument),
-        outputs=sum(a.size for a in found if a.is_output),
-        aliased=sum(a.size for a in found if a.is_argument and a.is_output),
-        temporaries=sum(a.size for a in found if a.is_temporary),
+        arguments=sum(a.size for a in allocations if a.is_argument),
+        outputs=sum(a.size for a in allocations if a.is_output),
+        aliased=sum(a.size for a in allocations if a.is_argument and a.is_output),
+        temporaries=sum(a.size for a in allocations if a.is_temporary),
         code=code,
-        capacity=capacity,
+        capacity=None,
         buffers=tuple(buffers),
     )
 
@@ -103,7 +102,7 @@ def memory_of(found: Iterable[Allocation], code: int, capacity: int | None, buff
 
 
 def inputs_and_outputs(executable: Executable, argument_names: Sequence[str]) -> Iterator[Buffer]:
-    """What lies in memory before and after the step."""
+    """Yield what is in memory before and after the step."""
     donated, _, arguments, constants = inputs = executable.inputs()
     yield from read_variables(executable)
     for name, array in zip(argument_names, arguments, strict=True):

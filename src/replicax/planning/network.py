@@ -1,4 +1,4 @@
-"""How long a collective takes on a torus of chips: the formulas, and where they are from.
+"""Predict the time of a collective on a torus of chips: the formulas, and their sources.
 
 A collective over chips that lie along some dims of a torus uses the links along all of these dims at once. With
 ``V`` the bytes that each device has when it is done (of a reduce-scatter, before), ``n`` chips, and ``B`` the bytes
@@ -65,23 +65,23 @@ class Line:
 
     @property
     def links(self) -> float:
-        """How many links, one way each, a chip can send along: those of this dim, less what other groups use."""
+        """The number of links, one way each, that a chip can use: those of this dim, less what other groups use."""
         return (2 if self.wraps else 1) * self.chips / self.extent
 
     @property
     def hops(self) -> float:
-        """How far apart the two furthest are."""
+        """The distance between the two furthest chips."""
         return self.extent / 2 if self.wraps else self.extent - 1
 
 
 def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> float:
-    """How long one collective takes, by the formulas above.
+    """Return the seconds that one collective takes, by the formulas above.
 
     Args:
       kind: as in :class:`Collective`.
       whole: ``V``, in bytes.
-      lines: where the participants lie.
-      chip: what they are.
+      lines: the places of the participants.
+      chip: the kind of chip.
 
     >>> from replicax.planning.chip_specs import CHIPS
     >>> from replicax.planning.network import Line, seconds_of
@@ -163,11 +163,11 @@ class Network:
         return tuple(n * part for n, part in zip(grid, self._block, strict=True))
 
     def place(self, grid: Shape) -> Shape:
-        """The same, without a dim that this generation's slices do not have."""
+        """Return the shape without a dim that this generation's slices do not have."""
         return self.chips(grid)[: 3 if self._generation is None else self._generation.dims]
 
     def lines(self, use: CollectiveUse, grid: Shape | None = None) -> list[Line]:
-        """Where the participants of a collective lie; or would, if there were only ``grid`` replicas."""
+        """Return the places of a collective's participants; with ``grid``, as if there were only those replicas."""
         shape = self.shape if grid is None else self.chips(grid)
         places = self._places(use, shape)
         lines = []
@@ -181,7 +181,7 @@ class Network:
         return lines
 
     def _places(self, use: CollectiveUse, shape: Shape) -> np.ndarray:
-        """Where the participants of a collective lie that are in a smaller slice of this shape, in chips; one at least.
+        """Return the chips of the participants that are in a smaller slice of this shape; one at least.
 
         All of them, if they are logical devices of one replica, of which there is always one.
         """
@@ -192,7 +192,7 @@ class Network:
         return places[inside] if inside.any() else places[:1]
 
     def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
-        """How long one issue of a collective takes; or would, if there were only ``grid`` replicas."""
+        """Return the seconds of one issue of a collective; with ``grid``, as if there were only those replicas."""
         if self._domains is not None:
             is_there = self._coordinates[:, 0] < (self.shape if grid is None else grid)[0]
             domains = [[self._domains[m] for m in group if is_there[m]] for group in use.groups]
@@ -208,13 +208,13 @@ class Network:
         return chip.meeting + seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
 
     def seconds_among(self, use: CollectiveUse, grid: Shape, slices: int) -> float:
-        """How long one issue of a collective would take if there were only ``grid`` replicas in so many slices."""
+        """Return the seconds of one issue of a collective as if there were only ``grid`` replicas in so many slices."""
         if SLICE_AXIS in use.axes and self._domains is None:
             return self.seconds_between(use, slices, grid)
         return self.seconds(use, grid)
 
     def way(self, use: CollectiveUse) -> str:
-        """What a collective between GPUs goes over, in words; empty for other chips."""
+        """Return what a collective between GPUs goes over, in words; empty for other chips."""
         if self._domains is None or use.participants == 1:
             return ""
         link = "NVLink" if self.chip.links > 1 else "PCIe"
@@ -224,7 +224,7 @@ class Network:
         return "network" if domains == gpus else f"{link}, network"
 
     def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
-        """How long one issue of what slices tell each other takes; or would, if there were only so many of them.
+        """Return the seconds of one issue of an exchange between slices, as if there were only so many of them.
 
         Of several devices of each slice each sends a part, and then they tell each other what they have got.
         """
@@ -242,7 +242,7 @@ class Network:
                 return inside + once * (there - 1) / there
 
     def _in_a_slice(self, use: CollectiveUse, grid: Shape | None) -> tuple[int, float]:
-        """How many devices of each slice take part in what slices tell each other, and how long that takes them."""
+        """Return how many devices of each slice take part in an exchange between slices, and its seconds in a slice."""
         if use.axes == (SLICE_AXIS,) or use.kind == "collective-permute":
             return 1, 0.0
         each = len(self._flat)

@@ -1,4 +1,4 @@
-"""What each logical device needs of a pipeline: the memory, work and collectives of all programs that it runs."""
+"""The memory, work and collectives of each logical device of a pipeline, over all programs that it runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from replicax.planning.memory import (
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one device has of a step.
+    """One device's part of a step.
 
     Attributes:
-      memory: that it needs; the buffers are all.
-      cost: of what it computes.
-      collectives: that it takes part in, and what it sends to other logical devices.
+      memory: its memory, with all buffers.
+      cost: the cost of what it computes.
+      collectives: those it takes part in, and what it sends to other logical devices.
       schedule: the programs that it runs, in their order, and where their devices lie.
-      programs: how many of these differ.
+      programs: the number of different programs.
     """
 
     memory: Memory
@@ -68,7 +68,7 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
 def shares_of(
     executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int = 1
 ) -> list[Share]:
-    """What each logical device has of a pipeline."""
+    """Return each logical device's part of a pipeline."""
     memories = _Memories(executable, names, programs).found()
     replicas = int(executable.mesh.shape[REPLICA_AXIS])
     width = executable.mesh.size // replicas
@@ -98,7 +98,7 @@ def shares_of(
 def _collectives(
     executable: PlacedExecutable, k: int, programs: Sequence[Compilation], placement: ProgramDevices
 ) -> list[CollectiveUse]:
-    """Those of a logical device's programs, and what it sends."""
+    """Return the collectives of a logical device's programs, and what it sends."""
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     found = collections.Counter[CollectiveUse]()
     for program in programs:
@@ -136,7 +136,7 @@ class _Memories:
         self.buffers[k].append(buffer)
 
     def _lay_out(self, names: Sequence[str]) -> None:
-        """What is there before the step."""
+        """Lay out what is there before the step."""
         executable, plan = self.executable, self.executable.plan
         places, slots = (*plan.donated, *plan.kept), (*executable.donated, *executable.kept)
         for place, slot, buffer in zip(places, slots, read_variables(executable), strict=True):
@@ -150,14 +150,14 @@ class _Memories:
             self._add(place, number[array.sharding.mesh], buffer_of("constant", "closed over", array))
 
     def found(self) -> list[Memory]:
-        """Of each logical device."""
+        """Return the memory of each logical device."""
         plan = self.executable.plan
         made: dict[int, Any] = {}
         for send in plan.first:
             self._send(send)
         for launch, program in zip(plan.launches, self.programs, strict=True):
             k = launch.device
-            inside = memory_of(program.allocations, 0, None, ())
+            inside = memory_of(program.allocations, 0, ())
             self._note_peak(k, inside.outputs - inside.aliased + inside.temporaries)
             [results] = launch.jitted.eval_shape(*launch.avals)
             for place, array in zip(launch.gives, results, strict=True):
@@ -191,7 +191,7 @@ class _Memories:
         ]
 
     def _name_outputs(self, arrays: Mapping[int, Any]) -> None:
-        """What lies there after the step, and did not before."""
+        """Name what is there after the step, and was not before."""
         executable, plan = self.executable, self.executable.plan
         names = {use.slot: use.name for use in executable.program.writes}
         first = len(executable.donated)

@@ -101,9 +101,9 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
 def variables_alone(
     strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None
 ) -> tuple[int, int | None]:
-    """What the variables of a step need on one device, and what there is, in bytes: known before it is compiled.
+    """Return the bytes that a step's variables need on a device, and those it has: known before it is compiled.
 
-    The arguments, and the errors, are those of :func:`plan`, which then need not trace the step again. What there is is
+    The arguments, and the errors, are those of :func:`plan`, which then need not trace the step again. The second is
     ``None`` if it is not known, or if logical devices have different variables.
 
     >>> import jax, replicax
@@ -139,7 +139,7 @@ def _devices_of(strategy: Strategy) -> np.ndarray:
 
 
 def _slices(strategy: Strategy) -> int:
-    """In how many slices the devices lie, one after the other; 1 if they lie otherwise, or are GPUs.
+    """Return the number of slices of the devices, one after the other; 1 for another order, or for GPUs.
 
     Between GPUs that NVLink does not join there is no other kind of collective: where each participant is, is enough.
     """
@@ -149,7 +149,7 @@ def _slices(strategy: Strategy) -> int:
 
 
 def _check_network(strategy: Strategy, given: Chip | None) -> None:
-    """Raise if it is not known how much slices, or GPUs that NVLink does not join, can tell each other."""
+    """Raise if it is not known how much slices, or GPUs that NVLink does not join, can send each other."""
     devices = _devices_of(strategy)
     chip, slices = _chips(devices, given)[0], max(_slices(strategy), slices_of(devices))
     if slices > 1 and chip is not None and not chip.network:
@@ -163,10 +163,10 @@ def _check_network(strategy: Strategy, given: Chip | None) -> None:
 
 
 def _share(executable: Executable, names: Sequence[str], compilation: Compilation, slices: int) -> Share:
-    """What each device has of a step that is one program."""
+    """Return each device's part of a step that is one program."""
     module = compilation.module
     buffers = [*inputs_and_outputs(executable, names), *compiled_buffers(compilation.allocations, module)]
-    memory = memory_of(compilation.allocations, compilation.code, None, buffers)
+    memory = memory_of(compilation.allocations, compilation.code, buffers)
     variables = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
     peak = peak_by_kind(memory, variables, temporaries_by_kind(module, compilation.live, memory.temporaries))
     memory = dataclasses.replace(memory, peak=peak)
@@ -228,7 +228,7 @@ def _report(
 
 
 def _examples(element_spec: Any, replicas: int) -> int | None:
-    """How many examples a step takes on all replicas; ``None`` if the arrays that it takes don't agree in that."""
+    """Return the examples of a step on all replicas; ``None`` if the arrays that it takes don't agree."""
     try:
         each = examples_of(element_spec)
     except ValueError:
@@ -237,7 +237,7 @@ def _examples(element_spec: Any, replicas: int) -> int | None:
 
 
 def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
-    """Through the programs of a share; equal ones are walked as one."""
+    """Walk through the programs of a share; equal ones are walked as one."""
     if device is None:
         return []
     made = {module: ScheduleWalk(module, device, placement) for module, placement in dict(share.schedule).items()}
@@ -258,7 +258,7 @@ def _stage(
     network: Network | None,
     walks: Sequence[ScheduleWalk],
 ) -> Stage:
-    """A share with what chips make of it."""
+    """Make the report of a share, with its estimate on chips."""
     memory = dataclasses.replace(
         share.memory, capacity=capacity, buffers=tuple(largest(share.memory.buffers, _BUFFERS))
     )
@@ -275,7 +275,7 @@ def _stage(
 
 
 def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip | None]:
-    """What the chips are, and what each device has of one."""
+    """Return the kind of chip, and each device's part of one."""
     chip = given or chip_of(devices.flat[0].device_kind)
     if chip is None:
         return None, None

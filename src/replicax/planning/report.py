@@ -57,7 +57,7 @@ class CollectiveRow:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What one logical device needs of a pipeline, the programs that ``assign_to_logical_device`` makes of a step.
+    """One logical device's part of a pipeline, the programs that ``assign_to_logical_device`` makes of a step.
 
     Attributes:
       logical_device: its number.
@@ -79,7 +79,7 @@ class Stage:
 
     @property
     def busy(self) -> float:
-        """To compare stages: seconds, or operations where it is not known how long they take."""
+        """A measure to compare stages: seconds, or operations where the time is not known."""
         if self.timeline is None:
             return self.cost.matrix_flops + self.cost.other_flops
         return self.timeline.seconds
@@ -87,7 +87,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """What a step needs on its devices; :func:`replicax.plan` makes it.
+    """The memory, work and time of a step on its devices; :func:`replicax.plan` makes it.
 
     Everything is for one device (a JAX device: a TPU core, or a chip whose cores act as one) and one step. Memory is
     what the compiler has laid out; FLOPs, bytes and collectives are counted in the compiled program, a loop as often as
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Whether it fits, in a line."""
+        """A line that says whether the step fits."""
         needed = f"{bytes_in_words(self.memory.total)} on each device"
         if self.memory.capacity is None:
             return f"needs {needed}, whose memory is unknown"
@@ -175,14 +175,14 @@ class Plan:
 
     @property
     def examples_per_second(self) -> float | None:
-        """Predicted, of all replicas together; ``None`` without a chip, or if the number of examples is not known."""
+        """The predicted speed of all replicas; ``None`` without a chip, or if the number of examples is not known."""
         if self.timeline is None or self.examples is None or not self.timeline.seconds:
             return None
         return self.examples / self.timeline.seconds
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Predicted, of all replicas together; ``None`` if ``examples_per_second`` or ``tokens`` is."""
+        """The predicted speed of all replicas; ``None`` if ``examples_per_second`` or ``tokens`` is."""
         each = self.examples_per_second
         return None if each is None or self.tokens is None else each * self.tokens
 

@@ -93,7 +93,7 @@ def _partitioner(variables: str, blocks: int) -> Partitioner | None:
 
 
 def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, int]:
-    """How many devices there are, and in how many slices they lie (of GPUs: domains that NVLink joins).
+    """Return the numbers of devices and of their slices (of GPUs: domains that NVLink joins).
 
     Raises:
       ValueError: there is no such slice or GPU.

@@ -71,7 +71,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name stands for this machine, under an address that no other machine can reach."""
+    """Return whether a host name stands for this machine, under an address that no other machine can reach."""
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 

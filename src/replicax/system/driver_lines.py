@@ -1,4 +1,4 @@
-"""What XLA's code for GPUs writes where there is no driver, as on every laptop that plans for GPUs.
+"""Hide lines that XLA's code for GPUs writes where there is no driver, as on every laptop that plans for GPUs.
 
 It writes these lines whatever its log level is, while JAX loads it and while it describes GPUs.
 """

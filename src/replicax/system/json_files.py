@@ -51,10 +51,10 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: str | os.PathLike[str], most: int = MOST_BYTES) -> Any:
+def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a file as JSON.
 
     Raises:
       OSError, ValueError: see :func:`read_regular` and :func:`parsed`.
     """
-    return parsed(read_regular(path, most))
+    return parsed(read_regular(path))

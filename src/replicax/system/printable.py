@@ -16,5 +16,5 @@ def printable(text: str) -> str:
 
 
 def _is_control(c: str) -> bool:
-    """Whether it is a control character or a surrogate."""
+    """Return whether ``c`` is a control character or a surrogate."""
     return c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cs")

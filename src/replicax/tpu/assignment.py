@@ -158,7 +158,7 @@ class DeviceAssignment:
 
     @property
     def logical_to_tpu(self) -> np.ndarray:
-        """The same as :attr:`core_assignment`: from a replica and a logical device to a core."""
+        """Another name of :attr:`core_assignment`: from a replica and a logical device to a core."""
         return self._cores
 
     @property

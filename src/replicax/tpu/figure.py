@@ -119,7 +119,7 @@ class _Page:
         self._lines(lines, 1, colors=colours, linewidths=widths)
 
     def _stubs(self, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
-        """A wrap-around link leaves on one side and comes back on the other: two short ends."""
+        """Draw a wrap-around link, which leaves on one side and comes back on the other, as two short ends."""
         last, first = self.at(np.stack([a, b]))
         out = (last - first) / np.abs(last - first).max() * _STUB
         return [np.stack([last, last + out]), np.stack([first, first - out])]
@@ -240,7 +240,7 @@ class _Page:
 
 
 def _ring_links(assignment: DeviceAssignment | None) -> dict[frozenset[tuple[int, ...]], int]:
-    """By the chips at both ends of a link, the replica whose consecutive logical devices use it."""
+    """Map the chips at both ends of a link to the replica whose consecutive logical devices use it."""
     if assignment is None:
         return {}
     chips = assignment.core_assignment[..., :3]

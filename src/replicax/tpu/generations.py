@@ -53,7 +53,7 @@ class Generation:
         return 3 if self.side is None else 2
 
     def has_room(self, shape: tuple[int, int, int]) -> bool:
-        """Whether a slice of this shape can exist."""
+        """Return whether a slice of this shape can exist."""
         flat = self.side is None or (max(shape) <= self.side and shape[2] == 1)
         return flat and 0 < prod(shape) <= self.chips
 

@@ -139,7 +139,7 @@ class TPUClusterResolver(AcceleratorResolver):
         return self.master()
 
     def get_job_name(self) -> str:
-        """The same as ``task_type``."""
+        """Return ``task_type``."""
         return JOB
 
     # --- devices ----------------------------------------------------------------------------------------

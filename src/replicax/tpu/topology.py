@@ -215,7 +215,7 @@ class Topology:
     # --- devices by coordinates -------------------------------------------------------------------------
 
     def has_devices(self, coordinates: ArrayLike) -> np.ndarray:
-        """Whether there is a device at each of these coordinates: bool ``[...]`` for ``[..., 4]`` (or 3)."""
+        """Return whether there is a device at each of these coordinates: bool ``[...]`` for ``[..., 4]`` (or 3)."""
         at = as_coordinates(coordinates, "coordinates")
         inside = self._are_inside(at)
         return inside & (self._tasks[tuple(np.moveaxis(np.where(inside[..., None], at, 0), -1, 0))] >= 0)

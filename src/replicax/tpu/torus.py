@@ -62,7 +62,7 @@ class Torus:
 
 
 def points(sizes: Iterable[int]) -> np.ndarray:
-    """All points of a grid, the last coordinate fastest: int64 ``[points, dims]``.
+    """Return all points of a grid, the last coordinate fastest: int64 ``[points, dims]``.
 
     >>> from replicax.tpu.torus import points
     >>> points((2, 2)).tolist()
@@ -89,7 +89,7 @@ def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[in
 
 
 def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
-    """All points of a grid, each a neighbour of the one before it.
+    """Order all points of a grid so that each is a neighbour of the one before it.
 
     They close to a ring if the grid allows it: if it wraps around along some dim, or if it has an even number of points
     and at least two dims longer than one. (A grid with an odd number of points has no ring: the sum of the coordinates

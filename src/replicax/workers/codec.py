@@ -53,7 +53,7 @@ def dumps(item: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """What :func:`dumps` was given, with arrays on this worker's default device.
+    """Restore what :func:`dumps` was given, with arrays on this worker's default device.
 
     Raises:
       ValueError: the bytes are not such a message; says what is wrong.
@@ -105,7 +105,7 @@ def _encoded(item: Any, buffers: list[bytes]) -> Any:
 
 
 def _kept(data: bytes, buffers: list[bytes]) -> tuple[int, int]:
-    """Where ``data`` begins among the buffers, and how long it is."""
+    """Return where ``data`` begins among the buffers, and its length."""
     start = sum(map(len, buffers))
     buffers.append(data)
     return start, len(data)

@@ -9,7 +9,7 @@ _SAID = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection r
 
 
 def is_of_connections(text: str) -> bool:
-    """Whether the text of an error reports a lost connection between workers.
+    """Return whether the text of an error reports a lost connection between workers.
 
     >>> from replicax.workers.connections import is_of_connections
     >>> is_of_connections("INTERNAL: Gloo all-reduce failed: Connection reset by peer"), is_of_connections("a NaN")
@@ -19,7 +19,7 @@ def is_of_connections(text: str) -> bool:
 
 
 def connections_to(port: int) -> int | None:
-    """How many other processes are connected to ``port`` of this process, according to Linux; or ``None``.
+    """Count the other processes connected to ``port`` of this process, according to Linux; or ``None``.
 
     >>> from replicax.workers.connections import connections_to
     >>> connections_to(1) in (0, None)

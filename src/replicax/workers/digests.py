@@ -36,7 +36,7 @@ def digest(value: Any) -> Digest:
 
 
 def unabridged(value: Any) -> Digest:
-    """Compares with others of its kind as digests do, in a fraction of the time; but it holds the array.
+    """Return an object that compares as digests do, in a fraction of the time; but it holds the array.
 
     >>> import jax.numpy as jnp
     >>> from replicax.workers.digests import unabridged
@@ -80,7 +80,7 @@ def _numbers_of(value: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any]]
 
 
 def outputs_of(program: Any) -> list[tuple[str, bytes]]:
-    """Each output of a ``Program`` in words, and a digest of how it is computed: equal on workers that trace the same.
+    """Return each output of a ``Program`` in words, and a digest of how it is computed: equal for equal programs.
 
     Operations count by their names, their numbers and what they are given, in whatever order they are done. What no
     output depends on does not count, such as a print on the chief only.

@@ -34,7 +34,7 @@ class Cancelled(RuntimeError):  # noqa: N818
 
 
 def never() -> bool:
-    """For exchanges that can't be cancelled."""
+    """Return ``False``: the default of exchanges that can't be cancelled."""
     return False
 
 
@@ -149,7 +149,7 @@ class DistributedWorkers:
         return everyone
 
     def _verdict(self, where: str, gave_up: str | None) -> str | None:
-        """Whether the exchange takes place (``None``) or a worker gave up; the first to write decides for all."""
+        """Return ``None`` if the exchange takes place, else why a worker gave up; the first to write decides."""
         verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
         return verdict.decode() or None
 

@@ -66,7 +66,7 @@ class Heartbeat:
             page.phase = Phase.STEPS
 
     def is_of_this_thread(self) -> bool:
-        """Whether this is the thread that trains: the last one that launched a program, or the main thread."""
+        """Return whether this is the thread that trains: the last one that launched a program, or the main thread."""
         return threading.get_ident() == self.timer.thread
 
     def switch(self, phase: int) -> int:
@@ -99,7 +99,7 @@ current: Heartbeat | None = None
 
 
 def _forget() -> None:
-    """In a forked process, which is not the worker."""
+    """Forget the page in a forked process, which is not the worker."""
     global current
     current = None
 

@@ -27,9 +27,9 @@ _TYPES: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_double, "byte
 
 
 class Phase(enum.IntEnum):
-    """What a worker does: the page has its number, and messages its words.
+    """A worker's activity: the page has its number, and messages its words.
 
-    In it, the worker may show no activity for ``patience`` times the launcher's timeout.
+    Meanwhile, the worker may show no activity for ``patience`` times the launcher's timeout.
     """
 
     words: str
@@ -56,7 +56,7 @@ class Phase(enum.IntEnum):
 
 
 class Usage(NamedTuple):
-    """What a worker has spent its time on while it ran steps: totals, in seconds."""
+    """The time that a worker has spent while it ran steps, by use: totals, in seconds."""
 
     launched: float  # how many programs it has launched
     sampled: float  # the time for which the rest is known
@@ -87,7 +87,7 @@ class HeartbeatPage(ctypes.Structure):
 
     @property
     def usage(self) -> Usage:
-        """What it has spent its time on."""
+        """Read what the worker has spent its time on."""
         return Usage(*(getattr(self, field) for field in Usage._fields))
 
     @classmethod

@@ -44,10 +44,10 @@ class LaunchedProgram:
     """One launch of a program. Any thread can see whether the program has ended.
 
     Attributes:
-      label: of the program.
-      since: when it was launched, by ``time.monotonic``.
+      label: the program's label.
+      since: the time of its launch, by ``time.monotonic``.
       has_returned: whether JAX's call has.
-      failure: the error of this worker's part, in words.
+      failure: the error of this worker's part, as text.
     """
 
     __slots__ = ("_output", "failure", "has_returned", "label", "since")
@@ -58,14 +58,14 @@ class LaunchedProgram:
         self._output: Any = None
 
     def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:
-        """The call has returned these arrays, none if it failed. They show when the program has ended."""
+        """Record the arrays that the call has returned (none if it failed), which show when the program has ended."""
         small = next((array for array in results[:_FEW] if array.nbytes <= _SMALL), None)
         shown = results or written
         self._output = weakref.ref(shown[0]) if small is None and shown else small
         self.has_returned = True
 
     def failed(self, error: BaseException) -> None:
-        """This worker's part has failed: the other workers may wait in theirs for ever.
+        """Record that this worker's part has failed: the other workers may wait in theirs for ever.
 
         It has not after a timeout, when it may still come to its end.
         """
@@ -73,7 +73,7 @@ class LaunchedProgram:
             self.failure = f"its part of {self.label.name!r} has failed at {users_line()}: {described(error)}"
 
     def has_ended(self) -> bool | None:
-        """Whether the program has ended; ``None`` if nothing shows that any more."""
+        """Return whether the program has ended; ``None`` if nothing shows that any more."""
         if not self.has_returned:
             return False
         output = self._output() if isinstance(self._output, weakref.ref) else self._output
@@ -112,7 +112,7 @@ class LaunchLog:
         self._left_behind: list[threading.Thread] = []
 
     def begin(self, label: Label) -> LaunchedProgram:
-        """The program with this label is about to be launched."""
+        """Record that the program with this label is about to be launched."""
         if not label.number:
             label.number = next(self._numbers)
         self.count += 1
@@ -128,20 +128,20 @@ class LaunchLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the last program has failed here, if others may wait in it for this worker."""
+        """The reason why the last program has failed here, if others may wait in it for this worker."""
         return self._launch.failure if self._launch is not None and self._launch.label.meets else None
 
     def running_since(self) -> float | None:
-        """When the last program was launched, by ``time.monotonic``; ``None`` if it has ended. From any thread."""
+        """The time of the last launch, by ``time.monotonic``; ``None`` if the program has ended. From any thread."""
         launch = self._launch
         return launch.since if launch is not None and launch.has_ended() is False else None
 
     def leave_behind(self, thread: threading.Thread) -> None:
-        """A thread is in a program that the caller no longer waits for."""
+        """Record that a thread is in a program that the caller no longer waits for."""
         self._left_behind.append(thread)
 
     def keeps_devices(self) -> bool:
-        """Whether a program is still running although the main thread is in none: at the end of the process."""
+        """Return whether a program is still running although the main thread is in none: at the end of the process."""
         launch = self._launch
         is_computing = launch is not None and launch.has_returned and launch.has_ended() is False
         return is_computing or any(thread.is_alive() for thread in self._left_behind)
@@ -159,7 +159,7 @@ class LaunchLog:
 
 
 def first_difference(ours: Sequence[tuple[int, int, str]], theirs: Sequence[tuple[int, int, str]]) -> Any:
-    """Where two workers' recent launches first differ: the count, and both programs; ``None`` if nowhere.
+    """Find where two workers' recent launches first differ: the count, and both programs; ``None`` if nowhere.
 
     >>> from replicax.workers.launch_log import first_difference
     >>> first_difference([(1, 7, "a"), (2, 9, "b")], [(2, 8, "c"), (3, 5, "a")])

@@ -37,6 +37,8 @@ from replicax.workers.status_board import Board, End, Problem, Recent, Service
 
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; longer for more, as one service answers all."""
+PATIENCE = 3.0
+"""Seconds for which a worker that is asked may take to respond."""
 STUCK = 2.0
 """After how many seconds in one program a worker tells the others its name."""
 GRACE = 3.0
@@ -118,7 +120,7 @@ class Liveness:
         return self._board.ahead(strategy, self.index, launches.count - (launches.failure is not None), doing)
 
     def takes_part(self) -> None:
-        """This thread communicates with other workers: if it ends by an error, they are told."""
+        """Mark this thread as one that communicates with other workers: if it ends by an error, they are told."""
         self._threads.add(threading.get_ident())
 
     def explained(self, error: Exception, doing: str) -> Exception:
@@ -145,10 +147,10 @@ class Liveness:
             "to be started again, from the last checkpoint. What the connection said: " + text
         )
 
-    def silent(self, patience: float = 3.0) -> list[int]:
-        """The workers that do not respond within ``patience`` seconds, and have not reported their end."""
+    def silent(self) -> list[int]:
+        """The workers that do not respond within :data:`PATIENCE` seconds, and have not reported their end."""
         call = f"{self.index}-{next(self._numbers)}"
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + PATIENCE
         silent = {0} - {self.index}  # without the service, which the chief hosts, no worker can be asked
         with contextlib.suppress(Exception):
             self._service.answer(call, self._recent())
@@ -297,7 +299,7 @@ class Liveness:
     # --- shutdown -------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """At the end of the process: find out whether the others come, before JAX waits for them."""
+        """Find out, at the end of the process, whether the others come, before JAX waits for them."""
         if os.getpid() != self._pid:  # a forked child's end is not the worker's
             return
         self._stop.set()
@@ -327,7 +329,7 @@ class Liveness:
         _jax.abandon_coordination()
 
     def _all_end(self) -> bool:
-        """Whether all others reach their end, too, and none by an error."""
+        """Return whether all others reach their end, too, and none by an error."""
         for _ in _looking(END_PATIENCE):
             if self.index == 0:
                 self._note_deaths(0.0)  # the watch has ended

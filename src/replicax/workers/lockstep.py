@@ -224,7 +224,7 @@ class Lockstep:
         self.exchange(f"ends {what}", None, "(with jax.debug_nans)" if wanted else "", math.inf)
 
     def is_known(self, error: BaseException) -> bool:
-        """Whether all workers know of ``error``."""
+        """Return whether all workers know of ``error``."""
         return error is self._told
 
     def everywhere(self, error: BaseException) -> BaseException:

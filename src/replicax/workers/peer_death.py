@@ -44,7 +44,7 @@ class Home:
 
 
 def this_process() -> str:
-    """This process, in words."""
+    """Return a description of this process."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -187,7 +187,7 @@ def _line_of(connection: socket.socket) -> bytes:
 
 
 def _is_closed(line: socket.socket) -> bool:
-    """Whether the other end has closed it; it sends nothing else."""
+    """Return whether the other end has closed it; it sends nothing else."""
     try:
         return line.recv(1) == b""
     except BlockingIOError:

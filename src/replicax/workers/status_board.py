@@ -21,7 +21,7 @@ Recent = dict[str, tuple[tuple[int, int, str], ...]]
 @declared
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a worker's program has ended."""
+    """The end of a worker's program."""
 
     failed: bool  # by an error, rather than by its last line or ``sys.exit``
     why: str  # the error, in words
@@ -29,14 +29,14 @@ class End:
     recent: Recent  # what it launched last
 
     def launched(self, strategy: str) -> int:
-        """How many programs it has launched."""
+        """Return the number of programs that the worker has launched."""
         recent = self.recent.get(strategy)
         return recent[-1][0] if recent else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Why the workers can't go on: the error to raise."""
+    """The reason why the workers can't go on, as the error to raise."""
 
     kind: type[WorkerError] | type[DeadlockError]
     text: str
@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def of_failure(cls, worker: int, count: int, why: str) -> Problem:
-        """Worker ``worker`` of ``count`` has failed."""
+        """Make the problem that worker ``worker`` of ``count`` has failed."""
         return cls(WorkerError, f"worker {worker} of {count} (numbered from 0) has failed: {why}", worker)
 
 
@@ -62,7 +62,7 @@ class Board:
     calls: dict[str, dict[int, Recent]] = dataclasses.field(default_factory=dict)
 
     def recent(self, strategy: str) -> dict[int, tuple[tuple[int, int, str], ...]]:
-        """What each worker that reported it has launched last under ``strategy``."""
+        """Return the last launches under ``strategy`` of each worker that reported them."""
         told = [(worker, end.recent.get(strategy, ())) for worker, end in self.ends.items()]
         told += [(worker, programs[strategy].recent) for worker, programs in self.stuck.items() if strategy in programs]
         for answers in self.calls.values():
@@ -149,7 +149,7 @@ class Service:
         self._client.key_value_set_bytes(f"{_HOME}/chief", dumps(home), allow_overwrite=True)
 
     def home(self) -> Home | None:
-        """Where the chief's end of the connections listens; ``None`` if it has not been posted."""
+        """Return where the chief's end of the connections listens; ``None`` if it has not been posted."""
         for _, value in self._client.key_value_dir_get_bytes(_HOME):
             return loads(value)
         return None

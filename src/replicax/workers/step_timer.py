@@ -36,13 +36,13 @@ _OF_STEPS = (Phase.STEPS, Phase.INPUT, Phase.LOGGING, Phase.CALLBACKS)
 
 
 class StepTimer:
-    """What the thread does.
+    """The work of the timer's thread.
 
     Attributes:
-      launches: those not known to have ended. The thread that trains adds them, and this one removes them.
+      launches: the launches not known to have ended. The thread that trains adds them, and this one removes them.
       since: programs that are running began after this time.
       thread: the one that trains.
-      is_over: to be set at the end.
+      is_over: set at the end.
     """
 
     def __init__(self, page: HeartbeatPage) -> None:
@@ -109,7 +109,7 @@ class StepTimer:
 
 
 def _processor_seconds() -> float:
-    """For how many seconds the threads of this process have had a processor, except Python's.
+    """Return the seconds for which this process' threads, except Python's, were scheduled.
 
     Idle devices already include Python's work between two steps; and no step waits for Python's work beside the steps,
     such as reading ahead or writing a checkpoint.
@@ -125,7 +125,7 @@ def _processor_seconds() -> float:
 
 
 def _is_in_a_callback(frame: FrameType | None) -> bool:
-    """Whether a thread with this frame is in Python that a program called."""
+    """Return whether a thread with this frame is in Python that a program called."""
     while frame is not None and not _jax.is_host_callback(frame.f_code):
         frame = frame.f_back
     return frame is not None

@@ -75,6 +75,6 @@ def pieces_of(block: Block, itemsize: int, most: int = PIECE_BYTES) -> list[Bloc
 
 
 def cover(block: Block, pieces: Iterable[Block]) -> bool:
-    """Whether disjoint pieces cover all of ``block``."""
+    """Return whether disjoint pieces cover all of ``block``."""
     shared = (common(block, piece) for piece in pieces)
     return sum(size_of(piece) for piece in shared if piece is not None) == size_of(block)

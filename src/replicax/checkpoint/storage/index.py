@@ -118,7 +118,7 @@ class CheckpointIndex:
     entries: Mapping[str, Entry]
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Return the index as JSON."""
         entries = {name: _entry_as_json(entry) for name, entry in self.entries.items()}
         metrics = {name: plain_as_json(value) for name, value in self.metrics.items()}
         fields = {

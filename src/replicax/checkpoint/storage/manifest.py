@@ -41,7 +41,7 @@ class Manifest:
     files: Mapping[str, tuple[int, str]]
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Return the manifest as JSON."""
         fields = {"format": _FORMAT, **dataclasses.asdict(self)}
         return json.dumps({**fields, "sha256": _own_hash(fields)}, indent=1)
 

@@ -96,7 +96,7 @@ def _new(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same bytes in a dtype of NumPy itself: JAX's further dtypes become unsigned integers."""
+    """View the bytes in a dtype of NumPy itself: JAX's further dtypes become unsigned integers."""
     if array.dtype.isbuiltin == 1:
         return array
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))

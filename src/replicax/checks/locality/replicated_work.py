@@ -43,7 +43,7 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
 
 
 def _makes_a_difference(equation: _jax.Equation) -> bool:
-    """Whether replicas may get different results from the same operands."""
+    """Return whether replicas may get different results from the same operands."""
     if replicas_meet(equation):
         return not all_get_the_same(equation)
     name, params = equation.primitive.name, equation.params
@@ -51,7 +51,7 @@ def _makes_a_difference(equation: _jax.Equation) -> bool:
 
 
 def _may_be_a_batch(array: Any, replicas: int) -> bool:
-    """Whether the array could be divided among the replicas."""
+    """Return whether the array could be divided among the replicas."""
     if not array.ndim or array.shape[0] < replicas or jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False
     return not (array.dtype == jnp.uint32 and array.shape == (2,))  # a random key

@@ -2,7 +2,7 @@
 
 The loss is not marked there. But its derivative begins with a 1, which passes the loss's own scale before the examples:
 a mean over 8 of them multiplies each example's derivative by 1 / 8. So the factors of this *weight* tell the kind of
-loss. Where the weight meets the examples, it becomes the term of a *cotangent*, in which all later operations are
+loss. Multiplied with the examples, the weight becomes the term of a *cotangent*, in which all later operations are
 linear.
 """
 
@@ -40,7 +40,7 @@ _SUMMED = families.SUMS | families.MATRIX_PRODUCTS
 
 
 def is_backward(fact: ScaleFact) -> bool:
-    """Whether it is a weight or a cotangent."""
+    """Return whether ``fact`` is a weight or a cotangent."""
     return any(t.level in (Level.WEIGHT, Level.COTANGENT) for t in fact.terms)
 
 
@@ -129,7 +129,7 @@ def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ..
 
 
 def _example_counts(divisors: Iterable[int], rows: int) -> tuple[int, ...]:
-    """Those of ``divisors`` that may count all examples, or their elements."""
+    """Return the ``divisors`` that may count all examples, or their elements."""
     return tuple(d for d in divisors if rows and d % rows == 0)
 
 

@@ -25,12 +25,12 @@ _OF_DIFFERENT_COUNTS = (Kind.RAGGED, Kind.MEAN_OF_MEANS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Findings:
-    """What is certain of the program of one size.
+    """The certain findings about the program of one size.
 
     Attributes:
       rows: the number of examples of a replica.
       mistakes: the mistakes, each with what it changes, and the numbers of elements of the means at its line.
-      scales: of each result the scale, and the number of elements of its mean.
+      scales: for each result its scale, and the number of elements of its mean.
     """
 
     rows: int
@@ -39,7 +39,7 @@ class _Findings:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a mean differs from a sum, and is a number."""
+        """Return whether a mean differs from a sum, and is a number."""
         return self.rows > 1
 
 
@@ -73,7 +73,7 @@ def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
 
 
 def _numbers_of_examples(programs: Sequence[Program]) -> list[tuple[int, ...]]:
-    """How many examples a replica of each size may have."""
+    """Return the numbers of examples that a replica of each size may have."""
     if len(programs) == 1:
         return [(rows,) for rows in programs[0].numbers_of_examples or [0]]
     columns = zip(*(program.arguments for program in programs), strict=True)
@@ -82,7 +82,7 @@ def _numbers_of_examples(programs: Sequence[Program]) -> list[tuple[int, ...]]:
 
 
 def _counts_differ(sizes: Sequence[_Findings], mistake: _Mistake) -> bool:
-    """Whether replicas of all sizes take a mean at a line, over different numbers of elements."""
+    """Return whether replicas of all sizes take a mean at a line, over different numbers of elements."""
     each = [size.mistakes.get(mistake, ("", set()))[1] for size in sizes]
     return all(counts or not size.is_clear for counts, size in zip(each, sizes, strict=True)) and any(
         counts != each[0] for counts in each
@@ -98,7 +98,7 @@ def _common_scale(sizes: Sequence[_Findings], column: Sequence[tuple[Scale | Non
 
 
 def _findings(program: Program, rows: int, is_ragged: bool) -> _Findings:
-    """What is certain of a program whose replica has so many examples."""
+    """Return the certain findings about a program whose replica has so many examples."""
     found: dict[_Mistake, tuple[str, set[int]]] = {}
     check = LossScalePass(program, rows, is_ragged)
     facts = check.output_facts()

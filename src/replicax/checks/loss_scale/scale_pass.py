@@ -272,7 +272,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     @functools.cached_property
     def _is_no_size(self) -> bool:
-        """Whether no dim of the program's arrays is as large as the number of replicas."""
+        """Return whether no dim of the program's arrays is as large as the number of replicas."""
         replicas = self.program.replicas
         return not _jax.contains(
             self.program.jaxpr, lambda e: any(replicas in shape_of(v) for v in (*e.invars, *e.outvars))
@@ -299,7 +299,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return ScaleFact(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
 
     def _is_loss(self, equation: _jax.Equation) -> bool:
-        """Whether it marks a loss together with its gradients."""
+        """Return whether the equation marks a loss together with its gradients."""
         if equation.primitive is not mark_p:
             return False
         obligation = self.program.obligations.get(equation.params["mark_id"])
@@ -343,7 +343,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
 
 def _has_programs(equation: _jax.Equation) -> bool:
-    """Whether it is a loop, a branch or a call."""
+    """Return whether the equation is a loop, a branch or a call."""
     return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
 
 

@@ -50,7 +50,7 @@ class Level(enum.Enum):
 
 
 class Origin(enum.IntEnum):
-    """Where a divisor comes from."""
+    """The origin of a divisor."""
 
     UNKNOWN = 0
     """Any number: a weight, a count of examples, or one over the number of replicas."""
@@ -96,7 +96,7 @@ class Term:
     """Of a mean: the number of elements that it goes over; 0 if it is unknown."""
 
     def at(self, level: Level) -> Term:
-        """This term at another level."""
+        """Return this term at another level."""
         return dataclasses.replace(self, level=level)
 
 
@@ -122,11 +122,11 @@ class ScaleFact:
 
     @property
     def has_examples(self) -> bool:
-        """Whether examples may lie along one of its dims."""
+        """Return whether examples may lie along one of its dims."""
         return isinstance(self.place, Rows | Untraceable)
 
     def is_made_of(self, level: Level, *kinds: Kind) -> bool:
-        """Whether all its terms are of these kinds and at this level."""
+        """Return whether all its terms are of these kinds and at this level."""
         return (
             bool(self.terms) and not self.has_unknown and all(t.level is level and t.kind in kinds for t in self.terms)
         )
@@ -233,12 +233,12 @@ def elements_of(terms: Iterable[Term], replicas: int) -> int:
 
 
 def is_close(a: float, b: float) -> bool:
-    """Whether two numbers are equal up to the rounding of a half-precision float."""
+    """Return whether two numbers are equal up to the rounding of a half-precision float."""
     return math.isclose(a, b, rel_tol=2e-3)
 
 
 def _without_counts(term: Term, times: int = 1) -> Iterable[tuple[list[Factor], int]]:
-    """All ways to take out factors that divide a sum by ``times`` one of its counts: the remaining factors, and it."""
+    """Yield all ways to take out factors that divide a sum by ``times`` one of its counts: the rest, and the count."""
     for some, rest in _parts(term.factors):
         if any(f.origin is Origin.REPLICAS for f in some):
             continue
@@ -251,12 +251,12 @@ def _without_counts(term: Term, times: int = 1) -> Iterable[tuple[list[Factor], 
 
 
 def _has(factors: Sequence[Factor], wanted: float) -> bool:
-    """Whether the product of some of ``factors`` is ``wanted``."""
+    """Return whether the product of some of ``factors`` is ``wanted``."""
     return any(is_close(math.prod(f.value for f in some), wanted) for some, _ in _parts(factors))
 
 
 def _parts(factors: Sequence[Factor]) -> Iterable[tuple[list[Factor], list[Factor]]]:
-    """All ways to choose at least one of ``factors``: those chosen, and the others."""
+    """Yield all ways to choose at least one of ``factors``: those chosen, and the others."""
     for chosen in itertools.product((True, False), repeat=len(factors)):
         if any(chosen):
             pairs = list(zip(factors, chosen, strict=True))

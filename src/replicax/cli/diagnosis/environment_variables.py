@@ -39,12 +39,12 @@ def environment_at_start() -> dict[str, str]:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the machine has an NVIDIA GPU with a driver, even if this process may not use it."""
+    """Return whether the machine has an NVIDIA GPU with a driver, even if this process may not use it."""
     return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 
 
 def has_tpu() -> bool:
-    """Whether the machine has a TPU."""
+    """Return whether the machine has a TPU."""
     return Path("/dev/accel0").exists() or bool(os.environ.get("TPU_ACCELERATOR_TYPE"))
 
 

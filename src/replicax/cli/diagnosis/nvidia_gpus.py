@@ -158,7 +158,7 @@ def _faults(gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
-    """How much memory a JAX process takes when it starts, and whether it is free."""
+    """Report how much memory a JAX process takes when it starts, and whether it is free."""
     preallocates = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
     allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     fraction = _fraction(environment)

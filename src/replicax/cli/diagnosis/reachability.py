@@ -68,7 +68,7 @@ def _proxies(group: WorkerGroup) -> list[Finding]:
 
 
 def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
-    """One finding for all hosts that answer, and one for each of the first that don't."""
+    """Return one finding for all hosts that answer, and one for each of the first that don't."""
     addresses = dict.fromkeys([*group.addresses, group.coordinator])
     limit = 0.8 * seconds
     deadline = time.monotonic() + limit

@@ -175,7 +175,7 @@ def _console(goes_on: bool) -> Console:
 def _followed(
     found: Generator[CaseOutcome], cases: list[SearchCase], console: Console
 ) -> tuple[list[CaseOutcome], bool]:
-    """All results, and whether the user interrupted; each is shown as it comes."""
+    """Return all results, and whether the user interrupted; each is shown as it comes."""
     known: list[CaseOutcome] = []
     with _terminated_as_interrupted(), contextlib.closing(found), _progress(len(cases), console) as advance:
         try:

@@ -9,7 +9,7 @@ from replicax.variables.aggregation import Aggregation
 
 
 class VariableAggregation(enum.Enum):
-    """How to combine the towers' values; here it is :class:`replicax.Aggregation`, and strings work, too.
+    """The way to combine the towers' values; here it is :class:`replicax.Aggregation`, and strings work, too.
 
     >>> from replicax.compat import v1
     >>> v1.VariableAggregation.ONLY_FIRST_TOWER.aggregation

@@ -18,7 +18,7 @@ def get_distribution_strategy() -> DistributionStrategy:
 
 
 def has_distribution_strategy() -> bool:
-    """Whether the current strategy is not the default one; ``replicax.has_strategy``.
+    """Return whether the current strategy is not the default one; ``replicax.has_strategy``.
 
     >>> from replicax.compat import v1
     >>> v1.has_distribution_strategy()

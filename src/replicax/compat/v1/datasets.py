@@ -101,7 +101,7 @@ class PerDeviceIterator:
         return self._iterator
 
     def get_next(self, name: str | None = None) -> Any:
-        """The next element of each tower (T), or a ``StopIteration``; ``replicax.DistributedIterator.get_next``."""
+        """The next element of each tower, or a ``StopIteration``; ``replicax.DistributedIterator.get_next``."""
         return next(self.iterator)
 
     __next__ = get_next

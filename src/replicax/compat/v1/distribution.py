@@ -33,7 +33,7 @@ from replicax.variables.variable import Variable
 
 
 class DistributionStrategy:
-    """Where towers run and variables live; wraps a :class:`replicax.Strategy`, which is :attr:`strategy`.
+    """A placement of towers and variables; wraps a :class:`replicax.Strategy`, which is :attr:`strategy`.
 
     This one is the default: one tower. Others are created from devices, or by :meth:`of` from any other strategy.
 
@@ -88,7 +88,7 @@ class DistributionStrategy:
 
     @property
     def is_single_tower(self) -> bool:
-        """Whether there is only one tower: ``replicax.Strategy.num_replicas_in_sync == 1``."""
+        """Return whether there is only one tower: ``replicax.Strategy.num_replicas_in_sync == 1``."""
         return self.num_towers == 1
 
     @property
@@ -103,7 +103,7 @@ class DistributionStrategy:
 
     @property
     def worker_device_index(self) -> Any:
-        """Each tower's number (T), as an argument; ``replicax.ReplicaContext.replica_id_in_sync_group`` in a step."""
+        """Each tower's number, as an argument; ``replicax.ReplicaContext.replica_id_in_sync_group`` in a step."""
         if self.is_single_tower:
             return 0
         with contextlib.nullcontext() if context.in_step() else self.scope():
@@ -111,22 +111,22 @@ class DistributionStrategy:
 
     @property
     def between_graph(self) -> bool:
-        """Whether each worker builds its own program: no; ``strategy.extended.between_graph``."""
+        """Return whether each worker builds its own program: no; ``strategy.extended.between_graph``."""
         return self.strategy.extended.between_graph
 
     @property
     def should_init(self) -> bool:
-        """Whether this worker initialises variables; ``strategy.extended.should_init``."""
+        """Return whether this worker initialises variables; ``strategy.extended.should_init``."""
         return self.strategy.extended.should_init
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker writes checkpoints; ``strategy.extended.should_checkpoint``."""
+        """Return whether this worker writes checkpoints; ``strategy.extended.should_checkpoint``."""
         return self.strategy.extended.should_checkpoint
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker writes summaries; ``strategy.extended.should_save_summary``."""
+        """Return whether this worker writes summaries; ``strategy.extended.should_save_summary``."""
         return self.strategy.extended.should_save_summary
 
     def scope(self) -> contextlib.AbstractContextManager[DistributionStrategy]:
@@ -209,7 +209,7 @@ class DistributionStrategy:
     @also(aggregation="method_string")
     @translating_errors
     def reduce(self, method_string: VariableAggregation | str, value: Any, destinations: Any = None) -> Any:
-        """Combine the towers' values (T), mirrored to ``destinations``; ``strategy.extended.reduce_to``.
+        """Combine the towers' values, mirrored to ``destinations``; ``strategy.extended.reduce_to``.
 
         For a value that is not PerDevice the mean is the value, and the sum is an error, as it could be each tower's
         value or the total; but 0 stays 0, and with one tower the sum is the value.
@@ -252,7 +252,7 @@ class DistributionStrategy:
 
     @translating_errors
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
-        """Mirror a plain value to ``destinations``: M, or V(v); ``strategy.extended.broadcast_to``."""
+        """Mirror a plain value to ``destinations``; ``strategy.extended.broadcast_to``."""
         self._check_across("broadcast")
         return self.strategy.extended.broadcast_to(tensor, destinations)
 
@@ -361,7 +361,7 @@ class DistributionStrategy:
 
     @translating_errors
     def update_non_slot(self, colocate_with: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """For variables that belong to no other (N): ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
+        """Update variables that belong to no other: ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
         args, kwargs = _same("update_non_slot", args=args, kwargs=kwargs)

@@ -75,7 +75,7 @@ translating_errors = TranslatedErrors()
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the frame that raised belongs to Replicax; or it is an error of JAX's, which Replicax explains."""
+    """Return whether the frame that raised belongs to Replicax; or it is an error of JAX's, which Replicax explains."""
     return _jax.raised_by(error).startswith("replicax.") or type(error).__module__.startswith("jax.")
 
 

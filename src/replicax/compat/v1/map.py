@@ -20,7 +20,7 @@ from replicax.values import Components, PerReplica
 
 
 class MapOutput(PerReplica):
-    """What ``map`` returns: a :class:`replicax.PerReplica`. Item ``i`` is tower ``i % num_towers``'s.
+    """The result of ``map``: a :class:`replicax.PerReplica`. Item ``i`` is tower ``i % num_towers``'s.
 
     ``unwrap`` gives each tower's outputs as a list; ``reduce`` combines those of all items: a mean is over items.
 
@@ -44,7 +44,7 @@ class MapOutput(PerReplica):
         return f"MapOutput({len(self.outputs)} items on {self.count} towers)"
 
     def reduced(self, aggregation: VariableAggregation) -> Any:
-        """One value of all items': ``replicax.Strategy.reduce``, but by the number of items.
+        """Combine the values of all items: ``replicax.Strategy.reduce``, but by the number of items.
 
         Raises:
           ValueError: there are no items.

@@ -65,7 +65,7 @@ class Optimizer:
     def compute_gradients(
         self, loss: Callable[[], Any], var_list: Sequence[Variable] | None = None
     ) -> list[tuple[Any, Variable]]:
-        """This tower's gradients (T), each with its variable; ``replicax.value_and_grad``.
+        """Return this tower's gradients, each with its variable; ``replicax.value_and_grad``.
 
         The gradient of a variable that the loss does not depend on is ``None``.
 
@@ -123,7 +123,7 @@ class Optimizer:
         global_step: Variable | None = None,
         name: str | None = None,
     ) -> None:
-        """The same across, where gradients are T; ``replicax.Optimizer.apply_gradients`` in each tower."""
+        """Apply gradients in cross-tower context; ``replicax.Optimizer.apply_gradients`` in each tower."""
         distribution._check_across("_distributed_apply")
         gradients, variables = zip(*_present(grads_and_vars), strict=True)
         optimizer = self._of_group(variables)
@@ -150,7 +150,7 @@ class Optimizer:
         return [slot for optimizer in self.optimizers for slot in optimizer.variables]
 
     def _of_group(self, variables: Sequence[Variable]) -> CoreOptimizer:
-        """The optimizer of these variables; where they overlap with a group, its own, which says so."""
+        """The optimizer of these variables; where they overlap with a group, that of the group, which raises."""
         chosen = {id(v) for v in variables}
         for optimizer in self.optimizers:
             if chosen & {id(v) for v in optimizer.parameters or ()}:

@@ -50,12 +50,12 @@ class TowerContext:
 
     @property
     def is_single_tower(self) -> bool:
-        """Whether there is only one tower: ``replicax.ReplicaContext.num_replicas_in_sync == 1``."""
+        """Return whether there is only one tower: ``replicax.ReplicaContext.num_replicas_in_sync == 1``."""
         return self.num_towers == 1
 
     @property
     def tower_id(self) -> Any:
-        """This tower's number, from 0: T; ``replicax.ReplicaContext.replica_id_in_sync_group``."""
+        """This tower's number, from 0; ``replicax.ReplicaContext.replica_id_in_sync_group``."""
         return self._replica.replica_id_in_sync_group
 
     @property
@@ -106,7 +106,7 @@ def back_in(replica: context.ReplicaContext, fn: Callable[..., Any], args: Any, 
 
 
 def own(tree: Any) -> Any:
-    """This tower's components of a pytree in cross-tower context, inside a step."""
+    """Take this tower's components of a pytree in cross-tower context, inside a step."""
 
     def one(leaf: Any) -> Any:
         return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf

@@ -28,7 +28,7 @@ class _MirroredValues(_Seen):
 
 
 class PerDevice(metaclass=_PerDeviceValues):
-    """A value that differs between towers (locality T), for ``isinstance``. It is a :class:`replicax.PerReplica`.
+    """A value that differs between towers, for ``isinstance``. It is a :class:`replicax.PerReplica`.
 
     >>> import replicax
     >>> from replicax.compat import v1

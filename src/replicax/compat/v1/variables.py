@@ -43,7 +43,7 @@ class VariableScope:
     reuse: bool | str = False
 
     def reuse_variables(self) -> None:
-        """From here on names refer to existing variables; keep the ``replicax.Variable`` instead."""
+        """Make names refer to existing variables from here on; keep the ``replicax.Variable`` instead."""
         self.reuse = True
 
 

@@ -1,1 +1,1 @@
-"""From the local batches that a worker reads to the global batches that steps get."""
+"""Make the global batches that steps get from the local batches that a worker reads."""

@@ -40,7 +40,7 @@ class Announcement:
         return cls(error=f"{type(error).__name__}: {error}{notes}")
 
     def with_structure(self, tree: Any, rows: BatchRows) -> Announcement:
-        """This announcement with the structure of the rows."""
+        """Return this announcement with the structure of the rows."""
         names = [f"{np.dtype(leaf.dtype).name} of rank {leaf.ndim}" for leaf in rows.leaves]
         described = str(jax.tree_util.tree_unflatten(tree, names))
         skeleton = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))

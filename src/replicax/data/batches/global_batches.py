@@ -41,12 +41,12 @@ class GlobalBatch:
 
     @property
     def columns(self) -> list[Any]:
-        """For each leaf the arrays of this worker's replicas."""
+        """Return, for each leaf, the arrays of this worker's replicas."""
         return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
 
     @property
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
-        """For each leaf its shape on each replica of all workers."""
+        """Return, for each leaf, its shape on each replica of all workers."""
         kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
         sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
         return [

@@ -30,7 +30,7 @@ class BatchGroup:
 
 
 def joined_groups(groups: Sequence[BatchGroup]) -> list[BatchGroup]:
-    """The same elements in as few groups as possible."""
+    """Join the elements into as few groups as possible."""
     if len(groups) == 1:
         return list(groups)
     result = []
@@ -67,7 +67,7 @@ class Staged:
         return len(self.sizes)
 
     def takes(self, element: GlobalBatch) -> bool:
-        """Whether ``element`` can be added."""
+        """Return whether ``element`` can be added."""
         return element.alike and _kind_of(element) == self._kind
 
     def add(self, element: GlobalBatch) -> None:
@@ -78,7 +78,7 @@ class Staged:
         self.sizes.append(element.sizes)
 
     def stacks(self) -> list[np.ndarray[Any, Any]]:
-        """For each leaf an array ``[len(parts), count, …]``."""
+        """Return, for each leaf, an array ``[len(parts), count, …]``."""
         return [buffer[:, : self.count] for buffer in self._buffers]
 
 

@@ -14,7 +14,7 @@ from replicax.data.options import PartialBatch
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """How to divide batches over replicas.
+    """The division of batches over replicas.
 
     Attributes:
       source: a description of the dataset, for messages.
@@ -60,7 +60,7 @@ class LocalBatch:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it keeps, in bytes."""
+        """The memory that the batch keeps, in bytes."""
         return sum(rows.nbytes for rows in self.held)
 
 

@@ -95,7 +95,7 @@ class Prefetcher:
         return self._state
 
     def waiting(self, least: int) -> list[Any]:
-        """All items that can be returned without waiting.
+        """Return all items that are there already.
 
         Args:
           least: wait for at least so many, 0 or 1; returns fewer at the end, before an error, and when closed.
@@ -128,7 +128,7 @@ class Prefetcher:
             return not (self._closed or self._is_over)
 
     def _is_hungry(self) -> bool:
-        """Whether one more item may wait."""
+        """Return whether one more item may wait."""
         if len(self._ready) >= self._depth or not self._ready or self._most_bytes is None:
             return len(self._ready) < self._depth
         return sum(made.nbytes for made, _ in self._ready) < self._most_bytes

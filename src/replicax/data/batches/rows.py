@@ -40,11 +40,11 @@ class BatchRows:
 
     @property
     def is_numpy(self) -> bool:
-        """Whether all arrays are NumPy's."""
+        """Return whether all arrays are NumPy's."""
         return all(isinstance(leaf, np.ndarray) for leaf in self.leaves)
 
     def copied(self) -> BatchRows:
-        """The same rows in new arrays, which the dataset can't fill again."""
+        """Copy the rows to new arrays, which the dataset can't fill again."""
         # On CPUs JAX may use a NumPy array's memory for its own array, and copies in the background.
         leaves = jax.block_until_ready([leaf.copy() for leaf in self.leaves])
         return BatchRows(leaves, self.size, self.is_example)
@@ -72,7 +72,7 @@ def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
 
 
 def rows_per_replica(rows: int, replicas: int) -> list[int]:
-    """How many of ``rows`` each replica gets: the first ones equally many, the last ones the rest, perhaps none.
+    """Divide ``rows`` among replicas: the first ones get equally many, the last ones the rest, perhaps none.
 
     >>> from replicax.data.batches.rows import rows_per_replica
     >>> rows_per_replica(5, 4)
@@ -99,7 +99,7 @@ class Filler:
         self._spare: BatchRows | None = None  # a row for replicas that have none
 
     def filled(self, parts: Sequence[BatchRows], rows: int) -> list[Any]:
-        """For each leaf an array ``[len(parts), rows, …]`` of the parts, each padded with its last row.
+        """Return, for each leaf, an array ``[len(parts), rows, …]`` of the parts, each padded with its last row.
 
         A part without rows is padded with the last row of another replica, now or before; with zeros if there was none.
         """
@@ -217,7 +217,7 @@ def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:
 
 
 def _is_numeric(dtype: Any) -> bool:
-    """Whether NumPy and JAX both have arrays of this dtype."""
+    """Return whether NumPy and JAX both have arrays of this dtype."""
     if not isinstance(dtype, np.dtype) or dtype.char in "gGmM":  # JAX's keys; long doubles, times
         return False
     return dtype == np.bool_ or bool(jax.numpy.issubdtype(dtype, np.number))

@@ -95,7 +95,7 @@ def _on_each(mesh: Mesh) -> NamedSharding:
 
 
 def _stacks(element: GlobalBatch) -> list[Any]:
-    """For each leaf an array ``[len(parts), rows, …]``.
+    """Return, for each leaf, an array ``[len(parts), rows, …]``.
 
     A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
     a CPU a device's array may be that very buffer.

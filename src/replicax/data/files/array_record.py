@@ -72,7 +72,7 @@ class ArrayRecords(BatchedSource):
         self._source = ArrayRecordDataSource(parts) if parts else None
 
     def with_files(self, files: Iterable[str]) -> ArrayRecords:
-        """The same source over other files, such as one worker's."""
+        """Return the same source over other files, such as one worker's."""
         return ArrayRecords(files, self._counts)
 
     def __len__(self) -> int:

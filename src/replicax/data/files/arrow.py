@@ -14,7 +14,7 @@ _LISTS = ("list", "large_list", "fixed_size_list")
 
 
 def _is(kind: Any, *names: str) -> bool:
-    """Whether an Arrow type is one of ``names``."""
+    """Return whether an Arrow type is one of ``names``."""
     import pyarrow.types as types
 
     return any(getattr(types, f"is_{name}")(kind) for name in names)
@@ -39,7 +39,7 @@ def check_type(kind: Any, where: str) -> None:
 
 
 def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
-    """One value for each entry of an Arrow array, converted all at once.
+    """Convert an Arrow array to one value for each of its entries.
 
     Args:
       array: a ``pyarrow.Array`` of a type that :func:`check_type` accepts.

@@ -32,7 +32,7 @@ class Converter:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a float of Python may be too large for the dtype."""
+        """Return whether a float of Python may be too large for the dtype."""
         return bool(jnp.issubdtype(self.dtype, jnp.floating)) and self.dtype != np.float64
 
     def __call__(self, text: str) -> Any:

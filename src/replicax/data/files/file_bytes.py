@@ -46,7 +46,7 @@ class Bytes:
         self._bytes: BinaryIO = gzip.GzipFile(fileobj=raw, mode="rb") if self.gzipped else raw  # type: ignore[assignment]
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; fewer only at the end of the file."""
+        """Read at most ``size`` bytes; fewer only at the end of the file."""
         pieces = []
         try:
             while size > _AT_ONCE:

@@ -34,11 +34,11 @@ class FilesDataset(grain.IterDataset):
         return FilesIterator(self.files, self._format, self._skipped)
 
     def with_files(self, files: Iterable[str]) -> FilesDataset:
-        """The same dataset over other files, such as one worker's."""
+        """Return the same dataset over other files, such as one worker's."""
         return FilesDataset(files, self._format, self._skipped)
 
     def with_positions(self, positions: Mapping[str, int]) -> FilesDataset:
-        """The same dataset, with as many records skipped at the start of each file as ``positions`` says.
+        """Return the same dataset, with as many records skipped at the start of each file as ``positions`` says.
 
         Files that ``positions`` doesn't name are read from their beginning; entries for other files are ignored.
         Iterators' states count the skipped records as read. (A ``repeat`` after it skips in every epoch.)

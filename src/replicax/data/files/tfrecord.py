@@ -67,7 +67,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _length_is_right(header: bytes) -> bool:
-    """Whether the length matches its checksum."""
+    """Return whether the length matches its checksum."""
     return len(header) >= _HEADER and masked_crc32c(header[:8]) == int.from_bytes(header[8:_HEADER], "little")
 
 

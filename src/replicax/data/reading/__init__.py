@@ -1,1 +1,1 @@
-"""Reading: what a dataset is made of, and its batches, which workers share and which can be left and gone on with."""
+"""Reading: the sources of a dataset, and its batches, which workers can divide, and resume at any place."""

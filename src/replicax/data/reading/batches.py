@@ -48,11 +48,11 @@ READ_NOTHING_AHEAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class Reading(abc.ABC):
-    """How to read one kind of dataset.
+    """A way to read one kind of dataset.
 
     Args:
       source: the dataset.
-      above: its nodes after the batch, the last one first; all of them if there is no batch.
+      above: the dataset's nodes after the batch, the last one first; all of them if there is no batch.
       batch: the node that makes batches; ``None`` if there is none.
 
     Attributes:

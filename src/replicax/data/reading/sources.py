@@ -92,7 +92,7 @@ def as_source(dataset: Any, method: str) -> Source:
 
 
 def _is_function(dataset: Any) -> bool:
-    """Whether ``dataset`` must be called to get an iterator."""
+    """Return whether ``dataset`` must be called to get an iterator."""
     is_collection = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
     return callable(dataset) and not inspect.isclass(dataset) and not is_collection
 
@@ -184,7 +184,7 @@ def _stacked(path: Any, leaf: Any) -> Any:
 
 
 def _is_array_tree(dataset: Any) -> bool:
-    """Whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
+    """Return whether ``dataset`` is a pytree of arrays; a list is a list of batches."""
     if isinstance(dataset, list):
         return False
     leaves = jax.tree_util.tree_leaves(registered(dataset))

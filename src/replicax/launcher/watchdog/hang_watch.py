@@ -30,7 +30,7 @@ class Hang:
 
 
 def find_hang(statuses: Sequence[WorkerStatus], timeout: float) -> Hang | None:
-    """Which of the workers that have not ended hang, if any, given their statuses.
+    """Find the workers that hang, if any, from the statuses of those that have not ended.
 
     A stopped process hangs whatever others do. In all other conditions a worker may wait for another one in a way that
     the launcher can't see. So no worker is judged as long as another one makes progress or has a reason not to, unless
@@ -80,7 +80,7 @@ class HangWatch:
         self._stragglers = StragglerWatch()
 
     def variables(self, worker: int) -> dict[str, str]:
-        """For the environment of a worker that is about to start."""
+        """Return variables for the environment of a worker that is about to start."""
         if self._timeout is None:
             return {}
         file, path = new_page()

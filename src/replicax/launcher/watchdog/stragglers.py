@@ -33,7 +33,7 @@ WINDOWS = 6, 18
 
 
 def lag_of(worker: int, spent: Mapping[int, Usage]) -> tuple[float, str]:
-    """How many times as long as the others a worker takes for a step, and how much longer for what.
+    """Return how many times as long as the others a worker takes for a step, and how much longer for what.
 
     >>> from replicax.launcher.watchdog.stragglers import lag_of
     >>> from replicax.workers.heartbeat_page import Usage
@@ -109,7 +109,7 @@ class StragglerWatch:
 
 
 def _spent(before: Mapping[int, Usage], after: Mapping[int, Usage]) -> dict[int, Usage]:
-    """What each worker has spent its time on in between."""
+    """Return what each worker has spent its time on in between."""
     return {
         worker: Usage(*(b - a for a, b in zip(before[worker], usage, strict=True))) for worker, usage in after.items()
     }

@@ -20,7 +20,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Condition(enum.Enum):
-    """What a worker seems to do."""
+    """The state that a worker seems to be in."""
 
     ABSENT = "waits for the others, with a deadline of its own; or has not reported yet"
     EXCUSED = "is not expected to show progress"
@@ -91,7 +91,7 @@ class WorkerMonitor:
         self._quiet = 0.0 if is_active else self._quiet + gap
 
     def _condition(self, phase: Phase, state: str) -> tuple[Condition, float, float]:
-        """What it seems to do, for how long already, and for how long it may."""
+        """Return what the worker seems to do, for how long already, and for how long it may."""
         page, longest = self.page, LONG * self._timeout
         usual = longest if page.expected == UNKNOWN else max(self._timeout, STEPS_PATIENCE * page.expected)
         if state == "T":
@@ -117,7 +117,7 @@ class WorkerMonitor:
         return place if phase is Phase.STEPS else f"{phase.words}, {place}"
 
     def _waits_for_machine(self) -> bool:
-        """Whether a thread waits for a processor, memory or a disk."""
+        """Return whether a thread waits for a processor, memory or a disk."""
         try:
             threads = set(os.listdir(f"/proc/{self.page.pid}/task")) - {str(self.page.timer)}
         except OSError:

@@ -1,1 +1,1 @@
-"""What is seen of a run: files of its numbers, and the progress bar."""
+"""Logs of a run: files of its numbers, and the progress bar."""

@@ -149,5 +149,5 @@ class TensorBoardLog(NumbersLog):
 
 
 def can_write_events() -> bool:
-    """Whether the package is installed with which event files are written."""
+    """Return whether the package that writes event files is installed."""
     return importlib.util.find_spec("tensorboardX") is not None

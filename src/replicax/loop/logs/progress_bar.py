@@ -54,7 +54,7 @@ class Progress(Callback):
         self._drawn = 0  # how long that line is
 
     def say(self, line: str) -> None:
-        """A line, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         if self._run is None:
             self._console.print(line, markup=False, emoji=False)
             return
@@ -75,7 +75,7 @@ class Progress(Callback):
         from rich.text import Text
 
         class Bar(Progress):
-            """A bar, and the numbers in lines of their own below it: so neither takes the other's room."""
+            """A bar, and the numbers in lines of their own below it, so that neither takes the other's space."""
 
             def get_renderables(self) -> Iterator[Any]:
                 yield from super().get_renderables()
@@ -92,7 +92,7 @@ class Progress(Callback):
         self._bar.start()
 
     def advanced(self, step: int, is_logged: bool = False) -> None:
-        """Steps have been launched; ``is_logged``: the numbers of the last one come later, with a line of their own."""
+        """Show that steps have been launched; ``is_logged``: the numbers of the last one get a line later."""
         if self._bar is not None:
             now = self._clock()
             if now - self._shown > REFRESH:
@@ -139,7 +139,7 @@ class Progress(Callback):
         self._print_last()
 
     def _line(self, step: int, now: float, bar: str = "") -> str:
-        """What is shown where there is no terminal; in a notebook with a bar."""
+        """Return the line that is shown where there is no terminal; in a notebook with a bar."""
         numbers = f"   {self._numbers}" if self._numbers else ""
         done, left = step - self._first, ""
         if done > 0 and step < self._steps:  # if they go on like this

@@ -15,15 +15,15 @@ RATED = 4
 
 
 class Speed:
-    """How fast the steps of a run are.
+    """The speed of the steps of a run.
 
     Args:
-      strategy: whose devices run them.
-      tokens_per_example: to know tokens a second; ``None``: they are not wanted.
-      plan: of the step, to know the speed as a share of the predicted one.
+      strategy: the one whose devices run the steps.
+      tokens_per_example: gives tokens per second; ``None``: they are not reported.
+      plan: the step's plan, which gives the speed as a share of the predicted one.
 
     Attributes:
-      flops: what a step computes on all replicas; 0: that is not known.
+      flops: the operations of a step on all replicas; 0: unknown.
       peak: see :func:`peak_of`.
     """
 
@@ -37,17 +37,17 @@ class Speed:
 
     @property
     def names(self) -> list[str]:
-        """Of the numbers that :meth:`after` may return."""
+        """The names of the numbers that :meth:`after` may return."""
         known = {"tokens_per_second": self._tokens, "mfu": self.peak, "of_plan": self._predicted}
         return ["examples_per_second", *(name for name, needed in known.items() if needed is not None)]
 
     @property
     def seconds(self) -> float:
-        """When the last interval was over."""
+        """The time at which the last interval was over."""
         return self._rates[-1][2]
 
     def start(self, step: int, seconds: float) -> None:
-        """So many steps have been run before, and training has taken so long."""
+        """Begin after ``step`` steps, for which training has taken ``seconds``."""
         self._rates[-1] = step, 0, seconds
 
     def after(self, step: int, examples: int, seconds: float) -> dict[str, float]:
@@ -90,7 +90,7 @@ def flops_of(jaxpr: Any) -> int:
 
 
 def predicted_seconds(plan: Plan) -> float:
-    """How long the plan says that a step takes.
+    """Return the seconds that a step takes, according to the plan.
 
     Raises:
       ValueError: it does not say.
@@ -104,7 +104,7 @@ def predicted_seconds(plan: Plan) -> float:
 
 
 def peak_of(strategy: Strategy) -> float | None:
-    """What all devices of a strategy compute in a second at most, in FLOPs of bfloat16; ``None`` if it is not known.
+    """Return the peak of all devices of a strategy together, in bfloat16 FLOPs per second; ``None`` if unknown.
 
     >>> import replicax
     >>> from replicax.loop.logs.speed import peak_of

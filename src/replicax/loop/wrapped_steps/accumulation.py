@@ -119,7 +119,7 @@ class AccumulatedStep(Wrapper):
         return self._combined(run, computed, numbers, batch)
 
     def _combined(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
-        """The numbers of the whole batch, of those of its micro-batches."""
+        """Combine the numbers of micro-batches to those of the whole batch."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(run.tree.unflatten(range(len(numbers))))[0]]
         result = []
         for path, is_share, each in zip(paths, depends, numbers, strict=True):
@@ -250,7 +250,7 @@ class _Run:
         return [not isinstance(v, _jax.Literal) and v in depends for v in outputs]
 
     def body(self, carry: Any, piece: Any) -> Any:
-        """One micro-batch: values of variables and sums of gradients, to new ones, and the numbers."""
+        """Run one micro-batch: returns the new values of variables and sums of gradients, and the numbers."""
         values, held, sums = carry
         store, gradients, numbers, held = self._called(values, held, *piece)
         values = [store.values[v] for v in self.written]
@@ -259,7 +259,7 @@ class _Run:
     def _called(
         self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any
     ) -> tuple[DerivedStore, list[Any], list[Any], list[Any]]:
-        """What is written, the gradients, the numbers, and what is in the objects afterwards."""
+        """Run the step; returns what it writes, its gradients, its numbers, and the objects' arrays afterwards."""
         store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
         gradients: list[Any] = []
         self.updates = []

@@ -230,7 +230,7 @@ class PreciseStep(Wrapper):
 
 
 class _Use:
-    """One run of a step: what happens around its gradients and updates."""
+    """One run of a step, with casts around its gradients and updates."""
 
     def __init__(self, dtype: Any, scale: Any) -> None:
         self._dtype = dtype

@@ -89,7 +89,7 @@ class Feed:
         return (structure, kinds) if is_known else None, list(map(own_copy, leaves))
 
     def batch(self, data: Any) -> Batch:
-        """One batch, of ``PerReplica`` arrays (with one replica, of plain ones)."""
+        """Convert a batch to ``PerReplica`` arrays (with one replica, to plain ones)."""
         leaves, (sizes, copies, structure) = self._taken_apart(data)
         if self._replicas.count == 1:
             alone: Batch = jax.tree_util.tree_unflatten(structure, leaves)  # the program takes host arrays
@@ -98,7 +98,7 @@ class Feed:
         return placed
 
     def groups(self, batches: Iterable[Any], room: int) -> list[ElementGroup | Single]:
-        """At most ``room`` batches, in groups that one program can process."""
+        """Divide at most ``room`` batches into groups that one program can process."""
         groups: list[ElementGroup | Single] = []
         for run in self._runs(batches, room):
             if len(set(run.kind[0])) == 1:
@@ -191,7 +191,7 @@ class _Run(Staged):
         return [[batches[i] for batches in self._batches] for i in range(self.count)]
 
     def stacks(self) -> list[np.ndarray[Any, Any]]:
-        """For each leaf an array ``[this worker's replicas, batches, …]``."""
+        """Return, for each leaf, an array ``[this worker's replicas, batches, …]``."""
         return [self._stack(batches[: self.count]) for batches in self._batches]
 
     def _stack(self, batches: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -218,7 +218,7 @@ def _rows(data: Any) -> int:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Whether it is a sparse array, which JAX treats as a pytree of arrays."""
+    """Return whether ``value`` is a sparse array, which JAX treats as a pytree of arrays."""
     return isinstance(value, JAXSparse)
 
 
@@ -235,7 +235,7 @@ class Group:
         self._groups = groups
 
     def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """All elements."""
+        """Take all elements."""
         return self._groups, None
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:

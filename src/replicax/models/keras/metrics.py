@@ -68,7 +68,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def _is_sum(metric: Any) -> bool:
-    """Whether the metric stores sums over rows, as all of Keras' own do."""
+    """Return whether the metric stores sums over rows, as all of Keras' own do."""
     definers = (kind for kind in type(metric).__mro__ if "update_state" in vars(kind))
     return next(definers).__module__.partition(".")[0] == "keras"
 

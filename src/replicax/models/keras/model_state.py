@@ -40,7 +40,7 @@ class StateCell:
         self._stored: Any = None
 
     def take(self, array: Any) -> bool:
-        """Before a step: set the variable's value to ``array``. Returns whether the variable still has another one."""
+        """Set the variable to ``array`` before a step. Returns whether the variable still has another value."""
         stored = self.variable.slot.array
         differs = array is not stored and (array is not self._shown or stored is not self._stored)
         self._shown = self._stored = None  # frees the gathered copy of a sharded variable

@@ -25,7 +25,7 @@ WRITERS = ("save", "save_weights", "export")
 
 
 def is_silent(replicas: Replicas) -> bool:
-    """Whether this worker writes no files, because it is not the chief."""
+    """Return whether this worker writes no files, because it is not the chief."""
     lockstep = replicas.lockstep
     return lockstep.several and lockstep.workers.index > 0
 

@@ -59,7 +59,7 @@ _present: dict[tuple[int, str], _Patch] = {}
 
 @contextlib.contextmanager
 def patched(model: Any) -> Iterator[None]:
-    """While this context is open, the parts of Keras that ``model`` uses act as one replica's part.
+    """Make the parts of Keras that ``model`` uses act as one replica's part, inside this context.
 
     Several contexts may be open, on several threads.
     """

@@ -70,7 +70,7 @@ class ReplicaStep:
 
     @contextlib.contextmanager
     def inside(self, what: str) -> Iterator[bool]:
-        """Whether a function that acts for all replicas is the outermost of its kind; false for those that it calls."""
+        """Yield whether ``what``, which acts for all replicas, is the outermost of its kind; false for those inside."""
         is_outermost = what not in self._inside
         self._inside.add(what)
         try:

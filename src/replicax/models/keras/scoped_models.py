@@ -63,7 +63,7 @@ class StepFunctions:
 
 
 def install() -> None:
-    """From now on, models that are created or compiled in a strategy's scope belong to it."""
+    """Make models belong to the strategy in whose scope they are created or compiled, from now on."""
     if hasattr(Trainer.compile, _NAME):
         return
     for owner, name, wrap in (

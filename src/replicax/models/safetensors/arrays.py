@@ -84,7 +84,7 @@ def _words(path: tuple[Any, ...], boxes: Set[Any]) -> list[str]:
 
 
 def sources_of(found: Mapping[str, Any], names: Names) -> dict[str, TensorSource]:
-    """Of each array that ``names`` does not leave out."""
+    """Return the source of each array that ``names`` does not leave out."""
     sources = {path: source_of(path, leaf.kind.shape, names) for path, leaf in found.items()}
     return {path: source for path, source in sources.items() if source is not None}
 

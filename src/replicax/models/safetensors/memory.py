@@ -1,4 +1,4 @@
-"""Whether the devices have room for what is loaded."""
+"""Check that the devices have room for what is loaded."""
 
 from __future__ import annotations
 

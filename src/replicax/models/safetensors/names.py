@@ -54,7 +54,7 @@ class TensorSource:
         return tuple(of_file[axis] for axis in self.axes)
 
     def in_file(self, dims: Sequence[Any]) -> tuple[Any, ...]:
-        """What there is of each dim of a tensor here, in the order of the file."""
+        """Return ``dims``, one entry for each dim of a tensor here, in the order of the file."""
         return tuple(dims[self.axes.index(axis)] for axis in range(len(dims)))
 
 

@@ -146,7 +146,7 @@ def _gathered(value: Any) -> Any:
 
 
 def _on_host(value: Any) -> np.ndarray[Any, Any]:
-    """A copy on the host, which does not stay with the array, as the one does that JAX makes."""
+    """Copy an array to the host, without the copy that JAX keeps with an array."""
     if not isinstance(value, jax.Array):
         return np.asarray(value)
     if value.is_fully_replicated:

@@ -60,12 +60,12 @@ class OptimizerPart:
 
 @dataclasses.dataclass
 class ServerState:
-    """What a server has, and a snapshot covers: all but the optimizers, which are defined again.
+    """The state of a server that a snapshot covers: all but the optimizers, which are defined again.
 
     Attributes:
       seen: the functions and numbers of pushes that have arrived, of functions that have not ended.
       waiting: pushes of incomplete steps, by step and number, and by function.
-      updates: how many it has made.
+      updates: the number of updates made.
     """
 
     values: dict[int, Any] = dataclasses.field(default_factory=dict)

@@ -85,7 +85,7 @@ class Servers:
         return {server: self.actors[server].call("push", push) for server, push in pushes.items()}
 
     def break_off(self, ended: Ended) -> None:
-        """After a step has failed: drop waiting pushes, except those of complete steps."""
+        """Drop waiting pushes after a step has failed, except those of complete steps."""
         self._all("break_off", dict.fromkeys(range(len(self.actors)), (ended,)))
 
     def forget(self, number: int) -> None:
@@ -131,7 +131,7 @@ def split_changes(shards: Mapping[int, Shards], changes: Changes) -> dict[int, d
 
 
 def _merged(indices: Any, rows: Any) -> Rows:
-    """The same change, with rows of equal index summed, if that leaves at most half of the rows."""
+    """Sum rows of equal index, if that leaves at most half of the rows."""
     indices, rows = np.asarray(indices), np.asarray(rows)
     unique, places = np.unique(indices, return_inverse=True)
     if 2 * len(unique) > len(indices):

@@ -118,14 +118,14 @@ class ShardServer:
         return staleness
 
     def break_off(self, ended: Ended) -> None:
-        """After a step has failed: drop waiting pushes, except those of complete steps."""
+        """Drop waiting pushes after a step has failed, except those of complete steps."""
         self._finish(ended)
         self._state.waiting.clear()
 
     # --- updates ----------------------------------------------------------------------------------------
 
     def _finish(self, ended: Ended) -> None:
-        """These functions have ended: apply complete steps."""
+        """Apply complete steps when these functions have ended."""
         state = self._state
         if ended.era != state.ended.era or ended.below <= state.ended.below:
             return

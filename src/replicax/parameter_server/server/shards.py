@@ -42,7 +42,7 @@ class Shards:
 
     @property
     def is_split(self) -> bool:
-        """Whether several servers have different parts."""
+        """Return whether several servers have different parts."""
         return self.dim is not None and len(self.bounds) > 1
 
     def part(self, value: Any, server: int) -> Any:

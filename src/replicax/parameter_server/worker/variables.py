@@ -77,7 +77,7 @@ class WorkerVariable(Variable):
         return super().read_value()
 
     def __getitem__(self, index: Any) -> Any:
-        """Outside a step, an index of rows fetches only these rows from the servers."""
+        """Index the value; outside a step, an index of rows fetches only these from the servers."""
         rows = _rows_of(index, self.shape) if self._is_outside() else None
         if rows is None:
             return super().__getitem__(index)

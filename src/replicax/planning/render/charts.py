@@ -68,7 +68,7 @@ def memory_picture(plan: Plan) -> Figure:
 
 
 def time_picture(plan: Plan) -> Figure:
-    """How long each resource is busy in a step."""
+    """Draw how long each resource is busy in a step."""
     assert plan.estimate is not None
     figure, axes = _figure(1.9)
     optional = ("launches", "arithmetic", "between slices")
@@ -84,7 +84,7 @@ def time_picture(plan: Plan) -> Figure:
 
 
 def step_picture(plan: Plan) -> Figure:
-    """Where the predicted time of a step goes: kernels by their kind, and waiting for collectives."""
+    """Draw where the predicted time of a step goes: kernels by their kind, and waiting for collectives."""
     timeline = plan.timeline
     assert timeline is not None
     figure, axes = _figure(1.9)

@@ -280,9 +280,9 @@ def _section(title: str, items: Iterable[Any], cells: _Cells, note: str = "", sp
     return Section(title, tuple(cells), rows, note, spare)
 
 
-def _shortened(name: str, limit: int = 44) -> str:
-    """The end of a long name, which tells more than its beginning."""
-    return name if len(name) <= limit else "…" + name[1 - limit :]
+def _shortened(name: str) -> str:
+    """The last 44 characters of a long name, whose end tells more than its beginning."""
+    return name if len(name) <= 44 else "…" + name[-43:]
 
 
 # --- on the terminal ------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ _LEAST, _WORD = 10, 16
 
 
 def _widths(section: Section, room: int) -> list[int]:
-    """How wide each column is, so that all together have ``room``.
+    """Return the width of each column, so that all together fit into ``room``.
 
     Where there is too little room, headings are folded between words, and then texts, and long names anywhere, the
     widest first. Numbers and lines of the source stay whole on 80 columns; on fewer, Rich folds them as well.
@@ -343,7 +343,7 @@ def _widths(section: Section, room: int) -> list[int]:
 
 
 def _sizes(section: Section) -> tuple[list[int], list[int], list[int]]:
-    """How wide each column is in one line, with its heading folded between words, and with all folded."""
+    """Return each column's width in one line, with its heading folded between words, and with all folded."""
     cells = [max(map(cell_len, map(printable, texts)), default=0) for texts in zip(*section.rows, strict=True)]
     headings = [column.lstrip(">") for column in section.columns]
     widths = [max(cell, cell_len(heading)) for cell, heading in zip(cells, headings, strict=True)]

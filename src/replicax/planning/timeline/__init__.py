@@ -1,1 +1,1 @@
-"""When each kernel and each collective of a compiled step runs, and what is in memory when it is fullest."""
+"""Predict when each kernel and collective of a compiled step runs, and what is in memory when it is fullest."""

@@ -1,4 +1,4 @@
-"""How long one kernel takes: the longer of its arithmetic and its reads and writes, at what kernels like it reach.
+"""Predict the time of one kernel: the longer of its arithmetic and its reads and writes, at what kernels like it reach.
 
 No kernel reaches a chip's peaks. ``SHARES`` has what each kind reaches of them on accelerators, beside what the shape
 of a product costs (:mod:`replicax.planning.timeline.products`) and what the chip sustains (``Chip.sustained``). They
@@ -38,7 +38,7 @@ class Kernel:
 
     Attributes:
       kind: one of those of ``SHARES``.
-      seconds: that it takes, with its launch.
+      seconds: its time, with its launch.
       flops: of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
       at_peak: seconds that these products take at the chip's peak for their dtype.

@@ -1,4 +1,4 @@
-"""What is in memory when it is fullest, by its kind: variables, copies of them, activations, and what else there is.
+"""List what is in memory when it is fullest, by kind: variables, copies of them, activations, and the rest.
 
 The compiler says which values are in memory then (:mod:`replicax.hlo.live_ranges`). What kind each is follows from the
 program: a value that is made of variables alone is a copy of them, gathered or cast; one that is made before the first
@@ -70,7 +70,7 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
 
 
 def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) -> dict[str, int]:
-    """All that is in memory when it is fullest, by kind; without kinds of which there is nothing.
+    """Return the bytes in memory when it is fullest, by kind; without kinds of which there is nothing.
 
     Args:
       memory: of the step.
@@ -95,12 +95,12 @@ def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) ->
 
 
 def _is_stacked(instruction: Instruction) -> bool:
-    """Whether an iteration of a loop puts its part into an array that all have in common."""
+    """Return whether an iteration of a loop puts its part into an array that all have in common."""
     return instruction.op_name.endswith("dynamic_update_slice")
 
 
 class _Origins:
-    """Of what each value is made: variables, the batch (or what is not known), or neither."""
+    """Finds out what each value is made of: variables, the batch (or what is not known), or neither."""
 
     def __init__(self, module: Module) -> None:
         self._module = module

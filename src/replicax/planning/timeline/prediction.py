@@ -1,4 +1,4 @@
-"""What a walk through a step's schedule says: its time, its dearest kernels, and which collectives are not hidden."""
+"""Walk through a step's schedule: its time, its dearest kernels, and the collectives that are not hidden."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
 
 
 def _share_alone(transfer: TransferRun) -> float:
-    """Rounding, and iterations of loops that are alike but for their ends, may lead beyond 1."""
+    """Return the share of a transfer that no kernel hides: at most 1, in spite of rounding and the ends of loops."""
     return min(1.0, transfer.alone / (transfer.count * transfer.each)) if transfer.each else 0.0
 
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:
-    """Those that take most; alike ones, as of a loop and of an iteration that was taken out of it, as one."""
+    """Return the kernels that take most; alike ones, as of a loop and an iteration taken out of it, are one."""
     found: dict[tuple[object, ...], DearKernel] = {}
     for run, lines in sorted(kernels, key=lambda item: -item[0].count * item[0].kernel.seconds)[: 8 * DEAREST]:
         kernel, instruction = run.kernel, run.instruction

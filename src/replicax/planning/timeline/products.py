@@ -1,4 +1,4 @@
-"""How long a matrix product takes: its shape against the tiles and the multiprocessors of the chip.
+"""Predict the time of a matrix product: its shape against the tiles and the multiprocessors of the chip.
 
 A GPU cuts the result into tiles, and each of its multiprocessors computes one at a time. A result that does not fill
 the last tile of a row or column wastes the rest of it, and tiles that do not fill the last wave leave multiprocessors
@@ -40,7 +40,7 @@ class Product:
       batch: how many products of the same shape.
       rows: of the result.
       columns: of the result.
-      depth: of the contracted dim; of a convolution, how many elements meet on average.
+      depth: of the contracted dim; of a convolution, how many pairs are multiplied, on average.
       arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
       is_recomputed: whether the backward pass computes it a second time, to save memory.
     """
@@ -107,11 +107,11 @@ def _features_of(convolution: Instruction, computation: Computation) -> int:
 
 
 def seconds_of_product(product: Product, chip: Chip) -> float:
-    """How long a product takes whose operands are there in time.
+    """Return the seconds of a product whose operands are there in time.
 
     Args:
-      product: which.
-      chip: what computes it. Without a number of multiprocessors it has matrix units that work as one.
+      product: the product.
+      chip: computes it. Without a number of multiprocessors it has matrix units that work as one.
 
     >>> import replicax
     >>> from replicax.planning.timeline.products import Product, seconds_of_product

@@ -40,7 +40,7 @@ class SourceLines:
 
 
 def _lines_of_callers() -> Iterator[tuple[str, int]]:
-    """Where this is called, and where that is, and so on: all are outside of the step."""
+    """Yield the lines of the callers of this function, which are outside of the step."""
     frame = sys._getframe(1)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno

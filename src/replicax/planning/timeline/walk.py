@@ -69,7 +69,7 @@ class Run:
     """One step, as it runs on one device.
 
     Attributes:
-      seconds: that it takes.
+      seconds: its time.
       kernels: by the name of their instruction.
       transfers: by the name of the instruction that starts them.
       copies: seconds in which kernels wait for copies.
@@ -83,7 +83,7 @@ class Run:
 
 @dataclasses.dataclass
 class _Started:
-    """What runs on a stream beside the kernels."""
+    """An operation that runs on a stream beside the kernels."""
 
     issued: float
     begun: float
@@ -123,7 +123,7 @@ class ScheduleWalk:
         self._uses: dict[str, list[tuple[Instruction, CollectiveUse]]] = {}
 
     def run(self, seconds_of: Callable[[CollectiveUse], float]) -> Run:
-        """One step, with the time that one issue of a collective takes."""
+        """Walk through one step, with the time that one issue of a collective takes."""
         return _Clock(self, seconds_of).run_all()
 
     # What instructions are, which does not depend on how long collectives take.
@@ -148,7 +148,7 @@ class ScheduleWalk:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a kernel takes while a collective runs."""
+        """The factor by which a collective that runs slows down a kernel."""
         return 1.0 + (INTERFERENCE if self._chip.multiprocessors else 0.0)
 
 
