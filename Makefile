@@ -68,7 +68,7 @@ test: lint primitives $(GPU_READY)  ## run every check: lint, then the tests and
 soak: lint primitives  ## run every check, and those tests that are exhaustive rather than necessary
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(SHARED) -m "" --hypothesis-profile=soak --ignore=$(PRIMITIVES) $(ARGS)
 
-lint: $(READY)  ## style, formatting, types, and which room may import which
+lint: $(READY)  ## style, formatting, types, and which package may import which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

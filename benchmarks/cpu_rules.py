@@ -73,11 +73,11 @@ def recorded(name: str, devices: int) -> Recorded:
     import jax
 
     import replicax
-    from replicax.execution import run as room
+    from replicax.execution import run as runs
 
     replicax.use_cpu_devices(devices)
     found: list[Recorded] = []
-    replicate = room.replicate
+    replicate = runs.replicate
 
     def recording(program: Any, mesh: Any, steps: int | None = None) -> Any:
         executable = replicate(program, mesh, steps)
@@ -90,7 +90,7 @@ def recorded(name: str, devices: int) -> Recorded:
 
         return dataclasses.replace(executable, call=noted)
 
-    room.replicate = recording
+    runs.replicate = recording
     strategy = replicax.MirroredStrategy()
     with contextlib.redirect_stdout(io.StringIO()):
         group, _, rest = name.partition(".")

@@ -1,4 +1,4 @@
-"""Every public name: those of the package, and those that a public room has."""
+"""Every public name: those of the package, and those of public subpackages."""
 
 from __future__ import annotations
 

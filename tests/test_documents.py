@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOREIGN = {"keras.md", "from_keras.md"}
 EXECUTED = [path for path in DOCUMENTS if path.name not in FOREIGN or importlib.util.find_spec("keras")]
 APART = {"recipes.md"}  # the programs of its sections have nothing to do with each other
-# What `make test` leaves to `make soak`, as the tests of a room or other pages have the same.
+# What `make test` leaves to `make soak`, as tests of a package or other pages have the same.
 SOAK = {
     "docs/pipeline.md",
     "docs/plan.md",

@@ -55,8 +55,8 @@ def test_each_public_name_is_declared_listed_and_loaded_alike() -> None:
     tree = ast.parse(pathlib.Path(replicax.__file__).read_text())
     [typed] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     declared = {a.name: n.module for n in typed.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    for room in ("cluster", "data", "errors", "parameter_server", "planning", "variables"):
-        assert declared.pop(room) == "replicax"
+    for package in ("cluster", "data", "errors", "parameter_server", "planning", "variables"):
+        assert declared.pop(package) == "replicax"
     assert declared == replicax._LATER
     assert set(replicax.__all__) == {*declared, "EXIT_PREEMPTED"}
 
@@ -64,10 +64,10 @@ def test_each_public_name_is_declared_listed_and_loaded_alike() -> None:
 def test_names_that_have_moved_are_still_found_with_a_warning() -> None:
     assert len(replicax.__all__) <= 70
     for name, module in replicax._MOVED.items():
-        room = importlib.import_module(module)
-        assert name in room.__all__
+        package = importlib.import_module(module)
+        assert name in package.__all__
         with pytest.warns(DeprecationWarning, match=f"^replicax.{name} is now {module}.{name}$"):
-            assert getattr(replicax, name) is getattr(room, name)
+            assert getattr(replicax, name) is getattr(package, name)
         assert name not in dir(replicax)
 
 

@@ -2,10 +2,10 @@
 
     python tools/size.py
 
-First the lines and files of each room of ``src/replicax``. Then the files that import one another in a circle, the
+First the lines and files of each package of ``src/replicax``. Then the files that import one another in a circle, the
 statements that import internals of JAX, and the public names. Last, for four things that a program does: how many
 files of Replicax it passes, in how many visits (a call from another file begins one), and how many of these visits
-climb to a room above. The order of rooms is the one that import-linter checks (``pyproject.toml``).
+climb to a package above. The order of packages is the one that import-linter checks (``pyproject.toml``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def lines(path: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in ([path] if path.is_file() else path.rglob("*.py")))
 
 
-def rooms() -> Iterator[tuple[str, int, int]]:
-    """The name, lines and files of each room, the largest first; the files beside them are one."""
+def packages() -> Iterator[tuple[str, int, int]]:
+    """The name, lines and files of each package, the largest first; the files beside them are one."""
     found = [(p.name, lines(p), len(list(p.rglob("*.py")))) for p in SOURCES.iterdir() if (p / "__init__.py").exists()]
     found.append(("*.py", sum(map(lines, SOURCES.glob("*.py"))), len(list(SOURCES.glob("*.py")))))
-    yield from sorted(found, key=lambda room: -room[1])
+    yield from sorted(found, key=lambda package: -package[1])
 
 
 def imports_of_internals() -> int:
@@ -73,7 +73,7 @@ def circles() -> list[set[str]]:
 
 
 def heights() -> Callable[[str], tuple[int, ...]]:
-    """A function that tells how high a file is in the layers of the project, and of its room."""
+    """A function that tells how high a file is in the layers of the project, and of its package."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     levels: dict[str, int] = {}
     for contract in contracts:
@@ -136,7 +136,7 @@ def journeys() -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 def main() -> None:
     total = 0
-    for name, count, files in rooms():
+    for name, count, files in packages():
         total += count
         print(f"{name:20}{count:7,} lines {files:4} files")
     print(f"{'src/replicax':20}{total:7,} lines")

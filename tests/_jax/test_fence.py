@@ -1,6 +1,6 @@
 """The fence around JAX: what its primitives and their parameters are called is known in ``replicax._jax`` only.
 
-Two rooms that may be removed know it, too: the rules for XLA's CPU backend rewrite single operations, and the
+Two packages that may be removed know it, too: the rules for XLA's CPU backend rewrite single operations, and the
 per-replica executor computes them.
 
 Elsewhere a primitive of JAX is in a family of :mod:`replicax._jax.primitive_families`, its parameters are read by a

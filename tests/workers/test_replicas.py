@@ -1,4 +1,4 @@
-"""Replicas: what the rooms below a strategy know of it."""
+"""Replicas: the part of a strategy that lower packages know."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def initialize_workers(
     The cluster is that of ``cluster_resolver``. Without one it is the first of these that exists: that of
     ``TF_CONFIG``; that of ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``; the one that JAX
     detects, on Slurm, Open MPI, Kubernetes and Cloud TPU. Worker 0 is the task ``"chief"``, or else ``"worker"`` 0, and
-    the workers meet at its address, or at ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is this
-    machine's. ``replicax launch`` sets these variables.
+    the workers connect to its address, or to ``JAX_COORDINATOR_ADDRESS``. It listens on that address only, if that is
+    this machine's. ``replicax launch`` sets these variables.
 
     Args:
       cluster_resolver: describes the cluster, and says which task this process is.

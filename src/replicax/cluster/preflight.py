@@ -139,14 +139,14 @@ def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(
-                f"worker 0 can't listen at {bind}, where the workers were to meet ({group.source}): {error.strerror}. "
+                f"worker 0 can't listen at {bind}, where workers should connect ({group.source}): {error.strerror}. "
                 "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine"
             ) from error
         answer = _ask(group, min(deadline, time.monotonic() + 2 * _PATIENCE))
         if answer is not None and answer.get("problem"):
             raise RuntimeError(answer["problem"]) from error
         raise RuntimeError(
-            f"worker 0 can't listen at {bind}, where the workers were to meet ({group.source}): the port is in use, by "
+            f"worker 0 can't listen at {bind}, where workers should connect ({group.source}): the port is in use, by "
             "another program or an earlier run of this one. End that, or choose another port"
         ) from error
 

@@ -72,7 +72,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
       slices: the number of slices of the devices, one after the other, with as many replicas in each; 1 if there are no
         slices, and 0 if they are arranged otherwise.
       is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
-      replicas: the part of all this that lower rooms use.
+      replicas: the part of all this that lower packages use.
       programs: the strategy's cache of compiled steps.
       variables: of the strategy, by name and number, which are the same on all workers.
       partitioner: splits on-write variables over the replicas, or over those of groups; ``None`` if they are not split.

@@ -1,8 +1,8 @@
-"""The registry: parts of upper rooms that lower rooms use; registered at the import of Replicax, loaded when needed.
+"""The registry: parts of upper packages that lower ones use; registered at the import of Replicax, loaded when needed.
 
 Imports point downward, but the context has to find the default strategy, a step the adapters of other libraries'
 objects, a scope the code that makes Keras' models the strategy's, and a new step its checks and the passes that only
-some steps need. These are in upper rooms, and the package itself (``replicax/__init__.py``) registers them here.
+some steps need. These are in upper packages, and the package itself (``replicax/__init__.py``) registers them here.
 """
 
 from __future__ import annotations

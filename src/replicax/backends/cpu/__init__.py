@@ -1,7 +1,7 @@
 """Rules and options for XLA's CPU backend: operations that it compiles badly are rewritten.
 
-The core knows nothing of this room (:mod:`replicax.execution.compiled.backend`). Without it, programs are compiled as
-they are.
+The core knows nothing of this package (:mod:`replicax.execution.compiled.backend`). Without it, programs are compiled
+as they are.
 
 A rule stays if it makes a step 1.2 times as quick in at least three of 24 programs (the gallery, the peers' models, and
 ten for which no rule was written), slows none by more than 3%, and does not slow the first call; see

@@ -1,7 +1,7 @@
 """Backends: what the compiler for one platform needs and others do not.
 
-A room at the edge (:mod:`replicax.backends`) has them. Nothing here knows which there are: a platform without one gets
-programs as the other passes leave them.
+A package at the edge (:mod:`replicax.backends`) has them. Nothing here knows which there are: a platform without
+one gets programs as the other passes leave them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The core trains with the same numbers without the rooms that hang on it."""
+"""The core trains with the same numbers without the packages at the edge."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def trained(path: pathlib.Path, strategies: str) -> tuple[list[str], list[list[f
     return platforms, numbers
 
 
-def without(rooms: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path:
+def without(packages: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path:
     """A copy of the library, in ``path``."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        return {"__pycache__", *(room.name for room in rooms if room.parent == pathlib.Path(folder))}
+        return {"__pycache__", *(package.name for package in packages if package.parent == pathlib.Path(folder))}
 
     shutil.copytree(SOURCE, path / "replicax", ignore=ignored)
     return path
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) -> None:
-    """The backend of one platform, or all rooms at the edge: the core looks for one only when a step needs it."""
+def test_packages_at_the_edge_may_be_removed(tmp_path: pathlib.Path) -> None:
+    """The backend of one platform, or all packages at the edge: the core looks for one only when a step needs it."""
     platforms, [expected] = trained(SOURCE.parent, "[replicax.MirroredStrategy()]")
     assert platforms == ["cpu", "gpu"]
     strategies = "replicax.MirroredStrategy(reproducible=True), replicax.MirroredStrategy(num_replicas=4)"
@@ -97,6 +97,6 @@ def test_rooms_that_hang_on_the_core_may_be_taken_out(tmp_path: pathlib.Path) ->
     assert platforms == ["gpu"]
     np.testing.assert_allclose(found, [expected] * 2, rtol=1e-4)
     strategies = "replicax.MirroredStrategy(), replicax.ShardedStrategy()"
-    platforms, found = trained(without([SOURCE / room for room in EDGES], tmp_path / "no edges"), strategies)
+    platforms, found = trained(without([SOURCE / package for package in EDGES], tmp_path / "no edges"), strategies)
     assert platforms == []
     np.testing.assert_allclose(found, [expected] * 2, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""The order of the house: what CONTRIBUTING.md says of folders and names, and that its recipes are enough."""
+"""The rules of CONTRIBUTING.md for folders and names, and that its recipes are enough."""
 
 from __future__ import annotations
 
@@ -42,9 +42,13 @@ def test_every_file_says_what_it_is() -> None:
     assert missing == []
 
 
-def test_no_room_is_imported_by_its_name_as_a_string() -> None:
-    """``make lint`` can't see such an import: what lower rooms use of upper ones is in ``system/registry.py``."""
-    allowed = {"__init__.py": "the lazy face", "cli/demo.py": "the examples", "cli/user_function.py": "a user's module"}
+def test_no_package_is_imported_by_its_name_as_a_string() -> None:
+    """``make lint`` can't see such an import: what lower packages use of upper ones is in ``system/registry.py``."""
+    allowed = {
+        "__init__.py": "the lazy imports",
+        "cli/demo.py": "the examples",
+        "cli/user_function.py": "a user's module",
+    }
     allowed |= {"parameter_server/actors.py": "Ray's own", "gpu/cuda_compiler.py": "JAX's plugins"}
     found = {path.relative_to(SOURCES).as_posix() for path in MODULES if "import_module(" in path.read_text()}
     assert found - allowed.keys() == set()
