@@ -32,16 +32,16 @@ from replicax.devices.summation_order import sum_in_order
 from replicax.errors import ContextError
 
 alone_p = _jax.collective_primitive("replicax_alone", lambda *xs: list(xs))
-"""The sum over a single replica: its operands, whose locality becomes R (reduced)."""
+"""The sum over a single replica: its operands, whose locality becomes ``REDUCED``."""
 
 gathered_p = _jax.identity_primitive("replicax_gathered", of_tangents=True)
-"""Marks a value gathered from all replicas: its locality is R (reduced); that of its cotangent is not."""
+"""Marks a value gathered from all replicas: its locality is ``REDUCED``; that of its cotangent is not."""
 
 share_back_p = _jax.collective_primitive("replicax_share_back", lambda *xs, **_: list(xs))
 """Marks the cotangent of a share, on its way back to a gradient."""
 
 share_p = _jax.identity_primitive("replicax_share", of_tangents=share_back_p)
-"""Marks a replica's share of a value: its locality is T, even if all shares happen to be equal."""
+"""Marks a replica's share of a value: its locality is ``PER_REPLICA``, even if all shares happen to be equal."""
 
 COMBINED = "a value to combine over the replicas"
 """The name of a value in a message, if no better name is known."""
@@ -380,9 +380,9 @@ class ReplicaExamples(NamedTuple):
     """The examples of a padded batch, inside a step."""
 
     mask: Any
-    """Which of its rows are examples: bool ``[rows]``, T."""
+    """Its rows that are examples: bool ``[rows]``, per replica."""
     count: Any
-    """The number of examples of all replicas: int32, M."""
+    """The number of examples of all replicas: int32, mirrored."""
 
 
 class Communicator(Protocol):
@@ -393,7 +393,7 @@ class Communicator(Protocol):
         """The examples among the rows; ``None`` if no argument of the step is padded."""
 
     def replica_id(self) -> Any:
-        """This replica's number: an int32 scalar of locality T, or an int."""
+        """This replica's number: an int32 scalar, or an int."""
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """Combine each array with the same array of all replicas."""

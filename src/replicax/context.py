@@ -71,7 +71,7 @@ class ReplicaContext(NameHints):
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """This replica's number, from 0: an int32 scalar of locality T (with a single replica, 0)."""
+        """This replica's number, from 0: an int32 scalar, per replica (with a single replica, 0)."""
         self._check_current("replica_id_in_sync_group", in_merge_fn=True)
         return self._communicator.replica_id()
 
@@ -86,7 +86,7 @@ class ReplicaContext(NameHints):
             of the new kind.
 
         Returns:
-          A key, or keys, of the same kind and shape. T. No collective.
+          A key, or keys, of the same kind and shape, per replica. No collective.
 
         >>> import replicax, jax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -112,7 +112,7 @@ class ReplicaContext(NameHints):
 
     @property
     def example_mask(self) -> Any:
-        """The rows of a padded batch that are examples, and not padding: bool ``[rows]``, T.
+        """The rows of a padded batch that are examples, and not padding: bool ``[rows]``, per replica.
 
         ``None`` if no argument of the step is padded (see ``docs/uneven_batches.md``).
 
@@ -136,7 +136,7 @@ class ReplicaContext(NameHints):
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree, locality M. One fused all-reduce for all its leaves, unless ``options`` say otherwise; two
+          The same pytree, mirrored. One fused all-reduce for all its leaves, unless ``options`` say otherwise; two
           all-gathers for each ``IndexedSlices``.
 
         Raises:
@@ -180,7 +180,7 @@ class ReplicaContext(NameHints):
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The same pytree with arrays ``[…, n·k, …]`` for n replicas, locality M. One all-gather for each leaf.
+          The same pytree with arrays ``[…, n·k, …]`` for n replicas, mirrored. One all-gather for each leaf.
 
         Raises:
           ValueError: an array is a scalar, or ``axis`` is out of range.
@@ -267,7 +267,7 @@ def default_strategy() -> Strategy:
 
 @functools.cache
 def _registered() -> tuple[Callable[[], Any], type]:
-    """Makes the default strategy, and the class of all strategies; they are in a room above this one."""
+    """Makes the default strategy, and the class of all strategies; they are in a package above this one."""
     return registry.default_strategy()
 
 

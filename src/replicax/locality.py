@@ -8,7 +8,8 @@ import enum
 class Locality(enum.Enum):
     """Whether replicas may differ in a value.
 
-    Localities are ordered M, R, T. The locality of a result is the greatest of its operands', written ``a | b``.
+    Localities are ordered ``MIRRORED``, ``REDUCED``, ``PER_REPLICA``. The locality of a result is the greatest of its
+    operands', written ``a | b``.
 
     >>> import replicax
     >>> replicax.Locality.MIRRORED | replicax.Locality.PER_REPLICA
@@ -18,7 +19,7 @@ class Locality(enum.Enum):
     MIRRORED = "M"
     """The same on every replica: each has computed it by itself, from values that are the same everywhere."""
     REDUCED = "R"
-    """The same on every replica, because a collective made it so. Counts as M, but must not be reduced again."""
+    """The same on every replica, because a collective made it so. Counts as mirrored, but must not be reduced again."""
     PER_REPLICA = "T"
     """It may differ between replicas."""
 

@@ -51,8 +51,8 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
     ``run`` code is in a *replica context*: it sees one replica's values. ``merge_call`` enters cross-replica
     context from there.
 
-    A value's *locality* says whether replicas may differ in it: T (per replica) or M (mirrored, the same on
-    every replica). Replicax infers it from the traced step, without annotations.
+    A value's *locality* says whether replicas may differ in it: it is *per-replica*, or *mirrored* (the
+    same on every replica). Replicax infers it from the traced step, without annotations.
 
     With several workers (processes; see :class:`replicax.MultiWorkerMirroredStrategy`) all run the same program.
     Replicas, variables and the results of reductions and gathers are global. ``local_results`` and ``PerReplica``
@@ -163,8 +163,8 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
 
         Args:
           fn: the step, written for one replica.
-          args: a tuple of pytrees. Each replica gets its own component of a ``PerReplica`` (T). Arrays, ints and
-            floats are traced and the same for all replicas (M). Bools, strings and other Python objects are static:
+          args: a tuple of pytrees. Each replica gets its own component of a ``PerReplica``. Arrays, ints and
+            floats are traced and the same for all replicas. Bools, strings and other Python objects are static:
             the step sees the objects themselves, and is traced again if what it reads of one has changed. Variables
             arrive as themselves. Modules, optimizers, metrics and random streams of Flax NNX are changed in place, as
             by ``nnx.jit``; see ``docs/models.md``. So are those that a ``functools.partial`` gives to ``fn``.
@@ -177,8 +177,8 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           named: refused: arguments of the step by name go into ``kwargs``.
 
         Returns:
-          The result of ``fn``, with a ``PerReplica`` for each array that differs between replicas (T), and a plain
-          array for each that does not (M). Python objects and variables are returned as themselves. With one replica
+          The result of ``fn``, with a ``PerReplica`` for each array that differs between replicas, and a plain
+          array for each that does not. Python objects and variables are returned as themselves. With one replica
           all arrays are plain.
 
         Raises:
@@ -293,7 +293,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
             across replicas only, and needs components of one shape.
 
         Returns:
-          The same pytree of plain arrays (M). The mean of integers is a float.
+          The same pytree of plain arrays. The mean of integers is a float.
 
         A leaf that is not ``PerReplica`` is shared by all n replicas. With several replicas MEAN returns it and SUM
         is an error, since it is not clear whether it counts once or n times; with one replica both
@@ -323,7 +323,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           axis: the dim to concatenate along; negative counts from the end. Components may differ in it.
 
         Returns:
-          The same pytree of plain arrays (M).
+          The same pytree of plain arrays.
 
         Raises:
           ValueError: a scalar; an axis out of range; with several replicas, a value that all of them share.
@@ -345,7 +345,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         """The components of a value, as a tuple.
 
         Args:
-          value: a ``PerReplica``, a variable, an array that all replicas have computed (M), or a pytree of any leaves.
+          value: a ``PerReplica``, a variable, an array that all replicas have computed, or a pytree of any leaves.
             Any other single value gives ``(value,)``.
 
         Returns:

@@ -95,11 +95,10 @@ Scale = Literal["mean", "ragged mean", "share"]
 class PerReplica:
     """One component for each replica: ``run`` returns it for a value that may differ between replicas.
 
-    Locality: T. Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own
-    component), combine it with ``strategy.reduce`` or ``strategy.gather``, or take it apart with
-    ``strategy.local_results``. It is not an array, and JAX functions refuse it with a message that says so. It prints
-    its values if they are scalars or short vectors, and formats as a number (``f"{loss:.3f}"``) if all replicas have
-    the same.
+    Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own component), combine it with
+    ``strategy.reduce`` or ``strategy.gather``, or take it apart with ``strategy.local_results``. It is not an array,
+    and JAX functions refuse it with a message that says so. It prints its values if they are scalars or short vectors,
+    and formats as a number (``f"{loss:.3f}"``) if all replicas have the same.
 
     Attributes:
       form: how the components are held; see the classes of this module. Not for use outside Replicax.

@@ -157,7 +157,7 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
 
 
 def _is_everywhere(replicas: Replicas, value: Any) -> bool:
-    """Whether ``value`` is an array that every replica has, such as an M value."""
+    """Whether ``value`` is an array that every replica has, such as a mirrored value."""
     if not isinstance(value, jax.Array):
         return False
     if context.in_step():

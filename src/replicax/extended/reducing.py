@@ -39,13 +39,13 @@ class Reducing:
 
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`; or ``"only_first_replica"``, for replica 0's value.
-          value: a pytree with ``PerReplica`` leaves, with components of one shape. T.
+          value: a pytree with ``PerReplica`` leaves, with components of one shape.
           destinations: a variable or a ``PerReplica`` (for all its devices), a device, its name, a list of these, or
             ``None`` for all replicas' devices.
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The pytree of plain arrays. Locality M; for a variable v as ``destinations``, V(v): placed like v.
+          The pytree of plain arrays, mirrored; placed like the variable if ``destinations`` is one.
 
         Raises:
           ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
@@ -125,11 +125,11 @@ class Reducing:
         """Put a plain value on all devices of ``destinations``.
 
         Args:
-          tensor: an array or number, or a pytree of them. M.
+          tensor: an array or number, or a pytree of them, mirrored.
           destinations: as in :meth:`reduce_to`; by default all replicas' devices.
 
         Returns:
-          The pytree of arrays. Locality M; for a variable v as ``destinations``, V(v): placed like v.
+          The pytree of arrays, mirrored; placed like the variable if ``destinations`` is one.
 
         Raises:
           TypeError: ``tensor`` is a ``PerReplica`` value, which has a value for each replica.

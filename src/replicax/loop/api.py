@@ -65,7 +65,7 @@ def train(
     Args:
       step: the step of ``strategy.run(step, args=(batch,))``, written for one replica. It returns what is to be
         logged: a number, which is called ``"loss"``, a dict of numbers, or ``None``. A number in which replicas differ
-        (T) is this replica's *share*, as :func:`compute_average_loss` makes it: the shares are added up. See
+        is this replica's *share*, as :func:`compute_average_loss` makes it: the shares are added up. See
         ``reduce``.
       dataset: a distributed dataset; an iterator of one, which goes on from where it is; or what
         ``strategy.distribute_dataset`` takes. After its last element a new pass begins, until ``steps`` steps have

@@ -33,7 +33,7 @@ class RemoteValue:
     def fetch(self, timeout_seconds: float | None = None) -> Any:
         """Wait for the function, and return its result: arrays as NumPy arrays.
 
-        If the replicas of a worker have different values (T), it is a tuple with an array for each of them.
+        If the replicas of a worker have different values, it is a tuple with an array for each of them.
 
         Args:
           timeout_seconds: how long to wait; ``None`` for ever.

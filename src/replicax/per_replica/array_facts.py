@@ -55,7 +55,7 @@ def _forget(notes: weakref.ref[_Notes[Any]], key: int, _: Any) -> None:
 
 
 class Localities(_Notes[Locality]):
-    """The localities of a step's arrays: of noted ones, and of all that are computed from them; M of all others."""
+    """The localities of a step's arrays: of noted ones, and of all computed from them; ``MIRRORED`` for all others."""
 
     def __init__(self) -> None:
         super().__init__(M)

@@ -50,7 +50,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
       step: written for one replica.
       element_spec: the pytree that the step takes. A ``jax.ShapeDtypeStruct`` in it stands for a ``PerReplica`` array,
         and has one replica's shape: of a global batch of 1,024 on 512 replicas, ``(2, …)``. Anything else is passed on
-        as ``strategy.run`` would: arrays and numbers are the same for all replicas (M), and a real element of a
+        as ``strategy.run`` would: arrays and numbers are the same for all replicas, and a real element of a
         distributed dataset will do too. ``None``: the step takes nothing. For a step with several arguments pass a
         function of one: ``lambda element: step(*element)``.
       chip: figures to estimate with; by default those of the chip table (:mod:`replicax.planning.chip_specs`). Without

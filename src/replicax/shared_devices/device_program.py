@@ -2,7 +2,7 @@
 
 :class:`~replicax.shared_devices.local_replicas.LocalReplicas` makes it of the program of one replica. To the
 passes that come after it is a program like any other, in which each device is one replica: a value that may differ
-between devices is T, and variables are split over the devices.
+between devices is per-replica, and variables are split over the devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Local replicas: run a program on devices that have several replicas each.
 
-The program is that of one replica. Values that are the same on all replicas (M) are computed once for each device. Of
-values that may differ (T) a device has one for each of its replicas: an array ``[k, *shape]``. What computes them
+The program is that of one replica. Values that are the same on all replicas are computed once for each device. Of
+values that may differ a device has one for each of its replicas: an array ``[k, *shape]``. What computes them
 between two collectives is a *segment*: a loop runs it for one replica after the other. In a collective the replicas of
 a device come together first, and then the devices. So a device needs memory for the temporaries of one replica at a
 time, and keeps for all of its replicas only what goes from one segment to a later one. Sums over the replicas of which

@@ -30,8 +30,8 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that computes ``fn`` and its gradient with respect to ``variables``.
 
-    Each replica differentiates its own loss. The gradients are not summed over the replicas: they have the
-    locality T. Writes inside ``fn`` (for example the statistics of a batch normalisation) take effect.
+    Each replica differentiates its own loss. The gradients are not summed over the replicas: each
+    replica has its own. Writes inside ``fn`` (for example the statistics of a batch normalisation) take effect.
 
     Args:
       fn: returns a scalar loss of a float dtype; with ``has_aux``, a pair of the loss and any pytree. It reads
@@ -52,7 +52,7 @@ def value_and_grad(
       TypeError: there is no variable in ``variables``, an array or number in a list of them, or a variable whose dtype
         has no gradient; the loss is not a float scalar.
       ValueError: a variable is listed twice; ``unconnected_gradients`` is neither.
-      LocalityError: the loss is mirrored (M), usually because it ends in an all-reduce: each of the n replicas
+      LocalityError: the loss is mirrored, usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the sum of the gradients would be n times too large.
 
     No collective.

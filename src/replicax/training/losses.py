@@ -44,7 +44,7 @@ def compute_average_loss(
     replica without examples has a share of 0.
 
     Returns:
-      A scalar. T: each replica's own, even if all shares happen to be equal. No collective.
+      A scalar: each replica's own, even if all shares happen to be equal. No collective.
 
     Raises:
       ValueError: ``per_example_loss`` is a scalar, so examples can't be counted; or the batch is padded, and dim 0 of
@@ -118,10 +118,10 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     Every replica computes the same regularization loss; the shares of the n replicas add up to it once.
 
     Args:
-      regularization_loss: an array or number; usually a scalar of locality M.
+      regularization_loss: an array or number; usually a mirrored scalar.
 
     Returns:
-      An array of the same shape. T, since each replica has its own share. No collective.
+      An array of the same shape, per replica: each has its own share. No collective.
 
     Raises:
       ContextError: called in cross-replica context.
@@ -146,7 +146,7 @@ def as_share(loss: Any) -> jax.Array:
       loss: an array or number.
 
     Returns:
-      An array of the same shape. T: each replica's own. No collective.
+      An array of the same shape: each replica's own. No collective.
 
     Raises:
       ContextError: called in cross-replica context.

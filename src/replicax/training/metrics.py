@@ -61,7 +61,7 @@ class Mean(NameHints):
         """Add this replica's values.
 
         Args:
-          values: ``[batch, …]``; every number counts. A scalar counts once. T or M, any real dtype; summed in float32.
+          values: ``[batch, …]``; every number counts. A scalar counts once. Any real dtype; summed in float32.
           sample_weight: the weight of each value; its shape is that of the values or its first dims.
 
         Raises:
@@ -98,7 +98,7 @@ class Mean(NameHints):
         self._weight.assign_add(jnp.sum(weight))
 
     def result(self) -> jax.Array:
-        """The mean of all values so far, over replicas: a scalar of JAX's default float dtype, M; 0 if there are none.
+        """The mean of all values so far, over replicas: a mirrored scalar of JAX's default float dtype; 0 without any.
 
         Raises:
           ContextError: called in a step, where each replica has its own sums only.

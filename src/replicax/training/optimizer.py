@@ -209,13 +209,13 @@ class Optimizer:
           variables: a pytree of variables. The transformation gets the parameters in the tree of the first call (for
             pairs: in a list). Each call must have the same variables. Other leaves, such as the functions of a
             module, have ``None`` as their gradient.
-          aggregate: whether the gradients are this replica's own (T) and must be summed over the replicas. With
-            ``False`` they must be reduced already (M).
+          aggregate: whether the gradients are this replica's own and must be summed over the replicas. With
+            ``False`` they must be reduced already.
           **extra: further arguments of the transformation (``value=``, ``grad=``, ``value_fn=`` and others). With
             ``aggregate``, ``value`` and ``grad`` are this replica's shares, and are summed with the gradients, unless
             they have been all-reduced; so are the result of a function such as ``value_fn``, and its gradient.
             While such a function runs, the variables have the values of its parameters. Every other argument must be
-            the same on every replica (M). Without ``aggregate`` all arguments must be.
+            the same on every replica. Without ``aggregate`` all arguments must be.
 
         Raises:
           LocalityError: with ``aggregate``, a gradient that is all-reduced already, and would be counted n

@@ -31,8 +31,8 @@ def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
         pytrees of float arrays. Add terms that are not sums over examples, such as a prior, to the result.
 
     Returns:
-      A function of the same parameters, which must be the same on every replica (M). It returns the total, with the
-      structure and shapes of ``fn``'s result; M. Its gradient is M, too, and has derivatives in reverse mode
+      A function of the same parameters, which must be the same on every replica. It returns the total, with the
+      structure and shapes of ``fn``'s result, mirrored, as is its gradient, which has derivatives in reverse mode
       (``jax.jacrev(jax.grad(…))``); in forward mode (``jax.jvp``, ``jax.hessian``) JAX raises an error.
 
     Raises:

@@ -30,7 +30,7 @@ class ShardedVariable(Variable):
       ValueError: as :class:`Variable`; also if it is on-read, as then each replica has its own value; or if the
         partitioner has a wrong result.
 
-    Locality: M. Reading issues one all-gather if the whole value is needed; see also :meth:`Variable.assign`.
+    Mirrored. Reading issues one all-gather if the whole value is needed; see also :meth:`Variable.assign`.
 
     >>> import replicax, jax.numpy as jnp
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

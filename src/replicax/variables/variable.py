@@ -68,10 +68,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
     in operators, indexing and ``jax.numpy`` functions. JAX functions that take a pytree take its present
     value. (``jax.lax`` functions don't take variables: pass them ``variable.value``.)
 
-    Synchronization ``"on_write"`` (the default): *mirrored*, the same on every replica; reading gives M. An
+    Synchronization ``"on_write"`` (the default): *mirrored*, the same on every replica. An
     assignment inside a step combines the replicas' values by ``aggregation``; with ``"none"`` they must be the
     same, which is checked before anything runs. ``"on_read"``: each replica has its own copy; reading
-    gives T inside a step, and the copies combined by ``aggregation`` outside. The table of all cases is in
+    gives that inside a step, and the copies combined by ``aggregation`` outside. The table of all cases is in
     :mod:`replicax.variables.aggregation`. Every copy starts from the initial value; with several workers, from the
     chief's initial value.
 
@@ -312,7 +312,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     @_jax.outside_meshes
     def read_value(self) -> Any:
-        """The value: this replica's inside a step (M if on-write, T if on-read); elsewhere the whole value.
+        """The value: inside a step this replica's (the same on all if on-write); elsewhere the whole value.
 
         Issues no collective, with two exceptions: an on-read variable in cross-replica context (one all-reduce), and a
         split variable (one all-gather; in a step only if the whole value is needed). So with several workers all must
@@ -364,7 +364,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """Set the value, and return the variable.
 
         Inside a step: on-write variables combine the replicas' values by the aggregation (one all-reduce; none
-        for aggregation ``"none"``, where the value must be M); on-read variables change this replica's copy.
+        for aggregation ``"none"``, where the value must be mirrored); on-read variables change this replica's copy.
         Elsewhere: all copies are set alike; an on-read sum variable divides ``value`` equally over its copies, so that
         it reads as ``value`` (the remainder of an integer goes to replica 0).
 

@@ -201,16 +201,16 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     Before, check that it means the same for all of them.
 
-    Values of locality T travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
-    those of locality M as one replicated array. If there are fewer devices than replicas, each has the slices of
+    Per-replica values travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
+    mirrored values as one replicated array. If there are fewer devices than replicas, each has the slices of
     several (see :mod:`replicax.shared_devices`). Variables that are split over the replicas
     stay in pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so
     that the next call finds what it expects. Variables that are read and written are donated: their old arrays are
     reused, if the program can't fail while it runs (:class:`LaunchPolicy`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
-    replica's shape: ``[num_replicas, steps, *shape]`` (T) or ``[steps, *shape]`` (M). Written variables go from one
-    time to the next, as they would from call to call; so localities are those of one time. Results are the last ones.
+    replica's shape: ``[num_replicas, steps, *shape]``, or ``[steps, *shape]`` if mirrored. Written variables go from
+    one time to the next, as they would from call to call; so localities are those of one time. Results are the last.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.

@@ -25,7 +25,7 @@ class MultiStepContext:
     Inside a step it takes the outputs; each step sets the same ones. Afterwards it has those of the last step.
 
     Attributes:
-      last_step_outputs: values of the last step by name; M, and ``PerReplica`` where they were set without reducing.
+      last_step_outputs: values of the last step by name; ``PerReplica`` where they were set without reducing.
       non_tensor_outputs: Python objects by name.
       steps: how many steps have run: fewer than asked for, if the iterator came to its end. 0 inside a step.
 

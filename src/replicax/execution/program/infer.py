@@ -1,6 +1,6 @@
 """Infer: is each value the same on all replicas, or may it differ?
 
-One pass over the traced program. Its inputs are T (per replica) or M (mirrored); a collective that hands every
+One pass over the traced program. Its inputs are per-replica (T) or mirrored (M); a collective that hands every
 replica the same thing (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``,
 collectives that hand out different parts and operations whose results are not functions of their operands give T;
 anything else joins its operands. Loops run to a fixpoint; a branch joins its branches with its predicate; what is
@@ -81,7 +81,7 @@ _OF_TOTALS = (
 
 
 class _Inference(Dataflow[Locality]):
-    """The pass over one program; what decides matters where it is T."""
+    """The pass over one program; what decides matters where it is per-replica."""
 
     def __init__(
         self, obligations: Mapping[int, Obligation], check: bool, found: dict[Any, Locality] | None = None

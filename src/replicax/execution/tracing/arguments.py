@@ -56,8 +56,8 @@ def not_one_program(name: str, why: str) -> NotOneProgramError:
 class Arguments:
     """The arguments of one call of a step.
 
-    ``PerReplica`` values are traced with locality T; arrays, NumPy arrays and scalars, ints, floats and complex
-    numbers are traced with locality M; all other leaves (bools, strings, other Python objects, variables, the numbers
+    ``PerReplica`` values are traced as per-replica; arrays, NumPy arrays and scalars, ints, floats and complex
+    numbers are traced as mirrored; all other leaves (bools, strings, other Python objects, variables, the numbers
     of modules) are static: the step sees the object itself, and another object means another program.
 
     Attributes:
@@ -275,7 +275,7 @@ def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any
 
 @functools.cache
 def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """The shardings of values of locality M, and of locality T, on the devices of ``mesh``."""
+    """The shardings of mirrored values, and of per-replica values, on the devices of ``mesh``."""
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
 
@@ -296,7 +296,7 @@ def path_of(tree: Any, position: int) -> str:
 
 
 def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
-    """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
+    """The arguments that were mirrored in one :attr:`Arguments.key` and are per-replica in another, if no more differ.
 
     Returns:
       The path of each, and its shape and dtype on a replica.
@@ -334,7 +334,7 @@ def _describe_key(key: Any) -> str:
     if len(key) > 5:
         return f"{np.dtype(key[2]).name} of the shapes {', '.join(str(list(shape)) for shape in key[5])}"
     dtype = key[2] if jax.numpy.issubdtype(key[2], jax.dtypes.extended) else np.dtype(key[2]).name
-    return f"{dtype}{list(_local_shape(key))} ({key[0].value}{weak})"
+    return f"{dtype}{list(_local_shape(key))} ({'per replica' if key[0] is T else 'mirrored'}{weak})"
 
 
 def _local_shape(key: Any) -> tuple[int, ...]:
