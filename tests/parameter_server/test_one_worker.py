@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -153,3 +156,53 @@ def test_a_copy_that_a_step_has_written_is_no_version_of_the_servers() -> None:
         coordinator.schedule(fn).fetch(WAIT)
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [2, 2]
         assert coordinator.schedule(fn).fetch(WAIT).tolist() == [3, 3]
+
+
+class Cancelled(BaseException):
+    """An error that is no ``Exception``, of a class that other processes can't import."""
+
+
+Cancelled.__module__ = "__main__"
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, Cancelled])
+def test_any_error_of_a_function_is_raised_and_the_next_one_runs(kind: type[BaseException]) -> None:
+    strategy, _ = one_worker()
+
+    def fails() -> None:
+        raise kind("enough")
+
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(fails)
+        with pytest.raises(replicax.errors.WorkerError, match=f"{kind.__name__}: enough") as raised:
+            coordinator.join(WAIT)
+        assert type(raised.value.__cause__) is kind
+        assert coordinator.schedule(lambda: 7).fetch(WAIT) == 7
+
+
+def test_keys_come_back_as_keys() -> None:
+    strategy, _ = one_worker()
+    with coordinator_of(strategy) as (coordinator, _):
+        key = coordinator.schedule(lambda: jax.random.key(3)).fetch(WAIT)
+    assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+
+
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("assigns_first", [True, False])
+def test_a_step_does_not_assign_a_variable_that_its_optimizer_changes(executor: Any, assigns_first: bool) -> None:
+    strategy, v = one_worker()
+    with strategy.scope():
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step() -> None:
+        if assigns_first:
+            v.assign(v * 0.5)
+        optimizer.apply_gradients([(jnp.ones(2), v)])
+        if not assigns_first:
+            v.assign(jnp.clip(v.value, -1.0, 1.0))
+
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: strategy.run(step, options=replicax.RunOptions(executor)))
+        with pytest.raises(replicax.errors.WorkerError, match="is assigned in a step that also calls apply_gradients"):
+            coordinator.join(WAIT)
+        assert v.numpy().tolist() == [0.0, 0.0]

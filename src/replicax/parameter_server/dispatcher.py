@@ -282,7 +282,7 @@ class Dispatcher:
                         self._conclude(worker, scheduled, outcome)
                 with self._changed:
                     self._send()
-            except Exception as error:  # an internal error, or one of the engine: no caller may wait for ever
+            except BaseException as error:  # an internal error, or one of the engine: no caller may wait for ever
                 with self._changed:
                     self._give_up(f"the coordinator can't go on: {type(error).__name__}: {error}")
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from replicax.data.options import InputOptions
 from replicax.data.workers import InputContext
+from replicax.devices.host_values import is_key
 from replicax.devices.selection import resolve_devices
 from replicax.errors import ContextError, WorkerError, line_of
 from replicax.extended import StrategyExtended
@@ -187,17 +188,20 @@ class StepWorker:
             return CallOutcome(to_build=(needed.number, needed.variables))
         except ActorDiedError:
             return CallOutcome(has_lost_server=True)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a cancelled task's, or SystemExit: only a result ends the function
             return self._failed(call, error)
 
     def _failed(self, call: FunctionCall, error: BaseException) -> CallOutcome:
         """The outcome of a function that has raised an error here."""
+        from ray import cloudpickle
+
         where = f"worker {self.strategy.worker_index}"
         told = WorkerError(f"{call} failed on {where} at {line_of(error)}: {type(error).__name__}: {error}")
         told.add_note(f"On {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
         cause: bytes | None = None
         with contextlib.suppress(Exception):  # some errors can't be pickled or unpickled
-            data = pickle.dumps(error)
+            dumps: Any = cloudpickle.dumps  # by value where the class is the program's own
+            data = dumps(error)
             pickle.loads(data)
             cause = data
         return CallOutcome(error=told, cause=cause)
@@ -274,13 +278,13 @@ class StepWorker:
 
 
 def _fetched(strategy: Strategy, returned: Any) -> Any:
-    """The result of a function as NumPy arrays: a tuple of them for values that differ between replicas."""
+    """Return a function's result as NumPy arrays, or keys: a tuple of them for values that differ between replicas."""
 
     def on_host(leaf: Any) -> Any:
         if isinstance(leaf, Variable):
             leaf = leaf.read_value()
         if isinstance(leaf, PerReplica):
-            return tuple(np.asarray(part) for part in strategy.local_results(leaf))
-        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+            return tuple(on_host(part) for part in strategy.local_results(leaf))
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) and not is_key(leaf.dtype) else leaf
 
     return jax.tree_util.tree_map(on_host, registered(returned), is_leaf=is_leaf)

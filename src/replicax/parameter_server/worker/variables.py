@@ -65,9 +65,11 @@ class WorkerVariable(Variable):
         self.server_variables, self.number_on_servers = server_variables, number
         server_variables.roles[self.slot] = self, "assigned", [self.slot]
         self._notes: dict[Any, tuple[Variable, ...]] = {}
-        # The steps of replicas that have added to it, or assigned it. (On the per-replica executor they take turns.)
+        # The steps of replicas that have added to it, assigned it, or given an optimizer its gradient. (On the
+        # per-replica executor they take turns.)
         self._noted_in: weakref.WeakSet[Any] = weakref.WeakSet()
         self._assigned_in: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimized_in: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # --- reading and writing ----------------------------------------------------------------------------
 
@@ -88,11 +90,8 @@ class WorkerVariable(Variable):
         )
 
     def assign(self, value: Any) -> Variable:
-        if not self._is_outside() and _step() in self._noted_in:
-            raise ContextError(
-                f"{self.describe()} is assigned in a step that has called assign_add or assign_sub on it before, and "
-                "the servers could not tell which is meant: assign the final value only"
-            )
+        if not self._is_outside() and (_step() in self._noted_in or _step() in self._optimized_in):
+            raise self._changed_twice()
         with using(is_part, True):
             super().assign(value)
         if self._is_outside():
@@ -141,6 +140,9 @@ class WorkerVariable(Variable):
 
     def note_gradient(self, optimizer: int, gradient: Any) -> None:
         """Note the gradient of the present step for an optimizer; all of the worker's replicas have the same."""
+        if _step() in self._assigned_in:
+            raise self._changed_twice()
+        self._optimized_in.add(_step())
         if is_slices(gradient):
             rows = jnp.asarray(gradient.indices, jnp.int32)
             rows = jnp.where(rows < 0, rows + self.shape[0], rows)
@@ -150,6 +152,13 @@ class WorkerVariable(Variable):
         notes = self._notes_for(optimizer, [(v.shape, v.dtype) for v in values])
         for note, value in zip(notes, values, strict=True):
             current_store().write(note, value, self._otherwise())
+
+    def _changed_twice(self) -> ContextError:
+        return ContextError(
+            f"{self.describe()} is assigned in a step that also calls apply_gradients, assign_add or assign_sub on it. "
+            "The servers apply these after the step, so one of the changes would be lost: assign it in a function that "
+            "is scheduled later (weight decay is the optimizer's: optax.adamw)"
+        )
 
     def _notes_for(self, kind: int | str, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
         key = kind, *((tuple(shape), jnp.dtype(dtype).name) for shape, dtype in avals)
