@@ -279,6 +279,20 @@ OPTIMIZERS = {
 }
 
 
+def test_penalties_and_losses_of_one_stage_count_in_another():
+    strategy = strategy_of(1, 2)
+    x, w = random(16, 8), random(8, 16, seed=1)
+
+    def loss(w, x, assigned):
+        h = assigned(x @ w, 1)
+        return (h**2).mean() + 0.01 * assigned((w**2).sum(), 1) + 0.1 * assigned(jnp.abs(h).mean(), 0)
+
+    with strategy.scope():
+        v = replicax.Variable(w, name="w")
+    found = strategy.run(lambda x: jax.grad(loss)(v.value, x, strategy.assign_to_logical_device), args=(x,))
+    np.testing.assert_allclose(found, jax.grad(loss)(w, x, lambda value, _: value), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "groups", "microbatches"),
     [

@@ -103,10 +103,6 @@ class Placement:
     homes: Mapping[Any, int]
     places: Mapping[Any, Place]
 
-    def needs(self, atoms: Iterable[Any]) -> list[Any]:
-        """The values that have to be on a device for ``atoms`` to be there."""
-        return _needs(atoms, self.leaves)
-
     def device_of(self, atom: Any) -> int:
         """Where a result of the program is."""
         return (None if isinstance(atom, _jax.Literal) else self.places[atom].device) or 0

@@ -141,9 +141,19 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
 
 
 def needed(atoms: Iterable[Any], placement: Placement, moves: Moves) -> list[Any]:
-    """The values that have to be on a device for ``atoms`` to be there."""
-    sources = [moves.source(v) for v in placement.needs(moves.source(v) for v in atoms)]
-    return list(dict.fromkeys(v for v in sources if not isinstance(v, _jax.Literal)))
+    """Return the values that have to be on a device for ``atoms`` to be there."""
+
+    def leaves(atom: Any) -> Iterator[Any]:
+        atom = moves.source(atom)
+        if isinstance(atom, _jax.Literal):
+            return
+        if atom not in placement.anew:
+            yield atom
+        else:
+            for leaf in placement.leaves[atom]:
+                yield from leaves(leaf)
+
+    return list(dict.fromkeys(leaf for atom in atoms for leaf in leaves(atom)))
 
 
 def program_of(
