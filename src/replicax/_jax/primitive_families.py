@@ -90,6 +90,7 @@ IOTAS = primitives_named("iota")
 """Each element is its own position along a dim."""
 
 SCATTERS = primitives_with("examples", "scattered")
+REPLACING_SCATTERS = primitives_named("scatter")
 
 MATRIX_PRODUCTS = primitives_named("dot_general")
 

@@ -77,10 +77,13 @@ def scatter(o: OperationShapes) -> Place:
         sources.append(indices.moved(of_indices[indices.dim]))
     found: list[Place] = [o.at(0)]
     for source in sources:
-        if source.dim in goes_to:
-            found.append(source.moved(goes_to[source.dim]))
+        dim = goes_to.get(source.dim)
+        if dim is not None:
+            found.append(source.moved(dim) if slices[source.dim] == shape[dim] else Untraceable(False, dim))
         elif o.at(0) is not None or source.dim in dims.windows.values():
             return UNKNOWN  # examples go where other examples are
+        elif source is updates and o.name in families.REPLACING_SCATTERS:  # they go to rows of other numbers
+            found.append(Untraceable(False, dims.indexed[0] if len(dims.indexed) == 1 else None))
         # Otherwise each example goes where its own index says: a sum over the examples, such as a count of classes.
     return joined(found)
 
