@@ -383,6 +383,8 @@ class ReplicaExamples(NamedTuple):
     """Its rows that are examples: bool ``[rows]``, per replica."""
     count: Any
     """The number of examples of all replicas: int32, mirrored."""
+    parts: int = 1
+    """The number of micro-batches of which these are one."""
 
 
 class Communicator(Protocol):

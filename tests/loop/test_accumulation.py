@@ -72,6 +72,32 @@ def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("length", [8, 5])
+def test_a_penalty_counts_once(replicas: int, length: int) -> None:
+    strategy = strategy_of(replicas)
+    x, w = np.arange(length * 3, dtype=np.float32).reshape(length, 3) / 10, np.float32([1.0, -2.0, 3.0])
+    with strategy.scope():
+        v = replicax.Variable(w, name="v")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x: Any) -> Any:
+        def loss() -> Any:
+            penalty = replicax.scale_regularization_loss(jnp.sum(jnp.square(v.value)))
+            return replicax.compute_average_loss(x @ v.value) + penalty, penalty
+
+        (share, penalty), gradients = replicax.value_and_grad(loss, [v], has_aux=True)()
+        optimizer.apply_gradients(zip(gradients, [v], strict=True))
+        return share, penalty
+
+    [batch] = strategy.distribute_dataset([x])
+    numbers = strategy.run(accumulated(step, 2), args=(batch,))
+    expected, gradient = jax.value_and_grad(lambda w: (x @ w).mean() + jnp.sum(w**2))(w)
+    loss, penalty = (float(strategy.reduce("sum", n)) for n in numbers)
+    np.testing.assert_allclose(v.numpy(), w - 0.1 * np.asarray(gradient), rtol=1e-5)
+    assert (loss, penalty) == (pytest.approx(float(expected)), pytest.approx(14.0))
+
+
 def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     strategy = strategy_of(2)
     made: list[replicax.Variable] = []

@@ -356,7 +356,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
     (:mod:`replicax.padding.examples`).
     """
     assert communicator.examples is not None
-    mask, count = communicator.examples
+    mask, count, _ = communicator.examples
     kept, counts = value, {}
     for dim in checked_axes(axis, value.shape, "reduce") if axis is not None else ():
         is_theirs = communicator.lie_along(value, dim, "strategy.reduce")

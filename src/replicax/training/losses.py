@@ -133,7 +133,8 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     replica = _replica("scale_regularization_loss")
     loss = _float(regularization_loss, "scale_regularization_loss: regularization_loss")
-    return share_p.bind(loss / replica._replicas.in_sync)[0]
+    examples = replica._communicator.examples
+    return share_p.bind(loss / (replica._replicas.in_sync * (1 if examples is None else examples.parts)))[0]
 
 
 def as_share(loss: Any) -> jax.Array:

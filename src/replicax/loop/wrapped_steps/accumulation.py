@@ -244,7 +244,8 @@ class _Run:
             )
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
-            if any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
+            is_share = equation.primitive is share_p  # also of a penalty: one for each micro-batch
+            if is_share or any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
                 depends.update(equation.outvars)
         outputs = program.jaxpr.outvars[: self.tree.num_leaves]
         return [not isinstance(v, _jax.Literal) and v in depends for v in outputs]
@@ -271,7 +272,7 @@ class _Run:
         objects = mutable_objects(self._step.fn, fn, args, kwargs)
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
-            self._communicator.examples = ReplicaExamples(mask, self._batch.total)
+            self._communicator.examples = ReplicaExamples(mask, self._batch.total, self._step._parts)
             stack.enter_context(use_store(store))
             stack.enter_context(using(update_hook, collector))
             if self._parts is not None:
