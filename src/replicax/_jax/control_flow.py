@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval as _pe
 
 from replicax._jax.jaxprs.programs import contains, map_jaxprs, program_of, sub_jaxprs
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, Primitive, shape_of
-from replicax._jax.primitive_families import CONTROL_FLOW, LINEAR_SOLVES
+from replicax._jax.primitive_families import BRANCHES, CONTROL_FLOW, LINEAR_SOLVES, SCANS, WHILE_LOOPS, by_primitive
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Scan:
     """A ``scan``: its operands are constants, what it carries, and what it goes over, in this order.
 
     Attributes:
-      body: the program of one turn; it takes what the scan takes, and of what it goes over a slice.
+      body: the program of one iteration; it takes what the scan takes, and of what it goes over a slice.
       constants: how many operands are constants.
       carried: how many are carried.
       length: how often it runs.
       reverse: whether it goes from the last slice to the first.
-      unroll: how many turns of the compiled loop are one.
+      unroll: how many iterations the compiled loop runs as one.
     """
 
     body: Jaxpr
@@ -44,7 +44,7 @@ class While:
 
     Attributes:
       test: the program that says whether to go on.
-      body: that of one turn.
+      body: the program of one iteration.
       test_constants: how many operands are the test's.
       body_constants: how many are the body's.
     """
@@ -84,11 +84,13 @@ def while_of(params: Mapping[str, Any]) -> While:
     return While(test, body, params["cond_nconsts"], params["body_nconsts"])
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = {
-    "scan": scan_of,
-    "while": while_of,
-    "cond": lambda params: Branches([open_jaxpr(branch) for branch in params["branches"]]),
-}
+def _branches_of(params: Mapping[str, Any]) -> Branches:
+    return Branches([open_jaxpr(branch) for branch in params["branches"]])
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = by_primitive(
+    {SCANS: scan_of, WHILE_LOOPS: while_of, BRANCHES: _branches_of}
+)
 
 
 def called_program(equation: Equation) -> Jaxpr | None:

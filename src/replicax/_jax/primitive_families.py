@@ -134,6 +134,9 @@ PLACING = primitives_with("also", "placing")
 PURE_HOST_CALLS = primitives_named("pure_callback")
 """They call a Python function on the host that does nothing but compute."""
 
+PRINTS = primitives_named("debug_print")
+"""They print on the host, and call nothing of the user's."""
+
 HOST_CALLS = primitives_with("also", "host")
 """They call Python on the host."""
 

@@ -16,7 +16,7 @@ from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
-from replicax._jax.primitive_families import UNRELIABLE, WHILE_LOOPS
+from replicax._jax.primitive_families import HOST_CALLS, PRINTS, UNRELIABLE, WHILE_LOOPS
 from replicax._jax.traces import current_trace, staging_trace
 from replicax.errors import UNKNOWN_LINE
 
@@ -84,8 +84,8 @@ def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[An
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:
-    """Whether a program calls Python functions on the host."""
-    return contains(jaxpr, lambda e: "callback" in e.primitive.name)
+    """Whether a program calls Python functions of the user's on the host."""
+    return contains(jaxpr, lambda e: e.primitive.name in HOST_CALLS - PRINTS)
 
 
 def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
@@ -95,7 +95,7 @@ def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
 
 def prints(jaxpr: Jaxpr) -> bool:
     """Whether a program has a ``jax.debug.print``."""
-    return contains(jaxpr, lambda e: e.primitive.name == "debug_print")
+    return contains(jaxpr, lambda e: e.primitive.name in PRINTS)
 
 
 def acts_outside(equation: Equation) -> bool:
