@@ -241,23 +241,32 @@ def test_a_collective_that_replicas_may_disagree_on(pair, name) -> None:
 
 
 ALLOWED = {
-    "mirrored predicate": lambda x: lax.cond(psum(x) > 0, lambda: psum(x), lambda: x),
-    "while with a mirrored test": lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + psum(c), ONE),
-    "scan": lambda x: lax.scan(lambda c, _: (psum(c), None), x, None, length=2)[0],
-    "vmap of cond is a select": lambda x: jax.vmap(lambda y: lax.cond(y > 0, lambda: psum(y), lambda: y))(x[None]),
-    "no collective in the loop": lambda x: psum(lax.while_loop(lambda c: c < x, lambda c: c + 1, ZERO)),
-    "replica id in a branch": lambda x: lax.cond(x > 0, lambda: lax.axis_index("replica"), lambda: 0),
+    "mirrored predicate": (lambda x: lax.cond(psum(x) > 0, lambda: psum(x), lambda: x), [1, 1]),
+    "while with a mirrored test": (lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + psum(c), ONE), [3, 3]),
+    "scan": (lambda x: lax.scan(lambda c, _: (psum(c), None), x, None, length=2)[0], [2, 2]),
+    "no collective in the loop": (
+        lambda x: psum(lax.while_loop(lambda c: c < x, lambda c: c + 1, ZERO)),
+        [1, 1],
+    ),
+    "replica id in a branch": (lambda x: lax.cond(x > 0, lambda: lax.axis_index("replica"), lambda: 0), [0, 1]),
 }
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_collectives_that_all_replicas_reach(pair, name) -> None:
-    if name == "vmap of cond is a select":
-        # All examples take both branches, so every replica gets there.
-        assert localities(pair, ALLOWED[name]) == "T"
-        return
+    fn, expected = ALLOWED[name]
     x = pair.distribute_values_from_function(lambda ctx: np.float32(ctx.replica_id_in_sync_group))
-    jax.block_until_ready(jax.tree.leaves(pair.local_results(pair.run(ALLOWED[name], args=(x,)))))
+    results = pair.local_results(pair.run(fn, args=(x,)))
+    assert [int(result) for result in results] == expected
+
+
+def test_all_replicas_reach_a_collective_in_a_batched_branch(pair) -> None:
+    """All examples take both branches: under vmap a cond is a select."""
+
+    def step(x):
+        return jax.vmap(lambda y: lax.cond(y > 0, lambda: psum(y), lambda: y))(x[None])
+
+    assert localities(pair, step) == "T"
 
 
 def test_one_replica_has_nobody_to_wait_for() -> None:
