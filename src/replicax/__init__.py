@@ -223,17 +223,9 @@ _PLACES = dict.fromkeys(__all__, __name__) | _MOVED
 """The module of each public name."""
 
 
-def _load_default_strategy() -> tuple[Callable[[], Any], type]:
-    from replicax.strategies.default import default
-    from replicax.strategy import Strategy
-
-    return default, Strategy
-
-
-def _load_nnx_adapter() -> Any:
-    from replicax.models.nnx import adapter
-
-    return adapter
+def _later(module: str, name: str) -> Callable[[], Any]:
+    """A function that loads a name of a module of Replicax."""
+    return lambda: getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 def _adapt_keras() -> None:
@@ -243,62 +235,22 @@ def _adapt_keras() -> None:
         install()
 
 
-def _load_step_check() -> Any:
-    from replicax.checks import check_step
-
-    return check_step
-
-
-def _load_placed_steps() -> Any:
-    from replicax.pipeline.placed_program import replicate_placed
-
-    return replicate_placed
-
-
-def _load_ragged_steps() -> Any:
-    from replicax.ragged.sizes import capture_ragged, check_arms
-
-    return capture_ragged, check_arms
-
-
-def _load_padded_steps() -> Any:
-    from replicax.padding.examples import where_examples_are
-    from replicax.padding.questions import Question
-
-    return where_examples_are, Question
-
-
-def _load_shared_devices() -> Any:
-    from replicax.shared_devices.device_program import evaluated_on_device
-
-    return evaluated_on_device
-
-
-def _load_backends() -> Any:
-    from replicax.backends import BACKENDS
-
-    return BACKENDS
-
-
-def _load_per_replica_executor() -> Any:
-    from replicax.per_replica.executor import run_per_replica
-    from replicax.per_replica.fallback import fall_back
-
-    return run_per_replica, fall_back
-
-
-registry.default_strategy = _load_default_strategy
-registry.padded_steps = _load_padded_steps
-registry.shared_devices = _load_shared_devices
-registry.ragged_steps = _load_ragged_steps
-registry.per_replica_executor = _load_per_replica_executor
-registry.placed_steps = _load_placed_steps
-registry.object_adapters["flax.nnx"] = _load_nnx_adapter
+registry.default_strategy = _later("strategies.default", "default")
+registry.strategy_class = _later("strategy", "Strategy")
+registry.examples_in_results = _later("padding.examples", "where_examples_are")
+registry.padding_question = _later("padding.questions", "Question")
+registry.evaluate_on_device = _later("shared_devices.device_program", "evaluated_on_device")
+registry.capture_ragged = _later("ragged.sizes", "capture_ragged")
+registry.check_ragged_text = _later("ragged.sizes", "check_arms")
+registry.run_per_replica = _later("per_replica.executor", "run_per_replica")
+registry.fall_back = _later("per_replica.fallback", "fall_back")
+registry.replicate_placed = _later("pipeline.placed_program", "replicate_placed")
+registry.object_adapters["flax.nnx"] = _later("models.nnx", "adapter")
 registry.scoped_libraries["keras"] = _adapt_keras
 if importlib.util.find_spec("replicax.checks") is not None:
-    registry.step_checks.append(_load_step_check)
+    registry.step_checks.append(_later("checks", "check_step"))
 if importlib.util.find_spec("replicax.backends") is not None:
-    registry.backends = _load_backends
+    registry.backends = _later("backends", "BACKENDS")
 
 
 def __getattr__(name: str) -> Any:

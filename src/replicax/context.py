@@ -262,13 +262,16 @@ _base = _Base()
 
 def default_strategy() -> Strategy:
     """The strategy of code outside every scope: one replica on JAX's default device."""
-    return _registered()[0]()
+    strategy: Strategy = registry.default_strategy()()
+    return strategy
 
 
-@functools.cache
-def _registered() -> tuple[Callable[[], Any], type]:
-    """Makes the default strategy, and the class of all strategies; they are in a package above this one."""
-    return registry.default_strategy()
+def _innermost() -> _Frame | None:
+    """The frame of the innermost scope or step, or of ``set_strategy``; ``None`` outside of all."""
+    frames = _frames.get()
+    if frames:
+        return frames[-1]
+    return None if _base.frame is None or _base.frame.replica is not None else _base.frame
 
 
 def _current() -> _Frame:
@@ -428,8 +431,8 @@ def is_in_replica(replicas: Replicas) -> bool:
     Code outside every scope and step counts as cross-replica code: the one replica of the default strategy sees the
     same.
     """
-    frames = _frames.get()
-    return bool(frames) and frames[-1].replica is not None and frames[-1].replicas is replicas
+    frame = _innermost()
+    return frame is not None and frame.replica is not None and frame.replicas is replicas
 
 
 def set_strategy(strategy: Strategy | None) -> None:
@@ -451,7 +454,7 @@ def set_strategy(strategy: Strategy | None) -> None:
     """
     if _frames.get():
         raise ContextError("set_strategy must be called outside every strategy.scope() and step")
-    if strategy is not None and not isinstance(strategy, _registered()[1]):
+    if strategy is not None and not isinstance(strategy, registry.strategy_class()):
         raise TypeError(
             "set_strategy(strategy): expected a strategy, such as replicax.MirroredStrategy(), or None, got "
             f"{strategy!r}"
@@ -464,9 +467,9 @@ def set_strategy(strategy: Strategy | None) -> None:
 
 def note_asked_for_count() -> None:
     """Note that the caller has asked a strategy for the number of replicas."""
-    frames = _frames.get()
-    if frames and frames[-1].replica is not None:
-        frames[-1].replica.asked_for_count = True
+    frame = _innermost()
+    if frame is not None and frame.replica is not None:
+        frame.replica.asked_for_count = True
 
 
 def check_may_enter(replicas: Replicas) -> None:
@@ -475,16 +478,15 @@ def check_may_enter(replicas: Replicas) -> None:
     Raises:
       ContextError: the caller is in a step, or in another strategy's scope.
     """
-    frames = _frames.get()
-    frame = frames[-1] if frames else _base.frame
+    frame = _innermost()
     if frame is None:
         return
-    if frame.replica is not None and frames:
+    if frame.replica is not None:
         raise ContextError(
             "strategy.scope() was entered inside a step: use get_replica_context().merge_call(fn) to act across "
             "replicas"
         )
-    if frame.replica is None and frame.replicas is not replicas:
+    if frame.replicas is not replicas:
         raise ContextError(
             f"mixing different Strategy objects: the scope of {replicas!r} was entered inside that of "
             f"{frame.replicas!r}. Make one strategy and use it throughout."
@@ -544,10 +546,9 @@ def check_cross_replica(replicas: Replicas, method: str, instead: str = _USE_MER
     Raises:
       ContextError: the caller is inside a replica, or inside another strategy's scope.
     """
-    frames = _frames.get()
-    frame = frames[-1] if frames else _base.frame
-    if frame is None or (frame is _base.frame and frame.replica is not None):
-        return  # outside every scope and step
+    frame = _innermost()
+    if frame is None:
+        return
     if frame.replica is not None:
         raise ContextError(f"{method} is for cross-replica context, but was called inside a replica. {instead}")
     if frame.replicas is not replicas:

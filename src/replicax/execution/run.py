@@ -174,13 +174,13 @@ def run(
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
     if (options or default_options()).executor == "per_replica":
         check_call(programs.replicas, fn, args, kwargs)
-        return registry.per_replica_executor()[0](programs, fn, args, kwargs)
+        return registry.run_per_replica()(programs, fn, args, kwargs)
     try:
         return run_compiled(programs, fn, args, kwargs, launched)
     except NotOneProgramError as why:
         if options is not None:
             raise
-        return registry.per_replica_executor()[1](programs, fn, args, kwargs, why)
+        return registry.fall_back()(programs, fn, args, kwargs, why)
 
 
 def arguments_of(
@@ -219,11 +219,11 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             with recording_reads((step.captured, arguments.key), module_of(fn)):
                 program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
-                executable = registry.placed_steps()(program, replicas.mesh)
+                executable = registry.replicate_placed()(program, replicas.mesh)
             else:
                 executable = replicate(program, replicas.mesh)
                 if arguments.is_ragged and replicas.num_logical_devices > 1:
-                    registry.ragged_steps()[1](executable.compiled_text())
+                    registry.check_ragged_text()(executable.compiled_text())
         except CantJoinError as why:
             put_back()
             creations.undo()
@@ -247,7 +247,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 @jax.disable_jit(False)
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_ragged:
-        return registry.ragged_steps()[0](replicas, fn, arguments, creations)
+        captured: Program = registry.capture_ragged()(replicas, fn, arguments, creations)
+        return captured
     traced = arguments.traced(replicas.count)
     dims = arguments.example_dims()
     program = capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)

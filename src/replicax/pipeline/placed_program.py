@@ -24,7 +24,7 @@ from replicax.execution.compiled.replicate import (
 )
 from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
-from replicax.execution.program.infer import infer
+from replicax.execution.program.infer import infer, localities_of
 from replicax.execution.program.program import Program, Use
 from replicax.locality import Locality, M, T
 from replicax.padding.examples import where_examples_are
@@ -84,7 +84,6 @@ class _Planner:
                 )
         self.meshes = [logical_device_mesh(mesh, k) for k in range(count)]
         self.flat = flatten(program, self.meshes[0])
-        self.found: dict[Any, Locality] = {}
         self.padded: tuple[bool, ...] | None = None
         self.example_dims: tuple[int | None, ...] = ()
         self.results = self._infer()
@@ -103,14 +102,14 @@ class _Planner:
             self.layouts = self._in_pieces() | self.layouts
 
     def _infer(self) -> list[Locality]:
-        """The localities of the results, and in ``found`` those of all values."""
+        """The localities of the results, and in ``localities`` those of all values."""
         program = self.program
         inputs = program.input_localities
         outputs = infer(program.jaxpr, inputs, program.obligations, check=self.several)
         if program.example_dims is not None:
             self.padded, self.example_dims = where_examples_are(program, outputs)
         closed = [M] * (len(self.flat.inputs) - len(inputs))  # what called programs have closed over
-        infer(self.flat.jaxpr(program.jaxpr), inputs + closed, {}, check=False, found=self.found)
+        self.localities = localities_of(self.flat.jaxpr(program.jaxpr), inputs + closed)
         return outputs[len(program.writes) :]
 
     def _in_pieces(self) -> dict[Any, Layout]:
@@ -118,7 +117,7 @@ class _Planner:
         wanted = [use.layout if isinstance(use.layout, Split) else None for use in self.program.writes]
         hints = wanted_pieces(self.flat.jaxpr(self.program.jaxpr), wanted)
         made = {v for operation in self.flat.operations for v in operation.results}
-        return {v: split for v, split in hints.items() if v in made and self.found.get(v, M) is not T}
+        return {v: split for v, split in hints.items() if v in made and self.localities.get(v, M) is not T}
 
     def _place(self) -> Placement:
         program, flat = self.program, self.flat
@@ -169,8 +168,9 @@ class _Planner:
         return self.slots.setdefault((key, device), len(self.slots))
 
     def layout(self, v: Any) -> Layout:
-        known = self.layouts.get(v)
-        return of_value(self.found.get(v, M) if self.several else M, self.program.replicas) if known is None else known
+        if v in self.layouts:
+            return self.layouts[v]
+        return of_value(self.localities.get(v, M) if self.several else M, self.program.replicas)
 
     def sharding(self, v: Any, device: int) -> NamedSharding:
         return NamedSharding(self.meshes[device], self.layout(v).spec)
@@ -284,7 +284,7 @@ class _Planner:
         operands = dying, [v for v in region.needs if v not in set(dying)]
         jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
-        localities = self.found if self.pieces else None
+        localities = self.localities if self.pieces else None
         mesh = self.meshes[device]
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
@@ -292,7 +292,9 @@ class _Planner:
             if self.here == 1:
                 return (evaluated(jaxpr, values, layouts, localities),)
             given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
-            return (evaluated_on_device(jaxpr, values, given, layouts, self.found, self.program, self.here, pieces),)
+            return (
+                evaluated_on_device(jaxpr, values, given, layouts, self.localities, self.program, self.here, pieces),
+            )
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"

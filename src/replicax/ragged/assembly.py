@@ -17,7 +17,7 @@ from jax import lax
 
 from replicax import _jax, collectives
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
+from replicax.execution.program.collective_operations import ragged_gather_p, ragged_part_p
 from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.arguments import CantJoinError
 from replicax.ragged.straight_line import Straight, StraightOperation
@@ -37,7 +37,7 @@ class Parts:
       numbers: of all values.
       made_by: the operation that makes a value that all sizes have in common.
       given: the values that come from outside.
-      uneven: of an input with room for all sizes, what each size has there.
+      ragged: of an input with room for all sizes, what each size has there.
     """
 
     lines: Sequence[Straight]
@@ -45,7 +45,7 @@ class Parts:
     numbers: ValueNumbering
     made_by: Mapping[int, StraightOperation]
     given: Set[int]
-    uneven: Mapping[int, Joint]
+    ragged: Mapping[int, Joint]
 
     def is_own(self, value: int) -> bool:
         """Whether a value is of some sizes only."""
@@ -97,7 +97,7 @@ class Assembly:
     def run(self, inputs: dict[int, Any]) -> list[Any]:
         """The values of the outputs, from those of the inputs."""
         self.values, self.joint, self.carried = dict(inputs), {}, {}
-        for whole, joint in self.parts.uneven.items():
+        for whole, joint in self.parts.ragged.items():
             self.carried.update(((k, own), inputs[whole]) for k, own in enumerate(joint))
         for number, meeting in enumerate(self.meetings):
             self.segment(number)
@@ -241,9 +241,9 @@ class Assembly:
 
     def meet(self, equation: Any, operands: list[Any]) -> list[Any]:
         """A collective of all replicas."""
-        if equation.primitive is uneven_gather_p:
+        if equation.primitive is ragged_gather_p:
             return [gathered(operands[0], **equation.params)]
-        if equation.primitive is uneven_part_p:
+        if equation.primitive is ragged_part_p:
             return [part_of_sum(operands[0], **equation.params)]
         return _jax.bind(equation, operands)
 
@@ -272,14 +272,14 @@ def _taken(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:
-    """What ``uneven_gather`` is, of arrays with room for the largest."""
+    """What ``ragged_gather`` is, of arrays with room for the largest."""
     everyone = collectives.all_gather(array[None], 0, options)
     parts = [lax.slice_in_dim(everyone[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
     return jnp.concatenate(parts, axis)
 
 
 def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any, own: int) -> Any:
-    """What ``uneven_part`` is, with room for the largest."""
+    """What ``ragged_part`` is, with room for the largest."""
     [total] = collectives.sum_over_replicas([array], options)
     starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]).astype(np.int32))
     mine = lax.dynamic_index_in_dim(starts, lax.axis_index(REPLICA_AXIS), keepdims=False)

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
-from replicax.execution.program.collective_operations import uneven_gather_p, uneven_part_p
+from replicax.execution.program.collective_operations import ragged_gather_p, ragged_part_p
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.arguments import CantJoinError
@@ -54,7 +54,7 @@ class _Joining:
         self.reads: list[Use] = list({use.slot: use for program in programs for use in program.reads}.values())
         self.numbers = ValueNumbering()
         self.inputs: list[int] = []
-        self.uneven: dict[int, Joint] = {}
+        self.ragged: dict[int, Joint] = {}
         self._check_alike()
         self._number_inputs()
         self.lines = [self._straight(k) for k in range(len(programs))]
@@ -65,7 +65,7 @@ class _Joining:
             self.numbers,
             {v: o for v, o in self.lines[0].made.items() if v in common},
             {*self.inputs, *self.numbers.constants},
-            self.uneven,
+            self.ragged,
         )
         self._check_marks()
         self._check_collectives()
@@ -99,7 +99,7 @@ class _Joining:
             at = f"the {first.primitive.name} at {_jax.source_line(first)}"
             if len({o.equation.primitive for o in operations}) > 1:
                 raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
-            if first.primitive in (uneven_gather_p, uneven_part_p):
+            if first.primitive in (ragged_gather_p, ragged_part_p):
                 continue
             kinds = [[(v.aval.shape, v.aval.dtype) for v in o.equation.invars] for o in operations]
             if any(other != kinds[0] for other in kinds):
@@ -121,7 +121,7 @@ class _Joining:
                 continue
             whole = self._given(("argument", position), aval.update(shape=largest_of(shapes)))
             self.inputs.append(whole)
-            self.uneven[whole] = tuple(
+            self.ragged[whole] = tuple(
                 self._given(("own argument", k, position), own) for k, (own, _) in enumerate(column)
             )
 
@@ -133,7 +133,7 @@ class _Joining:
         inputs = [self._given(("variable", use.slot), use.aval) for use in program.reads]
         for position, (aval, _) in enumerate(program.arguments):
             whole = self._given(("argument", position), aval)
-            inputs.append(self.uneven[whole][k] if whole in self.uneven else whole)
+            inputs.append(self.ragged[whole][k] if whole in self.ragged else whole)
         inputs += map(self.numbers.of_constant, program.constants)
         return Straight(program, inputs, self.numbers)
 

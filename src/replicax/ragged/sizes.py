@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from replicax.collectives import check_other_dims, checked_axes
 from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.program.collective_operations import uneven_gather_p
+from replicax.execution.program.collective_operations import ragged_gather_p
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments, CantJoinError
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
@@ -234,4 +234,4 @@ class RaggedCommunicator(SpmdCommunicator):
 def _gathered(array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None) -> Any:
     check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
     sizes = tuple(shape[axis] for shape in shapes)
-    return uneven_gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))
+    return ragged_gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))

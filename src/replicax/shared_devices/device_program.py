@@ -17,7 +17,7 @@ from replicax import _jax
 from replicax.execution.compiled.local_values import Each, array_of
 from replicax.execution.compiled.program_rewriting import Rewriting
 from replicax.execution.compiled.split_variables import evaluated
-from replicax.execution.program.infer import infer
+from replicax.execution.program.infer import infer, localities_of
 from replicax.execution.program.program import Program
 from replicax.locality import Locality, M, T
 from replicax.shared_devices.local_collectives import OwnDimsFirst
@@ -64,10 +64,8 @@ def device_program(
 
     closed = jax.make_jaxpr(run)(*avals)
     program = _jax.opened(closed.jaxpr)
-    localities: dict[Any, Locality] = {}
     given = [M] * len(closed.consts) + [T if each else M for each in stacked]
-    infer(program, given, {}, check=False, found=localities)
-    return DeviceProgram(program, closed.consts, localities)
+    return DeviceProgram(program, closed.consts, localities_of(program, given))
 
 
 def evaluated_on_device(
@@ -96,7 +94,7 @@ def evaluated_on_device(
     own_dims_first = Rewriting([OwnDimsFirst()])
     if own_dims_first.concerns(jaxpr):
         jaxpr = own_dims_first.rewritten(jaxpr)
-        infer(jaxpr, [localities.get(v, M) for v in jaxpr.invars], {}, check=False, found=localities)
+        infer(jaxpr, [localities.get(v, M) for v in jaxpr.invars], {}, check=False, localities=localities)
 
     def local_replicas() -> LocalReplicas:
         return LocalReplicas(program.replicas, per_device, localities, program.at_once, in_order)

@@ -27,7 +27,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.devices.summation_order import elements_in_order
 from replicax.execution.compiled.local_values import Each
 from replicax.execution.program.collective_operations import over_replicas
-from replicax.execution.program.marks import turn_p
+from replicax.execution.program.marks import replica_number_p
 from replicax.locality import Locality, M, T
 from replicax.shared_devices.entered_programs import BareWalk, enter
 from replicax.shared_devices.local_collectives import (
@@ -132,7 +132,7 @@ class LocalReplicas:
 
         def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
             number, arrays = mine
-            [number] = turn_p.bind(number)
+            [number] = replica_number_p.bind(number)
             local = {**shared, **dict(zip(given, arrays, strict=True))}
             OneReplica(number).go(stage.alone, local)
             return (

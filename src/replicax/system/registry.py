@@ -11,29 +11,41 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-default_strategy: Callable[[], tuple[Callable[[], Any], type]]
-"""Loads the function that makes the strategy of code outside every scope, and the class of all strategies."""
+default_strategy: Callable[[], Callable[[], Any]]
+"""Loads the function that makes the strategy of code outside every scope."""
+
+strategy_class: Callable[[], type]
+"""Loads the class of all strategies."""
 
 step_checks: list[Callable[[], Callable[..., Any]]] = []
 """Each loads a check of the steps of several replicas, which may warn, and returns the programs that it is given."""
 
-placed_steps: Callable[[], Callable[[Any, Any], Any]]
-"""Loads what makes an executable of a program that assigns values to logical devices, and a mesh."""
+replicate_placed: Callable[[], Callable[[Any, Any], Any]]
+"""Loads the function that makes an executable of a program that assigns values to logical devices, and a mesh."""
 
-ragged_steps: Callable[[], tuple[Callable[..., Any], Callable[[str], None]]]
-"""Loads what captures a step whose arguments differ in size between replicas, and what checks its compiled text."""
+capture_ragged: Callable[[], Callable[..., Any]]
+"""Loads the function that captures a step whose arguments differ in size between replicas."""
+
+check_ragged_text: Callable[[], Callable[[str], None]]
+"""Loads the function that checks the compiled text of such a step."""
 
 backends: Callable[[], Mapping[str, Any]] = dict
 """Loads what the compilers of single platforms need, by platform."""
 
-padded_steps: Callable[[], tuple[Callable[..., Any], type]]
-"""Loads what finds the examples in the results of a step that gets padded arguments, and the class of questions."""
+examples_in_results: Callable[[], Callable[..., Any]]
+"""Loads the function that finds the examples in the results of a step that gets padded arguments."""
 
-shared_devices: Callable[[], Callable[..., list[Any]]]
-"""Loads what evaluates a program for all replicas of a device, or with sums over replicas in a fixed order."""
+padding_question: Callable[[], Callable[..., Any]]
+"""Loads the class of questions whether examples lie along a dim."""
 
-per_replica_executor: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]
-"""Loads what runs a step as plain Python, and what does so for a step that can't be one compiled program."""
+evaluate_on_device: Callable[[], Callable[..., list[Any]]]
+"""Loads the function that evaluates a program for all replicas of a device, or with sums in a fixed order."""
+
+run_per_replica: Callable[[], Callable[..., Any]]
+"""Loads the function that runs a step as plain Python."""
+
+fall_back: Callable[[], Callable[..., Any]]
+"""Loads the function that does so for a step that can't be one compiled program."""
 
 object_adapters: dict[str, Callable[[], Any]] = {}
 """By library: loads the adapter of its objects, whose arrays a step reads and writes in place."""

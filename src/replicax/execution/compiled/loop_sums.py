@@ -17,7 +17,7 @@ from replicax._jax.primitive_families import ADDITIONS, CASTS, ELEMENTWISE
 from replicax.collectives import PACK_LIMIT, all_reduce_p
 from replicax.execution.compiled.pieces import Piece, summed_over_groups, without_dims
 from replicax.execution.compiled.wanted_pieces import may_scatter, says_nothing_new
-from replicax.execution.program.marks import mark_p, turn_p
+from replicax.execution.program.marks import mark_p, replica_number_p
 from replicax.variables.layout import Split
 
 
@@ -103,7 +103,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     for total in wanted[loop.carried :]:
         is_stacked = total is not None and total.split.dim > 0
         sums.append(_of_slices(total) if total is not None and is_stacked else None)
-    marks = [e for e in loop.body.eqns if e.primitive is turn_p]
+    marks = [e for e in loop.body.eqns if e.primitive is replica_number_p]
     if not marks:
         return LoopPlan(loop.body, sums, None, [False] * loop.constants)
     inputs: list[Any] = loop.body.invars

@@ -228,12 +228,12 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     split = any(isinstance(use.layout, Split) for use in program.uses.values())
     in_order = program.in_order and several
     localities: dict[Any, Locality] | None = {} if split or here > 1 or in_order else None
-    outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, found=localities)
+    outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, localities=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
     padded = example_dims = None
     if program.example_dims is not None:
-        padded, example_dims = registry.padded_steps()[0](program, outputs)
+        padded, example_dims = registry.examples_in_results()(program, outputs)
 
     order = program.order
     donated, kept, written = order.donated, order.kept, order.written
@@ -258,7 +258,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
         if here > 1 or in_order:
             given = [*(use.layout for use in program.reads), *layouts_in[2], *layouts_in[3]]
-            evaluate = registry.shared_devices()
+            evaluate = registry.evaluate_on_device()
             results = evaluate(program.jaxpr, values, given, wanted, localities, program, here, split)
         elif rewriting is not None and localities is None:  # there is no other pass
             results = _jax.called(rewriting.rewritten(program.jaxpr), values)

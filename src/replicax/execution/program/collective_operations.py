@@ -17,27 +17,27 @@ def _never(x: Any, **_: Any) -> Any:
 
 # Collectives of arrays that differ in size between replicas. While the program of one size is captured they only say
 # what comes out; what they become when programs are joined says replicax.ragged.assembly.
-uneven_gather_p: _jax.Primitive = _jax.linear_primitive(
-    "uneven_gather",
+ragged_gather_p: _jax.Primitive = _jax.linear_primitive(
+    "ragged_gather",
     _never,
     lambda aval, *, axis, sizes, options, axes: _jax.resized(aval, axis, sum(sizes)),
-    lambda ct, aval, *, axis, **params: uneven_part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
+    lambda ct, aval, *, axis, **params: ragged_part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
     _jax.next_axis,
 )
-"""``y = uneven_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
+"""``y = ragged_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
 
-uneven_part_p: _jax.Primitive = _jax.linear_primitive(
-    "uneven_part",
+ragged_part_p: _jax.Primitive = _jax.linear_primitive(
+    "ragged_part",
     _never,
     lambda aval, *, axis, own, sizes, options, axes: _jax.resized(aval, axis, own),
-    lambda ct, _, *, own, **params: uneven_gather_p.bind(ct, **params),
+    lambda ct, _, *, own, **params: ragged_gather_p.bind(ct, **params),
     _jax.next_axis,
 )
-"""``y = uneven_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
+"""``y = ragged_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 
 # What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
-AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, own_sum_p.name, uneven_gather_p.name}
+AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, own_sum_p.name, ragged_gather_p.name}
 """Collectives that hand every replica the same, if all of them take part."""
 
 ONE_BY_ONE = HANDED_ON | {alone_p.name, share_p.name, share_back_p.name}

@@ -31,14 +31,15 @@ class Dataflow(abc.ABC, Generic[Fact]):
 
     Args:
       constant: the fact on constants, and on numbers that stand in the program.
-      found: takes the facts on all values in the program; of one that is computed in several places, their join.
+      facts_of_values: takes the facts on all values in the program, joined with those that it has already: a value may
+        be computed in several places.
     """
 
-    def __init__(self, constant: Fact, found: dict[Any, Fact] | None = None) -> None:
+    def __init__(self, constant: Fact, facts_of_values: dict[Any, Fact] | None = None) -> None:
         self.constant = constant
-        self.found = found
+        self.facts_of_values = facts_of_values
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
-        self._known: dict[Any, Found[Fact]] = {}
+        self._searched: dict[Any, Found[Fact]] = {}
 
     # --- what a subclass says -----------------------------------------------------------------------------
 
@@ -75,8 +76,8 @@ class Dataflow(abc.ABC, Generic[Fact]):
     def run(self, jaxpr: _jax.Jaxpr, inputs: Sequence[Fact], control: Control = None, *, final: bool) -> Found[Fact]:
         """The facts on the outputs of a program, and on its inputs afterwards."""
         key = (id(jaxpr), tuple(inputs), control is not None)
-        if not final and key in self._known:
-            return self._known[key]
+        if not final and key in self._searched:
+            return self._searched[key]
         env: dict[Any, Fact] = dict.fromkeys(jaxpr.constvars, self.constant)
         env.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -91,11 +92,11 @@ class Dataflow(abc.ABC, Generic[Fact]):
                     if _jax.is_mutable(v):
                         env[v] = self.join((env[v], fact))
             env.update(zip(equation.outvars, results, strict=True))
-        if final and self.found is not None:
+        if final and self.facts_of_values is not None:
             for v, fact in env.items():
-                self.found[v] = self.join((self.found.get(v, self.constant), fact))
-        self._known[key] = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
-        return self._known[key]
+                self.facts_of_values[v] = self.join((self.facts_of_values.get(v, self.constant), fact))
+        self._searched[key] = [read(v) for v in jaxpr.outvars], [env[v] for v in jaxpr.invars]
+        return self._searched[key]
 
     def equation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
         """The facts on an equation's results, and on its operands afterwards."""
@@ -116,15 +117,15 @@ class Dataflow(abc.ABC, Generic[Fact]):
     ) -> Found[Fact]:
         n, m = inner.constants, inner.constants + inner.carried
         while True:
-            given = [*facts[:m], *self.sliced(facts[m:])]
-            results, touched = self.run(inner.body, given, control, final=False)
+            inputs = [*facts[:m], *self.sliced(facts[m:])]
+            results, touched = self.run(inner.body, inputs, control, final=False)
             after = self._written(equation.invars, facts, touched)
             after[n:m] = [self.join(pair) for pair in zip(facts[n:m], results[: m - n], strict=True)]
             if after == facts:
                 break
             facts = after
         if final:
-            self.run(inner.body, given, control, final=True)
+            self.run(inner.body, inputs, control, final=True)
         return [*facts[n:m], *self.stacked(results[m - n :], facts[m:])], facts
 
     def _while(
@@ -133,14 +134,14 @@ class Dataflow(abc.ABC, Generic[Fact]):
         n, m = inner.test_constants, inner.test_constants + inner.body_constants
         decision = self.constant
 
-        def turn(final: bool) -> tuple[Fact, list[Fact], list[Fact]]:
+        def iteration(final: bool) -> tuple[Fact, list[Fact], list[Fact]]:
             within = self.inside("inside a while loop", decision, control)
             [decided], tested = self.run(inner.test, [*facts[:n], *facts[m:]], within, final=final)
-            results, turned = self.run(inner.body, facts[n:], within, final=final)
-            return decided, results, [*tested[:n], *turned]
+            results, written = self.run(inner.body, facts[n:], within, final=final)
+            return decided, results, [*tested[:n], *written]
 
         while True:
-            decided, results, touched = turn(final=False)
+            decided, results, touched = iteration(final=False)
             decision = self.join((decision, decided))
             after = self._written(equation.invars, facts, touched)
             carried = zip(facts[m:], results, strict=True)
@@ -149,17 +150,17 @@ class Dataflow(abc.ABC, Generic[Fact]):
                 break
             facts = after
         if final:
-            turn(final=True)
+            iteration(final=True)
         return facts[m:], facts
 
     def _branches(
         self, inner: _jax.Branches, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool
     ) -> Found[Fact]:
-        decision, given = facts[0], facts[1:]
+        decision, operands = facts[0], facts[1:]
         within = self.inside("inside a branch (jax.lax.cond or switch)", decision, control)
-        found = [self.run(program, given, within, final=final) for program in inner.programs]
-        results = [self.decided(self.join(column), decision) for column in zip(*(r for r, _ in found), strict=True)]
-        for _, touched in found:
+        outcomes = [self.run(program, operands, within, final=final) for program in inner.programs]
+        results = [self.decided(self.join(column), decision) for column in zip(*(r for r, _ in outcomes), strict=True)]
+        for _, touched in outcomes:
             facts = self._written(equation.invars, facts, [decision, *touched])
         return results, facts
 

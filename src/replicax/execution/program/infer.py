@@ -31,7 +31,7 @@ def infer(
     obligations: Mapping[int, Obligation],
     *,
     check: bool = True,
-    found: dict[Any, Locality] | None = None,
+    localities: dict[Any, Locality] | None = None,
 ) -> list[Locality]:
     """The locality of each output of ``jaxpr``, given those of its inputs.
 
@@ -40,7 +40,7 @@ def infer(
       inputs: the locality of each input.
       obligations: what the marks in the program ask for, by number.
       check: whether to raise; with a single replica nothing can differ, so nothing is checked.
-      found: takes the localities of all values in the program; of one that is computed in several places, their join.
+      localities: takes those of all values in the program, joined with those that it has already.
 
     Raises:
       LocalityError: an obligation does not hold.
@@ -53,13 +53,20 @@ def infer(
     >>> infer(program, [T, M], {})
     [<Locality.PER_REPLICA: 'T'>, <Locality.MIRRORED: 'M'>]
     """
-    inference = _Inference(obligations if check else {}, check, found)
+    inference = _Inference(obligations if check else {}, check, localities)
     try:
         return inference.run(jaxpr, inputs, final=True)[0]
     except DeadlockError as error:
         if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_way_back(equation)):
             raise DeadlockError(f"{error}{_OF_TOTALS}") from None
         raise
+
+
+def localities_of(jaxpr: _jax.Jaxpr, inputs: Sequence[Locality]) -> dict[Any, Locality]:
+    """The locality of each value in a program; a value that is computed in several places has the join of these."""
+    localities: dict[Any, Locality] = {}
+    infer(jaxpr, inputs, {}, check=False, localities=localities)
+    return localities
 
 
 def infer_equation(equation: Any, operands: list[Locality], obligations: Mapping[int, Obligation]) -> list[Locality]:
@@ -84,9 +91,9 @@ class _Inference(Dataflow[Locality]):
     """The pass over one program; what decides matters where it is per-replica."""
 
     def __init__(
-        self, obligations: Mapping[int, Obligation], check: bool, found: dict[Any, Locality] | None = None
+        self, obligations: Mapping[int, Obligation], check: bool, localities: dict[Any, Locality] | None = None
     ) -> None:
-        super().__init__(M, found)
+        super().__init__(M, localities)
         self.obligations = obligations
         self.check = check
 

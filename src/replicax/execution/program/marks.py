@@ -61,8 +61,8 @@ def assigns(jaxpr: _jax.Jaxpr) -> bool:
     return _jax.contains(jaxpr, lambda equation: equation.primitive is assign_p)
 
 
-turn_p = _jax.identity_primitive("replicax_turn")
-"""``n = turn i``: ``n`` is ``i``, the number of the replica whose turn it is in a loop over the replicas of a device.
+replica_number_p = _jax.identity_primitive("replicax_replica_number")
+"""``n = replica_number i``: ``n`` is ``i``, the replica that an iteration of a loop over a device's replicas computes.
 
 What such a loop carries is all the same to its replicas, or a sum over them that begins with zeros.
 """

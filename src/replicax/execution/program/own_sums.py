@@ -11,24 +11,22 @@ from typing import Any
 
 from replicax import _jax
 from replicax.collectives import all_reduce_p, gathered_p, own_sum_p
-from replicax.execution.program.infer import infer
+from replicax.execution.program.infer import localities_of
 from replicax.locality import Locality, R
 
 
 def with_all_reduces(jaxpr: _jax.Jaxpr, inputs: Sequence[Locality]) -> _jax.Jaxpr:
     """``jaxpr`` with an all-reduce for each :data:`~replicax.collectives.own_sum_p`, of what has not been reduced."""
-    found: dict[Any, Locality] = {}
-    infer(jaxpr, inputs, {}, check=False, found=found)
-    return _rewritten(jaxpr, found)
+    return _rewritten(jaxpr, localities_of(jaxpr, inputs))
 
 
-def _rewritten(jaxpr: _jax.Jaxpr, found: Mapping[Any, Locality]) -> _jax.Jaxpr:
+def _rewritten(jaxpr: _jax.Jaxpr, localities: Mapping[Any, Locality]) -> _jax.Jaxpr:
     equations: list[_jax.Equation] = []
     for e in jaxpr.eqns:
         if e.primitive is not own_sum_p:
-            equations.append(e.replace(params=_jax.map_jaxprs(e.params, lambda inner: _rewritten(inner, found))))
+            equations.append(e.replace(params=_jax.map_jaxprs(e.params, lambda inner: _rewritten(inner, localities))))
             continue
-        reduced = [not isinstance(v, _jax.Literal) and found[v] is R for v in e.invars]
+        reduced = [not isinstance(v, _jax.Literal) and localities[v] is R for v in e.invars]
         for primitive, params, chosen in ((gathered_p, {}, True), (all_reduce_p, e.params, False)):
             places = [i for i, is_reduced in enumerate(reduced) if is_reduced is chosen]
             if places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -32,6 +32,24 @@ _flatten = jax.tree_util.default_registry.flatten  # jax.tree_util.tree_flatten 
 # possible is checked twice.
 _array_types: set[type] = {jax.ShapeDtypeStruct}
 """The types of concrete arrays seen so far, no tracers; and that of descriptions of later ones (``extended.trace``)."""
+
+
+class TracedKey(NamedTuple):
+    """The key of a traced argument, by name. :attr:`Arguments.key` has plain tuples, which are made in less time."""
+
+    locality: Locality
+    shape: tuple[int, ...]
+    dtype: Any
+    is_weak: bool
+    dim: Any = ()
+    """The dim of the examples, if the argument is padded; ``None`` if it is unknown."""
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """The shape on each replica, if they differ."""
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """One replica's shape, with room for the largest."""
+        return self.shape[1:] if self.locality is T else self.shape
 
 
 class NotOneProgramError(ValueError):
@@ -154,14 +172,16 @@ class Arguments:
         for position, key in enumerate(self.key[1]):
             if key[0] is T and key[1][0] != num_replicas:
                 raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
-        return [(jax.ShapeDtypeStruct(_local_shape(k), k[2], weak_type=k[3]), k[0]) for k in self._traced_keys]
+        return [
+            (jax.ShapeDtypeStruct(k.local_shape, k.dtype, weak_type=k.is_weak), k.locality) for k in self._traced_keys
+        ]
 
     def of_replicas(self, num_replicas: int) -> list[list[tuple[jax.ShapeDtypeStruct, Locality]]]:
         """The result of :meth:`traced` for each replica, with the replica's own shapes."""
         padded = self.traced(num_replicas)
         return [
             [
-                (aval.update(shape=k[5][replica]) if len(k) > 5 else aval, locality)
+                (aval if k.shapes is None else aval.update(shape=k.shapes[replica]), locality)
                 for k, (aval, locality) in zip(self._traced_keys, padded, strict=True)
             ]
             for replica in range(num_replicas)
@@ -174,7 +194,7 @@ class Arguments:
         """
         if self.mask is None:
             return None
-        return [k[4] if len(k) > 4 else () for k in self._traced_keys[:-2]]
+        return [k.dim for k in self._traced_keys[:-2]]
 
     def paths(self) -> list[str]:
         """The path of each traced argument: ``args[0]['x']``."""
@@ -198,7 +218,7 @@ class Arguments:
         if not self.arrays:
             return []
         everywhere, along = _layouts(mesh)
-        keys = self._traced_keys if self._statics else self.key[1]
+        keys = [key for key in self.key[1] if key[0] is not _STATIC] if self._statics else self.key[1]
         placed: list[Any] = []
         for array, key in zip(self.arrays, keys, strict=True):
             wanted = along if key[0] is T else everywhere
@@ -215,8 +235,8 @@ class Arguments:
         return placed
 
     @property
-    def _traced_keys(self) -> list[Any]:
-        return [key for key in self.key[1] if key[0] is not _STATIC]
+    def _traced_keys(self) -> list[TracedKey]:
+        return [TracedKey(*key) for key in self.key[1] if key[0] is not _STATIC]
 
     def _check_concrete(self, leaf: jax.Array, position: int) -> None:
         if isinstance(leaf, jax.core.Tracer):
@@ -304,11 +324,16 @@ def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree or len(old_keys) != len(new_keys):
         return []
-    differ = [i for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True)) if a != b]
-    pairs = [(old_keys[i], new_keys[i]) for i in differ]
-    if any(a[0] is not M or b[0] is not T or _local_shape(b) != a[1] or b[2] != a[2] for a, b in pairs):
-        return []
-    return [(path_of(new_tree, i), (old_keys[i][1], old_keys[i][2])) for i in differ]
+    kinds = []
+    for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True)):
+        if a != b:
+            if a[0] is not M or b[0] is not T:
+                return []
+            was, now = TracedKey(*a), TracedKey(*b)
+            if (was.shape, was.dtype) != (now.local_shape, now.dtype):
+                return []
+            kinds.append((path_of(new_tree, i), (was.shape, was.dtype)))
+    return kinds
 
 
 def describe_difference(old: Any, new: Any) -> list[str]:
@@ -330,17 +355,12 @@ def describe_difference(old: Any, new: Any) -> list[str]:
 def _describe_key(key: Any) -> str:
     if key[0] is _STATIC:
         return "a variable" if key[1] is Variable else f"the Python value {key[2]!r}"
-    weak = ", weakly typed" if key[3] else ""
-    if len(key) > 5:
-        return f"{np.dtype(key[2]).name} of the shapes {', '.join(str(list(shape)) for shape in key[5])}"
-    dtype = key[2] if jax.numpy.issubdtype(key[2], jax.dtypes.extended) else np.dtype(key[2]).name
-    return f"{dtype}{list(_local_shape(key))} ({'per replica' if key[0] is T else 'mirrored'}{weak})"
-
-
-def _local_shape(key: Any) -> tuple[int, ...]:
-    """One replica's shape of a traced argument, from its key."""
-    shape: tuple[int, ...] = key[1]
-    return shape[1:] if key[0] is T else shape
+    key = TracedKey(*key)
+    if key.shapes is not None:
+        return f"{np.dtype(key.dtype).name} of the shapes {', '.join(str(list(shape)) for shape in key.shapes)}"
+    dtype = key.dtype if jax.numpy.issubdtype(key.dtype, jax.dtypes.extended) else np.dtype(key.dtype).name
+    locality = "per replica" if key.locality is T else "mirrored"
+    return f"{dtype}{list(key.local_shape)} ({locality}{', weakly typed' if key.is_weak else ''})"
 
 
 def _describe(value: Any) -> str:

@@ -60,7 +60,7 @@ class SpmdCommunicator:
     def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
-        question = registry.padded_steps()[1](dim, what, self.examples.mask.shape[0], **errors)
+        question = registry.padding_question()(dim, what, self.examples.mask.shape[0], **errors)
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
