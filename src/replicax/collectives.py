@@ -222,7 +222,7 @@ reduce-scatter (see :mod:`replicax.execution.compiled.split_variables`).
 own_sum_p = _jax.collective_primitive("replicax_own_sum", sums_of)
 """The same as :data:`all_reduce_p` for those operands that have not been reduced; the others are returned unchanged.
 
-Captured programs do not contain it: :mod:`replicax.execution.program.own_sums` replaces it by all-reduces.
+Captured programs do not contain it: :mod:`replicax.execution.program.infer` replaces it by all-reduces.
 """
 
 

@@ -393,7 +393,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether the current strategy is not the default strategy.
+    """Return whether the current strategy is not the default strategy.
 
     >>> import replicax
     >>> replicax.has_strategy()
@@ -403,7 +403,7 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the caller is in cross-replica context: inside ``scope()`` or a ``merge_fn``, but not inside ``run``.
+    """Return whether this is cross-replica context: inside ``scope()`` or a ``merge_fn``, but not inside ``run``.
 
     >>> import replicax
     >>> replicax.in_cross_replica_context()
@@ -426,7 +426,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def is_in_replica(replicas: Replicas) -> bool:
-    """Whether a step runs on this thread as one of ``replicas``, outside a merge call.
+    """Return whether a step runs on this thread as one of ``replicas``, outside a merge call.
 
     Code outside every scope and step counts as cross-replica code: the one replica of the default strategy sees the
     same.
@@ -494,7 +494,7 @@ def check_may_enter(replicas: Replicas) -> None:
 
 
 def in_step() -> bool:
-    """Whether a step is running on this thread, including its ``merge_fn``."""
+    """Return whether a step is running on this thread, including its ``merge_fn``."""
     frames = _frames.get()
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
@@ -508,7 +508,7 @@ def left_replica() -> ReplicaContext | None:
 
 
 def is_right_across(replicas: Replicas) -> bool:
-    """Whether the caller is outside every scope and step, or directly inside the scope of their strategy.
+    """Return whether the caller is outside every scope and step, or directly inside the scope of their strategy.
 
     Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster.
     """

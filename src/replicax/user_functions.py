@@ -80,7 +80,7 @@ def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:
 
 
 def has_not_run(result: Any) -> bool:
-    """Whether ``result`` comes from an async function or a generator, none of whose code has run yet."""
+    """Return whether ``result`` comes from an async function or a generator, none of whose code has run yet."""
     return isinstance(result, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType)
 
 

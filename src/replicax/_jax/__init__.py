@@ -1,4 +1,4 @@
-"""What Replicax uses of JAX that JAX does not promise: the one place that imports its internals.
+"""The parts of JAX that Replicax uses and JAX does not promise: the one place that imports its internals.
 
 Everything here is a few lines around something that ``jax`` has, but does not yet promise. When a new JAX
 release moves one of them, this package changes and no other; but for ``replicax.per_replica.eager``, which computes
@@ -35,7 +35,6 @@ from replicax._jax.control_flow import (
     closed_over as closed_over,
     control_flow_of as control_flow_of,
     has_rules as has_rules,
-    open_jaxpr as open_jaxpr,
     pruned as pruned,
     scan_of as scan_of,
     with_calls_for_solves as with_calls_for_solves,
@@ -48,10 +47,6 @@ from replicax._jax.jaxprs.keys import (
     Keys as Keys,
     digested as digested,
     is_record as is_record,
-)
-from replicax._jax.jaxprs.mutable_arrays import (
-    check_freed_once as check_freed_once,
-    is_mutable as is_mutable,
 )
 from replicax._jax.jaxprs.program_meshes import (
     NO_MESH as NO_MESH,
@@ -68,6 +63,7 @@ from replicax._jax.jaxprs.programs import (
     called as called,
     calls_back as calls_back,
     calls_back_in_loops as calls_back_in_loops,
+    check_freed_once as check_freed_once,
     contains as contains,
     enable_x64_as_in as enable_x64_as_in,
     enable_x64_for as enable_x64_for,
@@ -75,6 +71,7 @@ from replicax._jax.jaxprs.programs import (
     host_function as host_function,
     interpret as interpret,
     is_function as is_function,
+    is_mutable as is_mutable,
     left_behind as left_behind,
     map_jaxprs as map_jaxprs,
     opened as opened,

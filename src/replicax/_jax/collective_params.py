@@ -1,4 +1,4 @@
-"""How JAX's collectives say which devices take part in them: they have many names for that."""
+"""Parameters of JAX's collectives: each has its own names for the devices that take part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def names_axis(params: Mapping[str, Any], axis: str) -> bool:
-    """Whether an operation with these parameters is about an axis of the mesh."""
+    """Return whether an operation with these parameters is about an axis of the mesh."""
     return any(("axis" in name or "axes" in name) and _names(value, axis) for name, value in params.items())
 
 
@@ -18,7 +18,7 @@ def _names(value: Any, axis: str) -> bool:
 
 
 def has_groups(params: Mapping[str, Any]) -> bool:
-    """Whether a collective with these parameters is one of some of the devices along its axis, and of others."""
+    """Return whether a collective with these parameters is one of some of the devices along its axis, and of others."""
     return params.get("axis_index_groups") is not None
 
 
@@ -28,7 +28,7 @@ def groups_of(params: Mapping[str, Any]) -> list[list[int]]:
 
 
 def is_over_all_of(params: Mapping[str, Any], axis: str) -> bool:
-    """Whether a collective with these parameters is one of all devices along an axis, and of nothing else."""
+    """Return whether a collective with these parameters is one of all devices along an axis, and of nothing else."""
     [over] = [params[name] for name in ("axes", "axis_name") if name in params]
     return over in (axis, (axis,)) and not has_groups(params)
 
@@ -41,17 +41,17 @@ def own_dims(params: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]
 
 
 def gathered_along(params: Mapping[str, Any]) -> tuple[int, bool]:
-    """Along which dim a gather puts the operands together, and whether that is one of theirs (or else a new one)."""
+    """The dim along which a gather puts operands together, and whether that is one of theirs (or else a new one)."""
     return params["all_gather_dimension"], params["tiled"]
 
 
 def scattered_along(params: Mapping[str, Any]) -> tuple[int, bool]:
-    """Along which dim a sum is divided, and whether the parts have that dim."""
+    """The dim along which a sum is divided, and whether the parts have that dim."""
     return params["scatter_dimension"], params["tiled"]
 
 
 def exchanged_along(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Along which dim operands are divided in an exchange, and along which dim of theirs parts are put together.
+    """The dim along which an exchange divides the operands, and the dim along which it puts their parts together.
 
     (Parts without these dims are given them before, and lose them afterwards.)
     """
@@ -59,11 +59,11 @@ def exchanged_along(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def senders(params: Mapping[str, Any], count: int) -> list[int]:
-    """From which of ``count`` devices each one gets what a permutation sends; -1 if from none."""
-    found = [-1] * count
+    """The device, of ``count``, from which each one gets an operand in a permutation; -1 if from none."""
+    sources = [-1] * count
     for sender, receiver in params["perm"]:
-        found[receiver] = sender
-    return found
+        sources[receiver] = sender
+    return sources
 
 
 def finished_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What JAX hands to a compiler, as bytes, for another process to compile.
+"""Requests to a compiler, as bytes, for another process to compile.
 
 A compiler that fails may end its process. What goes to it is a module and options; JAX makes both, and has no public
 way to have them. So a lowered program is compiled with a client of ours, which keeps what it is given.
@@ -54,7 +54,7 @@ class _Client:
 
 
 def compile_request(lowered: jax.stages.Lowered, options: dict[str, Any]) -> CompileRequest:
-    """What ``lowered.compile(options)`` would hand to its compiler."""
+    """The request that ``lowered.compile(options)`` would make of its compiler."""
     lowering: Any = copy.copy(lowered._lowering)
     lowering.compile_args = {**lowering.compile_args, "backend": _Client(lowering.compile_args["backend"])}
     try:

@@ -18,7 +18,7 @@ from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConvolutionDimensions:
-    """Which dims of a convolution's operands and result are which; the others are those of space.
+    """The roles of the dims of a convolution's operands and result; the others are spatial.
 
     Attributes:
       examples: in the operand, that of the examples.
@@ -40,7 +40,7 @@ class ConvolutionDimensions:
 
 
 def convolution_dimensions(params: Mapping[str, Any]) -> ConvolutionDimensions:
-    """Those of a convolution with these params."""
+    """The roles of the dims of a convolution with these params."""
     lhs, rhs, out = params["dimension_numbers"]
     groups = params["batch_group_count"], params["feature_group_count"]
     return ConvolutionDimensions(lhs[0], lhs[1], rhs[1], rhs[0], out[0], *groups)
@@ -65,7 +65,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def sums_up(equation: Equation) -> bool:
-    """Whether the sum of several such operations is one of them."""
+    """Return whether the sum of several such operations is one of them."""
     if equation.primitive.name in CONVOLUTIONS:
         dims = convolution_dimensions(equation.params)
         return dims.example_groups == dims.channel_groups == 1

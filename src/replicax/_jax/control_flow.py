@@ -116,8 +116,8 @@ def with_calls_for_solves(
 ) -> Jaxpr:
     """``jaxpr``, all of whose derivatives have been taken, with a call of what it solves with for each linear solve.
 
-    So, too, with a call for each primitive of another library that has a collective inside, such as lineax'
-    ``linear_solve``: what such a primitive does with the programs among its parameters, only its library knows.
+    A primitive of another library that has a collective inside, such as lineax' ``linear_solve``, becomes a call, too:
+    only its library knows what it does with the programs among its parameters.
 
     ``meets`` tells whether an equation is a collective, and ``axis_env`` has the axes around the program.
     """
@@ -149,13 +149,13 @@ def with_calls_for_solves(
 
 
 def hides(primitive: Primitive, params: Mapping[str, Any], meets: Callable[[Equation], bool]) -> bool:
-    """Whether it is a primitive of another library, among whose parameters are programs with a collective."""
+    """Return whether it is a primitive of another library, among whose parameters are programs with a collective."""
     return _is_of_a_library(primitive) and any(contains(program, meets) for program in _programs_in(params))
 
 
 @functools.cache
 def _is_of_a_library(primitive: Primitive) -> bool:
-    """Whether Python of another library than JAX computes it."""
+    """Return whether Python of another library than JAX computes it."""
     module = str(getattr(primitive.impl, "__module__", "jax"))
     return module.partition(".")[0] not in ("functools", "jax", "jaxlib", "replicax")
 
@@ -170,7 +170,7 @@ def _programs_in(value: Any) -> Iterator[Jaxpr]:
 
 
 def _written_out(equation: Equation, axis_env: Sequence[tuple[str, int]]) -> Any:
-    """What the primitive of another library does, as a program."""
+    """The program of a primitive of another library."""
     avals = [shape_of(v.aval) for v in equation.invars]
     compute = functools.partial(equation.primitive.impl, **equation.params)
     return jax.make_jaxpr(compute, axis_env=list(axis_env))(*avals)
@@ -190,19 +190,19 @@ def _a_call(operands: int, results: int) -> Equation:
 
 
 def has_rules(call: Equation) -> bool:
-    """Whether a call comes with rules of its own (``jax.custom_jvp``, …), which are functions among its parameters."""
+    """Return whether a call has rules of its own (``jax.custom_jvp``, …), which are functions among its parameters."""
     return call.primitive.name.startswith("custom_")
 
 
 def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
-    """Whether the operands or results of a program are those of an equation, and not, say, single elements of them."""
+    """Return whether operands or results of a program have the shapes of an equation's, and are not, say, elements."""
     return len(inner) == len(outer) and all(
         getattr(a.aval, "shape", None) == getattr(b.aval, "shape", None) for a, b in zip(inner, outer, strict=True)
     )
 
 
 def closed_over(equation: Equation, inner: Jaxpr) -> Sequence[Any]:
-    """What a program inside an equation has closed over: the values of its constants."""
+    """The values of the constants that a program inside an equation has closed over."""
     for value in equation.params.values():
         for program in value if isinstance(value, tuple | list) else (value,):
             if isinstance(program, ClosedJaxpr) and program.jaxpr is inner:
@@ -268,7 +268,7 @@ def _pruned_while(equation: Equation, wanted: Sequence[bool]) -> Equation:
 
 
 def _carried_for(loop: While, wanted: Sequence[bool]) -> list[bool]:
-    """What a loop has to carry for the ``wanted`` results."""
+    """For each carried value whether a loop needs it for the ``wanted`` results."""
     tested = _pe.dce_jaxpr(loop.test, True)[1][loop.test_constants :]
     carried = [a or b for a, b in zip(wanted, tested, strict=True)]
     while True:
@@ -293,8 +293,8 @@ def _parts_of_while(equation: Equation) -> list[Equation]:
     parts: dict[tuple[bool, ...], set[Any]] = {}
     for i, result in enumerate(equation.outvars):
         parts.setdefault(tuple(_carried_for(loop, [j == i for j in range(count)])), set()).add(result)
-    found = []
+    loops = []
     for carried, results in parts.items():
         part = _pruned_while(equation, carried)
-        found.append(part.replace(outvars=[v if v in results else _extend.Var(v.aval) for v in part.outvars]))
-    return found
+        loops.append(part.replace(outvars=[v if v in results else _extend.Var(v.aval) for v in part.outvars]))
+    return loops

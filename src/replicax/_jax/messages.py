@@ -1,4 +1,4 @@
-"""What JAX's messages tell of the functions that it traces."""
+"""The meaning of JAX's error messages about functions that it traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PMAP = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", "pm
 
 
 def asked_for_a_value(error: Exception) -> str | None:
-    """Whether traced code has asked for a value, and what for.
+    """The kind of value that traced code has asked for.
 
     Returns:
       ``"bool"``, for a branch or a loop; ``"number"``, such as a size or an index; ``"mask"``, to choose elements;
@@ -43,7 +43,7 @@ def asked_for_a_value(error: Exception) -> str | None:
 
 
 def asked_for_an_array(error: Exception) -> bool:
-    """Whether a function of ``jax.lax`` has got an object that only converts to an array."""
+    """Return whether a function of ``jax.lax`` has got an object that only converts to an array."""
     return isinstance(error, TypeError | ValueError) and "__jax_array__" in str(error)
 
 
@@ -54,7 +54,7 @@ def unbound_axis(error: Exception) -> str | None:
 
 
 def missed_a_mesh(error: Exception) -> str | None:
-    """What ``error`` says of meshes.
+    """The mistake with a mesh that ``error`` is about.
 
     Returns:
       ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"``
@@ -75,12 +75,12 @@ def missed_a_mesh(error: Exception) -> str | None:
 
 
 def missed_axis_types(error: AssertionError) -> bool:
-    """Whether a value was to be cast to JAX's type of what varies along an axis, where no mesh says what axes are."""
+    """Return whether a value was to be cast to JAX's type of what varies along an axis, and no mesh has axes."""
     return str(error).startswith("ManualAxisType(")
 
 
 def arguments_named(message: str, file: str) -> tuple[list[int], str]:
-    """Which of ``values``, the arguments of a function body in ``file``, a message says that a value depends on.
+    """Find out on which of ``values``, the arguments of a function in ``file``, a value depends by a message.
 
     Returns:
       Their positions, and the message without what it says of that function.

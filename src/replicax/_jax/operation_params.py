@@ -1,6 +1,6 @@
 """Params of JAX's operations, in terms of dims: how they are spelled differs from operation to operation.
 
-Which operations a function is for says its family in :mod:`replicax._jax.primitive_families`.
+The families in :mod:`replicax._jax.primitive_families` say which operations each function is for.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PoolingWindows:
 
 
 def pooling_windows(params: Params) -> PoolingWindows:
-    """Those of the gradient of a pooling with these params."""
+    """The windows of the gradient of a pooling with these params."""
     sizes, strides, padding = (params[name] for name in ("window_dimensions", "window_strides", "padding"))
     return PoolingWindows(sizes, strides, padding, params["select_prim"] is lax.ge_p)
 
@@ -80,14 +80,14 @@ class DotDimensions:
 
 
 def dot_dimensions(params: Params) -> DotDimensions:
-    """Those of a product with these params."""
+    """The dims of a matrix product with these params."""
     (a, b), (c, d) = params["dimension_numbers"]
     return DotDimensions((tuple(a), tuple(b)), (tuple(c), tuple(d)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookupDimensions:
-    """How the dims of an operand, of indices and of slices go together, in a gather or a scatter.
+    """The dims of the operand, indices and slices of a gather or a scatter, and which go together.
 
     The slices are a gather's result and a scatter's updates. Their dims that are not those of windows are those of the
     indices, but for the last of these, in their order.
@@ -104,7 +104,7 @@ class LookupDimensions:
 
 
 def lookup_dimensions(params: Params, ndim: int) -> LookupDimensions:
-    """Those of a gather or a scatter with these params, whose operand has ``ndim`` dims."""
+    """The dims of a gather or a scatter with these params, whose operand has ``ndim`` dims."""
     n = params["dimension_numbers"]
     if isinstance(n, lax.GatherDimensionNumbers):
         indexed, batch = n.start_index_map, n.start_indices_batching_dims
@@ -128,5 +128,5 @@ def dropping(params: Params) -> dict[str, Any] | None:
 
 
 def wanted_sharding(params: Params) -> Any:
-    """How an operation that says how a value is split wants it to be: a ``PartitionSpec``; ``None`` for other ways."""
+    """The ``PartitionSpec`` that an operation asks for its operand; ``None`` if it asks in another way."""
     return getattr(params["sharding"], "spec", None)

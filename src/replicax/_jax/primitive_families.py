@@ -1,4 +1,4 @@
-"""Families of JAX's primitives: those that are alike in what a pass asks about.
+"""Families of JAX's primitives that a pass treats alike.
 
 They are made of the columns of :mod:`replicax._jax.primitive_table`, where a new primitive is added, and of its names,
 so each is compared with the JAX that is installed. Replicax's own primitives are added where they are defined.
@@ -20,10 +20,10 @@ def by_primitive(rules: Mapping[frozenset[str], Rule]) -> dict[str, Rule]:
     Raises:
       ValueError: a primitive is in two of the families.
     """
-    found = {name: rule for family, rule in rules.items() for name in family}
-    if len(found) < sum(map(len, rules)):
+    by_name = {name: rule for family, rule in rules.items() for name in family}
+    if len(by_name) < sum(map(len, rules)):
         raise ValueError("families that have rules of their own must not have primitives in common")
-    return found
+    return by_name
 
 
 # --- what elements are computed from --------------------------------------------------------------------
@@ -61,7 +61,7 @@ MOVING = primitives_with("also", "moving")
 """They only move elements about."""
 
 CUTTING = primitives_with("also", "cutting")
-"""Of their operand's elements they may give some only."""
+"""Their results may lack elements of the operand."""
 
 SUMS = primitives_named("reduce_sum")
 
@@ -97,7 +97,7 @@ MATRIX_PRODUCTS = primitives_named("dot_general")
 CONVOLUTIONS = primitives_named("conv_general_dilated")
 
 EXPENSIVE = primitives_with("also", "expensive")
-"""What one does once rather than twice."""
+"""They are computed once rather than twice."""
 
 # --- programs inside, and the world outside -------------------------------------------------------------
 
@@ -105,7 +105,7 @@ CALLS = primitives_with("also", "call")
 """They apply a program to their operands."""
 
 CHECKPOINTS = primitives_named("remat2")
-"""What ``jax.checkpoint`` makes: they apply a program, and apply it again for its derivative."""
+"""The calls of ``jax.checkpoint``: they apply a program, and apply it again for its derivative."""
 
 SCANS = primitives_named("scan")
 

@@ -1,4 +1,4 @@
-"""What is known of JAX's primitives: one entry for each, with its parameters and a column for each analysis.
+"""The table of JAX's primitives: one entry for each, with its parameters and a column for each analysis.
 
 The passes of :mod:`replicax.execution` tell primitives apart and read their parameters, and JAX promises neither their
 names nor those of their parameters. So both are declared here, and ``make primitives`` compares them with the JAX that
@@ -159,7 +159,7 @@ erfc: accuracy
 }
 
 VERSIONS = tuple(_KNOWN)
-"""Of JAX, from which on something else is known."""
+"""The versions of JAX in which primitives have come or changed."""
 
 
 _COLUMNS = ("examples", "terms", "replicas", "also")
@@ -194,7 +194,7 @@ def parameters(version: tuple[int, ...] = jax.__version_info__) -> dict[str, fro
 
 @functools.cache
 def column(name: str) -> Mapping[str, str]:
-    """What each primitive that has an entry in this column is to its analysis.
+    """The words in a column, by primitive.
 
     >>> from replicax._jax.primitive_table import column
     >>> column("terms")["mul"]

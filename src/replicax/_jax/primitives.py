@@ -111,8 +111,8 @@ def _bound_of(
 ) -> list[Any]:
     """``results``, with those of ``primitive`` of some operands in their places, while it is partly evaluated."""
     if chosen:
-        found = trace.default_process_primitive(primitive, [tracers[i] for i in chosen], params)
-        for i, result in zip(chosen, found, strict=True):
+        computed = trace.default_process_primitive(primitive, [tracers[i] for i in chosen], params)
+        for i, result in zip(chosen, computed, strict=True):
             results[i] = result
     return results
 

@@ -91,7 +91,7 @@ _settings_at_first: int | None = None
 
 
 def looks_for_nans() -> bool:
-    """Whether JAX raises when a program has computed a NaN or an infinity."""
+    """Return whether JAX raises when a program has computed a NaN or an infinity."""
     return bool(_config.debug_nans.value or _config.debug_infs.value)
 
 
@@ -101,7 +101,7 @@ def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
 
 
 def drop_failed_tokens() -> None:
-    """Forget of programs that called the host, and have failed.
+    """Drop the tokens of programs that called the host, and have failed.
 
     JAX would raise their errors again from the next wait for such calls, and give that of an ordered one to all later.
     """
@@ -145,7 +145,7 @@ def copies(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
 
 
 def _is_there(array: Any, sharding: Any) -> bool:
-    """Whether ``array`` is on the one device of ``sharding``."""
+    """Return whether ``array`` is on the one device of ``sharding``."""
     if type(array) is not _jaxlib.ArrayImpl:
         return False
     wanted = sharding._addressable_device_assignment
@@ -165,17 +165,17 @@ def put_alone(arrays: Sequence[np.ndarray[Any, Any]], sharding: Any) -> list[jax
 
 
 def is_absent(device: jax.Device) -> bool:
-    """Whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
+    """Return whether ``device`` is one that programs can be compiled for, but that is not there to run them."""
     return isinstance(device.client, _jaxlib.CompileOnlyPyClient)
 
 
 def backends_are_initialized() -> bool:
-    """Whether JAX has made its devices already, so that their number can't change any more."""
+    """Return whether JAX has made its devices already, so that their number can't change any more."""
     return bool(_xla_bridge.backends_are_initialized())
 
 
 def default_platform_is_cpu() -> bool:
-    """Whether JAX will choose CPUs if no device is named, as far as that can be told without making any.
+    """Return whether JAX will choose CPUs if no device is named, as far as that can be told without making any.
 
     It can't where a package for other devices is installed, whether there are such devices or not: then it is false.
     """
@@ -202,7 +202,7 @@ def process_index_and_count() -> tuple[int, int]:
 
 
 def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
-    """What the coordination service has, or gets within that time, as ``key``; ``None`` if nothing comes."""
+    """The value of ``key`` in the coordination service, now or within that time; ``None`` if none comes."""
     try:
         value: bytes = client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
     except jax.errors.JaxRuntimeError as error:
@@ -213,7 +213,7 @@ def wait_for_key(client: Any, key: str, seconds: float) -> bytes | None:
 
 
 def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
-    """Set ``key`` in the coordination service, unless it has a value already; which it has."""
+    """Set ``key`` in the coordination service, unless it has a value already; return the value."""
     try:
         client.key_value_set_bytes(key, value)
     except jax.errors.JaxRuntimeError as error:
@@ -224,12 +224,12 @@ def set_unless_set(client: Any, key: str, value: bytes) -> bytes:
 
 
 def catches_sigterm() -> bool:
-    """Whether JAX catches SIGTERM, as it does from ``jax.distributed.initialize`` on unless it is told not to."""
+    """Return whether JAX catches SIGTERM, as it does after ``jax.distributed.initialize`` unless told not to."""
     return _distributed.global_state.preemption_sync_manager is not None
 
 
 def preemption_notice(client: Any) -> bool:
-    """Whether a process has got a SIGTERM that JAX has caught."""
+    """Return whether a process has got a SIGTERM that JAX has caught."""
     try:
         return bool(client.key_value_try_get_bytes("RECEIVED_PREEMPTION_NOTICE"))
     except jax.errors.JaxRuntimeError as error:
@@ -254,12 +254,12 @@ def on_compilations(begin: Callable[[], None], end: Callable[[], None]) -> None:
 
 
 def is_host_callback(code: CodeType) -> bool:
-    """Whether it is of what JAX calls where a program calls Python on the host."""
+    """Return whether ``code`` is JAX's own that runs where a program calls Python on the host."""
     return code.co_filename == _callback.__file__
 
 
 def is_of_jax(code: CodeType) -> bool:
-    """Whether it is JAX's own Python."""
+    """Return whether ``code`` is JAX's own."""
     return code.co_filename.startswith(_FOLDER)
 
 
@@ -286,7 +286,7 @@ def abandon_coordination() -> None:
 
 
 def tpu_cluster() -> tuple[str, list[str]] | None:
-    """Which cloud the TPUs of this machine belong to, and the addresses of the hosts of the slice; if any."""
+    """The cloud that the TPUs of this machine belong to, and the addresses of the hosts of the slice; if any."""
     for name, cluster in (("gke", _clusters.GkeTpuCluster), ("google_cloud", _clusters.GceTpuCluster)):
         if cluster.is_env_present():
             return name, cluster._get_worker_list_in_slice()
@@ -295,7 +295,7 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class DetectedCluster:
-    """What ``jax.distributed.initialize()`` would find by itself.
+    """The cluster that ``jax.distributed.initialize()`` would find by itself.
 
     Attributes:
       name: what JAX calls the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …

@@ -27,7 +27,7 @@ VARIABLE = "REPLICAX_TRACEBACK"
 
 
 debugging: contextvars.ContextVar[int] = contextvars.ContextVar("debugging", default=0)
-"""How many ``replicax.debug()`` this thread or task is in."""
+"""The number of ``replicax.debug()`` contexts that this thread or task is in."""
 
 
 def hiding_frames(fn: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -90,27 +90,27 @@ def _last_module(trace: TracebackType | None) -> str:
 
 
 def _is_internal(error: BaseException, hidden: set[str]) -> bool:
-    """Whether ``error`` has been raised and caught without any code of the user in between."""
+    """Return whether ``error`` has been raised and caught without any code of the user in between."""
     return error.__traceback__ is not None and _without(error.__traceback__, hidden) is None
 
 
 def _is_of_replicax(error: BaseException) -> bool:
-    """Whether a line of Replicax has raised ``error``: then it says itself what of its cause is to be seen."""
+    """Return whether a line of Replicax has raised ``error``: then it says itself what of its cause is to be seen."""
     return raised_by(error).partition(".")[0] in ("", "replicax")
 
 
 def _without(trace: TracebackType | None, hidden: set[str]) -> TracebackType | None:
     kept = []
     while trace is not None:
-        if _room(trace.tb_frame.f_globals) not in hidden:
+        if _package(trace.tb_frame.f_globals) not in hidden:
             kept.append(trace)
         trace = trace.tb_next
-    found = None
+    rebuilt = None
     for one in reversed(kept):
-        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return found
+        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rebuilt
 
 
-def _room(names: dict[str, object]) -> str:
-    """The package of a module with these names."""
+def _package(names: dict[str, object]) -> str:
+    """The top package of the module with these globals."""
     return str(names.get("__name__", "")).partition(".")[0]

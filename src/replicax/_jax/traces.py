@@ -1,4 +1,4 @@
-"""What is being traced now, and values in the middle of it."""
+"""The traces in progress, and concrete values inside them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ current_trace: Callable[[], Any] = functools.partial(getattr, _core.trace_ctx, "
 
 
 def eval_trace() -> Any:
-    """What :func:`current_trace` returns when nothing is being traced."""
+    """The result of :func:`current_trace` when nothing is being traced."""
     return _core.eval_trace
 
 
@@ -62,7 +62,7 @@ def at_once(fn: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any
 
 
 def traced_for(trace: Any) -> str:
-    """What a staging trace is for: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
+    """The purpose of a staging trace: ``"jit"``, ``"scan"``, …; empty for a trace that does not stage."""
     info = getattr(getattr(trace, "frame", None), "debug_info", None)
     return str(getattr(info, "traced_for", ""))
 
@@ -100,7 +100,7 @@ _generation = jax.make_user_context(0)
 
 
 class _Number(int):
-    """Found in the keys of JAX's caches by its identity."""
+    """A number in the keys of JAX's caches that is found by its identity."""
 
 
 _numbers = map(_Number, itertools.count(1))
@@ -140,12 +140,12 @@ _staged = _StagedReads()
 
 
 def note_staged_read() -> None:
-    """A variable's value has gone into a program that JAX may keep."""
+    """Note that a variable's value has gone into a program that JAX may keep."""
     _staged.happened = True
 
 
 def renew_kept_programs() -> None:
-    """From here on variables have other values: don't reuse kept programs that hold the old ones."""
+    """Stop reusing kept programs that hold old values of variables, which now have others."""
     if _staged.happened and _staged.depth:
         _staged.happened = False
         _staged.stale.append(_staged.number)

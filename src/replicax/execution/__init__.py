@@ -1,4 +1,4 @@
-"""How a step becomes a program, and the program runs: capture, infer, replicate, run."""
+"""Execution of steps: a step becomes a program, and the program runs (capture, infer, replicate, run)."""
 
 from replicax.execution.compiled.replicate import Executable
 from replicax.locality import Locality

@@ -34,8 +34,8 @@ class ProgramCache:
     tenth time that one function has to be traced again, a warning says which part of its key changed.
 
     Attributes:
-      variables: those of the strategy.
-      replicas: which run the programs.
+      variables: the strategy's.
+      replicas: those that run the programs.
     """
 
     def __init__(self, variables: VariableCollection) -> None:
@@ -48,7 +48,7 @@ class ProgramCache:
         self._created: dict[FunctionKey, list[Variable]] = {}
         self._fresh: set[int] = set()
         self._refused: collections.OrderedDict[Any, str] = collections.OrderedDict()
-        # What `find` found last: in a loop it is what comes next, and to compare keys costs less than to hash one.
+        # The last result of `find`: a loop asks for it again, and comparing keys costs less than hashing one.
         self._latest: tuple[Any, Executable | None] = (None, None)
 
     def find(self, key: Any) -> Executable | None:
@@ -56,11 +56,11 @@ class ProgramCache:
         latest_key, latest = self._latest
         if key == latest_key:
             return latest
-        found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(found[0])
-            self._latest = found
-            return found[1]
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(entry[0])
+            self._latest = entry
+            return entry[1]
         return None
 
     def add(self, key: Any, executable: Executable, fn: Callable[..., Any]) -> None:
@@ -136,7 +136,7 @@ class ProgramCache:
             self._users.get(slot, set()).discard(key)
 
     def is_first_call(self, executable: Executable) -> bool:
-        """Whether this is the first time that it is asked."""
+        """Return whether this is asked of ``executable`` for the first time."""
         if id(executable) not in self._fresh:
             return False
         self._fresh.discard(id(executable))
@@ -154,12 +154,12 @@ class ProgramCache:
             self._created.setdefault(k, variables)
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
-        """How often the Python of ``fn`` (or of another function with the same code) has run to be traced."""
+        """The number of times that ``fn`` (or another function with the same code) has been traced."""
         return self._traces[function_key(fn).code]
 
 
 def _is_ours(code: Any) -> bool:
-    """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes.
+    """Return whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes.
 
     What adapters make of other libraries' models are steps of the user's.
     """
@@ -194,15 +194,15 @@ def _difference(old: Any, new: Any) -> list[str]:
     old_fn: FunctionKey = old[0]
     new_fn: FunctionKey = new[0]
     was = dict(old_fn.captured)
-    found = [
+    changes = [
         f"the captured value {name!r}: was {_shown(was.get(name))}, now {_shown(value)}"
         for name, value in new_fn.captured
         if was.get(name) != value
     ]
-    found += describe_difference(old[1], new[1])
+    changes += describe_difference(old[1], new[1])
     if old[2] != new[2]:
-        found.append("JAX's settings (such as jax_enable_x64 or the default precision)")
-    return found or ["nothing that Replicax can name"]
+        changes.append("JAX's settings (such as jax_enable_x64 or the default precision)")
+    return changes or ["nothing that Replicax can name"]
 
 
 def _shown(frozen: Any) -> str:

@@ -88,21 +88,21 @@ _NO_MEANS = {
     "replica has none. Return replicax.compute_average_loss(values) from the step, which is each replica's share of "
     "the mean over the whole batch, and add the shares up: {what}('sum', share); or keep a metric (replicax.Mean).",
 }
-"""What is wrong with the mean over the replicas of a number of this scale."""
+"""The mistake in the mean over the replicas of a number of this scale."""
 
 
 def first(programs: ProgramCache, value: Any) -> Any:
     """Replica 0's component of each ``PerReplica`` in a pytree; other leaves as they are."""
     leaves, treedef = _flatten(value)
     ours = [PerReplica(leaf.form) for leaf in leaves if isinstance(leaf, PerReplica)]
-    found = _by_form(
+    components = _by_form(
         programs,
         ours,
         lambda values, communicator: [communicator.from_first(v) for v in values],
         lambda values: [components[0] for components in values],
         lambda strategy, values: first(strategy.extended.programs, values),
     )
-    results = [found.pop(0) if isinstance(v, PerReplica) else as_arrays(v) for v in leaves]
+    results = [components.pop(0) if isinstance(v, PerReplica) else as_arrays(v) for v in leaves]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -157,7 +157,7 @@ def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
 
 
 def _is_everywhere(replicas: Replicas, value: Any) -> bool:
-    """Whether ``value`` is an array that every replica has, such as a mirrored value."""
+    """Return whether ``value`` is an array that every replica has, such as a mirrored value."""
     if not isinstance(value, jax.Array):
         return False
     if context.in_step():
@@ -261,8 +261,8 @@ def _by_form(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
             "strategy.run(step, args=(value,))"
         )
-    mine = [v.real_values for v in values]
-    everyones = programs.replicas.lockstep.exchange("combines components of different kinds", mine)
+    local_values = [v.real_values for v in values]
+    everyones = programs.replicas.lockstep.exchange("combines components of different kinds", local_values)
     return of_components([tuple(itertools.chain(*parts)) for parts in zip(*everyones, strict=True)])
 
 

@@ -20,8 +20,8 @@ declared(Late)
 _left_behind: list[threading.Thread] = []
 
 
-def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *args: Any) -> Any:
-    """``call(*args)``, a program of ``replicas``, when it is done; its collectives have at most ``timeout`` seconds.
+def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float) -> Any:
+    """The result of a program of ``replicas``, when it is done; its collectives have at most ``timeout`` seconds.
 
     Raises:
       DeadlockError: a replica has waited in a collective for longer than its options allow; names those that are
@@ -35,7 +35,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *
     def work() -> None:
         adopt()
         try:
-            outcome.append((jax.block_until_ready(call(*args)), None))
+            outcome.append((jax.block_until_ready(call()), None))
         except BaseException as error:
             outcome.append((None, error))
 
@@ -73,7 +73,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float, *
 
 
 def _of_all_workers(late: Late, replicas: Replicas, number: int, is_over: Callable[[], bool]) -> str:
-    """Who waits for whom."""
+    """The message that names who waits for whom, on all workers."""
     if not replicas.lockstep.several:
         return str(late)
     # The last worker to come has waited for less time than we have; it will ask, too, when its own time is over.
@@ -91,7 +91,7 @@ def _leave_behind(thread: threading.Thread, replicas: Replicas) -> None:
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:
-    """Their replicas would be taken for those of the next program, and they keep the devices anyway."""
+    """Wait for steps that were left behind: their replicas would be taken for those of the next program."""
     for thread in list(_left_behind):
         thread.join(timeout)
         if thread.is_alive():

@@ -98,7 +98,7 @@ def launch(
 
 
 def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
-    """Before a program is launched: note which, if the other workers will launch it, too.
+    """Note a program that is about to be launched, if the other workers will launch it, too.
 
     Raises:
       WorkerError: another worker has failed, or has ended.
@@ -123,10 +123,10 @@ def _call(
     returned: list[Any],
     begun: LaunchedProgram | None,
 ) -> Callable[[], None]:
-    """Append what the program returns to ``returned``, in the one or the other way.
+    """Run the program as its policy says, and append what it returns to ``returned``.
 
     Returns:
-      What ends the waiting of signals, which has begun.
+      A function that ends the waiting of signals, which has begun.
     """
     call, policy = executable.ready(), executable.policy
     donated, kept, placed, constants = args
@@ -161,7 +161,7 @@ def _call(
 def _succeeded(
     executable: Executable, lockstep: Lockstep, call: Callable[[], Any], begun: LaunchedProgram | None
 ) -> Any:
-    """What a program that may fail returns, when it has succeeded on all workers.
+    """Run a program that may fail; return its results when it has succeeded on all workers.
 
     Raises:
       Exception: what the user's Python has raised on the host, here or on another worker.
@@ -194,7 +194,7 @@ def _wait_until_done(results: Any) -> None:
 
 
 def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
-    """How many kinds of calls JAX knows of ``call``; ``None`` if it is not JAX's function, or JAX does not say."""
+    """The number of kinds of calls that JAX knows of ``call``; ``None`` if it is no function of JAX's, or unknown."""
     size = getattr(call, "_cache_size", None)
     return None if size is None else size()
 
@@ -202,7 +202,7 @@ def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
 def _take_back(executable: Executable) -> None:
     """See to variables whose present array has escaped to code outside.
 
-    Those about to be donated get one of their own.
+    Variables that are about to be donated get an array of their own.
 
     Raises:
       VariableLostError: that code has deleted it.
@@ -240,7 +240,7 @@ def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
 
 
 def _wait(executable: Executable, returned: list[Any], begun: LaunchedProgram | None) -> None:
-    """Until a program is done that was given the memory of its variables.
+    """Wait until a program is done that was given the memory of its variables.
 
     Raises:
       Exception: it has failed. The variables that it was to write have no value any more.

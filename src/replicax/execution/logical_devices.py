@@ -31,7 +31,7 @@ class LogicalDevices:
     @property
     @abc.abstractmethod
     def _replicas(self) -> Replicas:
-        """Those of the strategy."""
+        """The strategy's replicas."""
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Any) -> Any:
         """Split a value over the logical devices of its replica, and with it the computations that use it.

@@ -19,7 +19,7 @@ from replicax.values import Components, ExampleMask, PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-"""What counts as an array, or converts to one."""
+"""The types of arrays, and of values that convert to one."""
 
 
 Kind = tuple[str, tuple[int, ...]] | None
@@ -27,7 +27,7 @@ Kind = tuple[str, tuple[int, ...]] | None
 
 
 def kind_of_component(component: Any, where: str = "a component of a PerReplica") -> Kind:
-    """What decides whether a component, in messages called ``where``, can be stacked with others."""
+    """The kind of a component, by which it can be stacked with others; ``where`` is its name in messages."""
     if not isinstance(component, ARRAYS):
         return None
     if not isinstance(component, jax.Array):

@@ -101,7 +101,7 @@ class Dispatch:
         return _is_plain(self._programs.replicas) and self._settings == _jax.trace_settings()
 
     def again(self, inputs: Sequence[Any]) -> Dispatch:
-        """The same call with other inputs, of the same kinds."""
+        """This call with other inputs of the same kinds."""
         return Dispatch(self._programs, self._executable, inputs, None, self._settings)
 
 
@@ -131,7 +131,7 @@ def known(
 
 
 def _is_plain(replicas: Replicas) -> bool:
-    """Whether a call from here needs no checks: that of one worker, outside of steps and traces."""
+    """Return whether a call from here needs no checks: there is one worker, and no step or trace is in progress."""
     return not (
         replicas.is_absent
         or replicas.lockstep.several
@@ -296,10 +296,10 @@ _INSTEAD = {
     "loop": "For many steps in one program use strategy.run_steps, or let the step itself loop.",
     "program": "The step is compiled as it is: leave the transformation out, or use it inside the step.",
 }
-"""What to do where a step was to be run inside of a transformation of JAX's, by its kind."""
+"""What to write instead of running a step inside a transformation of JAX's, by its kind."""
 
 
-# --- how ------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------------
 
 
 Executor = Literal["compiled", "per_replica"]
@@ -377,7 +377,7 @@ def debug() -> contextlib.AbstractContextManager[None]:
 
 
 class _Debug(contextlib.ContextDecorator):
-    """It holds until it is left, also if no reference to it is kept; see :class:`replicax.context.Scope`."""
+    """The context manager of :func:`debug`; it holds until it is left, as :class:`replicax.context.Scope` does."""
 
     def __enter__(self) -> None:
         _jax.debugging.set(_jax.debugging.get() + 1)

@@ -21,7 +21,7 @@ def hold_signals() -> Callable[[], None]:
     Only the main thread can; in others, where no handler ever runs, this does nothing.
 
     Returns:
-      What puts the handlers back, and then calls them for the signals that have come.
+      A function that puts the handlers back, and then calls them for the signals that have come.
 
     >>> from replicax.execution.signals import hold_signals
     >>> import signal

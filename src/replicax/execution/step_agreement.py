@@ -1,4 +1,4 @@
-"""Before workers run a step: whether it is the same step, with the same arguments, on all of them.
+"""The check that all workers are about to run the same step, with the same arguments.
 
 A compiled step in which one worker takes part and another does not would wait for ever, and a plain value that differs
 between workers would make mirrored variables differ, unseen. To compare at every call would cost more than a small
@@ -50,17 +50,17 @@ def check_same_step(
     name = function_name(fn)
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     computed = [] if program is None else outputs_of(program)
-    mine = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves], computed
-    theirs = lockstep.exchange(f"runs the step {name!r} {how}", mine)
+    description = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves], computed
+    theirs = lockstep.exchange(f"runs the step {name!r} {how}", description)
     first = theirs[0]
     for worker, (structure, kinds, prints, computed) in enumerate(theirs):
         if structure != first[0]:
             raise ValueError(
                 f"{name}: the arguments differ in structure: worker 0 has {first[0]}, worker {worker} has {structure}"
             )
-        for position, here, there in _differences(first[1], kinds):
+        for position, on_first, on_worker in _differences(first[1], kinds):
             raise ValueError(
-                f"{name}: {path_of(tree, position)} is {here} on worker 0, and {there} on worker {worker}. All "
+                f"{name}: {path_of(tree, position)} is {on_first} on worker 0, and {on_worker} on worker {worker}. All "
                 "workers must run the same step with the same plain values; what differs is for "
                 "strategy.distribute_values_from_function or a distributed dataset."
             )
@@ -70,13 +70,13 @@ def check_same_step(
                 f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
                 "a distributed dataset."
             )
-        for here, there in itertools.zip_longest(first[3], computed, fillvalue=("nothing", None)):
-            if here != there:
-                where = "otherwise than on" if here[0] == there[0] else f"where {here[0]} is computed on"
+        for on_first, on_worker in itertools.zip_longest(first[3], computed, fillvalue=("nothing", None)):
+            if on_first != on_worker:
+                where = "otherwise than on" if on_first[0] == on_worker[0] else f"where {on_first[0]} is computed on"
                 raise LocalityError(
-                    f"{name}: {there[0]} is computed on worker {worker} {where} worker 0. What a step captures, and "
-                    "the order of what it does, must be the same on all workers: draw random numbers from one seed, "
-                    "read no clock, and sort sets."
+                    f"{name}: {on_worker[0]} is computed on worker {worker} {where} worker 0. What a step captures, "
+                    "and the order of what it does, must be the same on all workers: draw random numbers from one "
+                    "seed, read no clock, and sort sets."
                 )
 
 

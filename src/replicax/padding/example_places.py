@@ -32,7 +32,7 @@ class Untraceable:
 
     is_part: bool
     dim: int | None = None
-    """Along which they lie for sure, but not each in its row."""
+    """The dim along which they surely lie, but not each in its row."""
 
 
 UNKNOWN, PART = Untraceable(False), Untraceable(True)
@@ -48,7 +48,7 @@ class Rows:
     inner: int = 1
 
     def moved(self, dim: int) -> Rows:
-        """The same along another dim."""
+        """This place along another dim."""
         return dataclasses.replace(self, dim=dim)
 
 
@@ -92,13 +92,13 @@ class OperationShapes:
 
 
 def joined(places: Iterable[Place]) -> Place:
-    """Of what may be one or the other, or has been made from all of them entry by entry."""
-    found: Place = None
+    """Where the examples are in what may be any of several values, or is made of all of them entry by entry."""
+    common: Place = None
     for place in places:
         if isinstance(place, Rows | Untraceable):
-            is_part = any(isinstance(p, Untraceable) and p.is_part for p in (found, place))
-            found = place if found in (None, place) else Untraceable(is_part)
-    return found
+            is_part = any(isinstance(p, Untraceable) and p.is_part for p in (common, place))
+            common = place if common in (None, place) else Untraceable(is_part)
+    return common
 
 
 def reshaped(place: Rows, old: Shape, new: Shape) -> Place:

@@ -36,26 +36,26 @@ def result_places(operation: OperationShapes) -> list[Place]:
     """Where the examples are in each result of an operation without programs inside."""
     kind = _KINDS.get(operation.name)
     if kind == "reference":
-        found: Sequence[Place] = [UNKNOWN] * len(operation.results)
+        places: Sequence[Place] = [UNKNOWN] * len(operation.results)
     elif kind == "asks" or (kind == "together" and over_replicas(operation.params)):
-        found = [None] * len(operation.results)  # what replicas have put together is no replica's own examples
+        places = [None] * len(operation.results)  # what replicas have put together is no replica's own examples
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
-        found = [number]
+        places = [number]
     elif kind == "each":
-        found = [p if isinstance(p, Rows | Untraceable) else None for p in operation.places]
+        places = [p if isinstance(p, Rows | Untraceable) else None for p in operation.places]
     elif any(isinstance(p, Untraceable) for p in operation.places):
-        found = _followed(operation, kind)
+        places = _followed(operation, kind)
     elif not any(isinstance(p, Rows | Columns) for p in operation.places):
-        found = [None] * len(operation.results)
+        places = [None] * len(operation.results)
     elif kind in _RULES:
         place = _RULES[kind](operation)
-        found = place if isinstance(place, list) else [place] * len(operation.results)
+        places = place if isinstance(place, list) else [place] * len(operation.results)
     else:
-        found = [UNKNOWN] * len(operation.results)
+        places = [UNKNOWN] * len(operation.results)
     if operation.name in families.CUTTING:
-        found = [Untraceable(True, p.dim) if isinstance(p, Untraceable) else p for p in found]
+        places = [Untraceable(True, p.dim) if isinstance(p, Untraceable) else p for p in places]
     # A number is of all examples or of none, unless some have been left out before.
-    return [p if shape or p == PART else None for p, shape in zip(found, operation.results, strict=True)]
+    return [p if shape or p == PART else None for p, shape in zip(places, operation.results, strict=True)]
 
 
 def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
@@ -64,16 +64,16 @@ def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
     assert isinstance(place, Untraceable)
     dims: Sequence[int | None] = [None] * len(o.results)
     if kind == "lookup" and isinstance(o.places[0], Rows):  # by numbers in any order
-        found: Any = gather(dataclasses.replace(o, places=(o.places[0], None)))
-        return [found if isinstance(found, Untraceable) else Untraceable(place.is_part)]
+        places: Any = gather(dataclasses.replace(o, places=(o.places[0], None)))
+        return [places if isinstance(places, Untraceable) else Untraceable(place.is_part)]
     if place.dim is not None and rule is not None:
         rows = [Rows(p.dim) if isinstance(p, Untraceable) and p.dim is not None else p for p in o.places]
-        found = rule(dataclasses.replace(o, places=tuple(rows)))
-        found = found if isinstance(found, list) else [found] * len(o.results)
+        places = rule(dataclasses.replace(o, places=tuple(rows)))
+        places = places if isinstance(places, list) else [places] * len(o.results)
         # What is mixed again, and has as many rows as the batch, may be in order.
         dims = [
             p.dim if isinstance(p, Rows) or (p is not None and p.dim is not None and shape[p.dim] != o.rows) else None
-            for p, shape in zip(found, o.results, strict=True)
+            for p, shape in zip(places, o.results, strict=True)
         ]
     return [Untraceable(place.is_part, dim) for dim in dims]
 
@@ -102,12 +102,12 @@ def _reordered(o: OperationShapes, place: Rows) -> Place:
 
 
 def _mixed(o: OperationShapes, dim: int) -> list[Place]:
-    """Of examples mixed along ``dim``: with as many rows as the batch each may be in its own, as in a running sum."""
+    """The examples are mixed along ``dim``; with as many rows as before each may be in its own, as in a running sum."""
     return [Untraceable(False, None if shape[dim : dim + 1] in ((), (o.rows,)) else dim) for shape in o.results]
 
 
 def _reduced(o: OperationShapes, place: Rows) -> Place:
-    """Of the examples nothing remains, or they move up."""
+    """The examples are reduced away, or their dim moves up."""
     dims = dims_along(o.params, len(o.shapes[0]))
     return None if place.dim in dims else place.moved(place.dim - sum(d < place.dim for d in dims))
 
@@ -131,7 +131,7 @@ def _reshape(o: OperationShapes, place: Rows) -> Place:
 
 
 def _same_size(o: OperationShapes, place: Rows) -> Any:
-    """What is cut out, or what is put in, has all of the examples."""
+    """The examples stay where they are if what is cut out, or put in, has all of them."""
     sizes = {shape[place.dim] for shape in (*o.shapes, *o.results) if len(shape) > place.dim}
     return place if len(sizes) == 1 else _mixed(o, place.dim)
 
@@ -147,17 +147,17 @@ def _matrices(o: OperationShapes, place: Rows) -> list[Place] | Place:
 
 def _matrix_product(o: OperationShapes) -> Place:
     dims = dot_dimensions(o.params)
-    found: list[Place] = []
+    places: list[Place] = []
     start = len(dims.batch[0])
     for operand, (contracted, batch) in enumerate(zip(dims.contracted, dims.batch, strict=True)):
         free = [d for d in range(len(o.shapes[operand])) if d not in {*contracted, *batch}]
         place = o.at(operand)
         if place is not None and place.dim in batch:
-            found.append(place.moved(batch.index(place.dim)))
+            places.append(place.moved(batch.index(place.dim)))
         elif place is not None and place.dim in free:
-            found.append(place.moved(start + free.index(place.dim)))
+            places.append(place.moved(start + free.index(place.dim)))
         start += len(free)
-    return joined(found)
+    return joined(places)
 
 
 def _convolution(o: OperationShapes) -> Place:
@@ -181,7 +181,7 @@ _KINDS = {
     all_reduce_p.name: "together",
     asks_p.name: "asks",
 }
-"""Of JAX's primitives and of Replicax's own."""
+"""The kind of each of JAX's primitives, and of Replicax's own."""
 
 _RULES: Mapping[str | None, Callable[[OperationShapes], Any]] = {
     "elementwise": _elementwise,
@@ -202,4 +202,4 @@ _RULES: Mapping[str | None, Callable[[OperationShapes], Any]] = {
     "scattered": scatter,
     "matrices": _of_rows(_matrices),
 }
-"""By the word in the column. Others (``each``, ``together``, ``reference``) need no look at the operation's shapes."""
+"""The rules by kind. Other kinds (``each``, ``together``, ``reference``) need no look at the operation's shapes."""

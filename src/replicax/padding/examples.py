@@ -48,7 +48,7 @@ def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> lis
 def where_examples_are(
     program: Program, localities: Sequence[Locality]
 ) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
-    """Which results of a step with padded arguments have rows that may be padding, and along which dim."""
+    """For each result of a step with padded arguments whether rows may be padding, and the dim of the examples."""
     assert program.example_dims is not None
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)
@@ -57,12 +57,12 @@ def where_examples_are(
     places = example_places(program.jaxpr, inputs, rows)
     n = len(program.writes)
     outputs = program.jaxpr.outvars[n:]
-    found = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
+    dims = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
     padded = [
         locality is T and (dim is not None or unclear)
-        for locality, (dim, unclear) in zip(localities[n:], found, strict=True)
+        for locality, (dim, unclear) in zip(localities[n:], dims, strict=True)
     ]
-    return tuple(padded), tuple(dim for dim, _ in found)
+    return tuple(padded), tuple(dim for dim, _ in dims)
 
 
 class _ExamplesPass(Dataflow[Place]):

@@ -23,7 +23,7 @@ from replicax.padding.example_places import (
 
 
 def _looked_up(place: Place, dims: LookupDimensions) -> dict[int, int]:
-    """For each dim of the operand that goes along with one of the indices, that one."""
+    """The dims of the operand that go along with a dim of the indices, with that dim."""
     columns = place.places if isinstance(place, Columns) else (place,)
     along = dict(dims.batch)
     if len(columns) == len(dims.indexed):
@@ -38,30 +38,30 @@ def _rows_of_indices(place: Place) -> Place:
 
 
 def gather(o: OperationShapes) -> Place:
-    """After a gather."""
+    """Where the examples are after a gather."""
     dims, operand, shape = lookup_dimensions(o.params, len(o.shapes[0])), o.at(0), o.shapes[0]
     of_indices = [d for d in range(len(o.results[0])) if d not in dims.windows.values()]
     indices = _rows_of_indices(o.places[1])
     if isinstance(indices, Untraceable):
         return Untraceable(indices.is_part)
-    found: list[Place] = []
+    places: list[Place] = []
     if isinstance(indices, Rows):
-        found.append(indices.moved(of_indices[indices.dim]) if indices.dim < len(of_indices) else UNKNOWN)
+        places.append(indices.moved(of_indices[indices.dim]) if indices.dim < len(of_indices) else UNKNOWN)
     if operand is not None:
         along = _looked_up(o.places[1], dims)
         window = dims.windows.get(operand.dim)
         if operand.dim in along:
-            found.append(operand.moved(of_indices[along[operand.dim]]))
+            places.append(operand.moved(of_indices[along[operand.dim]]))
         elif window is not None and o.results[0][window] == shape[operand.dim]:
-            found.append(operand.moved(window))
+            places.append(operand.moved(window))
         else:
             holding = of_indices if window is None else [window]
             return Untraceable(True, holding[0] if indices is None and len(holding) == 1 else None)
-    return joined(found)
+    return joined(places)
 
 
 def scatter(o: OperationShapes) -> Place:
-    """After a scatter of any kind."""
+    """Where the examples are after a scatter of any kind."""
     dims, (shape, _, slices) = lookup_dimensions(o.params, len(o.shapes[0])), o.shapes
     of_indices = [d for d in range(len(slices)) if d not in dims.windows.values()]
     along = _looked_up(o.places[1], dims)
@@ -75,17 +75,17 @@ def scatter(o: OperationShapes) -> Place:
         if indices.dim >= len(of_indices):
             return UNKNOWN
         sources.append(indices.moved(of_indices[indices.dim]))
-    found: list[Place] = [o.at(0)]
+    places: list[Place] = [o.at(0)]
     for source in sources:
         dim = goes_to.get(source.dim)
         if dim is not None:
-            found.append(source.moved(dim) if slices[source.dim] == shape[dim] else Untraceable(False, dim))
+            places.append(source.moved(dim) if slices[source.dim] == shape[dim] else Untraceable(False, dim))
         elif o.at(0) is not None or source.dim in dims.windows.values():
             return UNKNOWN  # examples go where other examples are
         elif source is updates and o.name in families.REPLACING_SCATTERS:  # they go to rows of other numbers
-            found.append(Untraceable(False, dims.indexed[0] if len(dims.indexed) == 1 else None))
+            places.append(Untraceable(False, dims.indexed[0] if len(dims.indexed) == 1 else None))
         # Otherwise each example goes where its own index says: a sum over the examples, such as a count of classes.
-    return joined(found)
+    return joined(places)
 
 
 # --- the numbers of rows --------------------------------------------------------------------------------

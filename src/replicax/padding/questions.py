@@ -72,7 +72,7 @@ class Question:
 
 
 def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
-    """Along which dim of a value the examples lie, and whether that can't be told though they are there."""
+    """The dim of a value along which the examples lie, and whether that can't be told though they are there."""
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
     if not isinstance(place, Untraceable):

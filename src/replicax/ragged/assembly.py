@@ -29,15 +29,15 @@ Joint = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What a joint program is made of.
+    """The parts of a joint program.
 
     Attributes:
       lines: the program of each size.
-      size_of: the size of each replica, by number.
-      numbers: of all values.
-      made_by: the operation that makes a value that all sizes have in common.
+      size_of: the number of each replica's size.
+      numbers: the numbering of all values.
+      made_by: the operation that makes each value that all sizes have in common.
       given: the values that come from outside.
-      ragged: of an input with room for all sizes, what each size has there.
+      ragged: for each input with room for all sizes, what each size has there.
     """
 
     lines: Sequence[Straight]
@@ -48,7 +48,7 @@ class Parts:
     ragged: Mapping[int, Joint]
 
     def is_own(self, value: int) -> bool:
-        """Whether a value is of some sizes only."""
+        """Return whether only some sizes have a value."""
         return value not in self.made_by and value not in self.given and value not in self.numbers.literals
 
 
@@ -60,12 +60,12 @@ class Assembly:
         self.numbers = parts.numbers
         self.outputs = outputs
         self.sizes = range(len(parts.lines))
-        meetings = [line.collectives for line in parts.lines]
-        self.meetings: list[tuple[StraightOperation, ...]] = list(zip(*meetings, strict=True))
+        by_size = [line.collectives for line in parts.lines]
+        self.collectives: list[tuple[StraightOperation, ...]] = list(zip(*by_size, strict=True))
         self.segments = [self._segments(line) for line in parts.lines]
-        # What comes to each collective, and to the end.
+        # The operands of each collective, and the outputs at the end.
         self.wanted: list[list[Joint]] = [
-            list(zip(*(o.operands for o in operations), strict=True)) for operations in self.meetings
+            list(zip(*(o.operands for o in operations), strict=True)) for operations in self.collectives
         ]
         self.wanted.append(list(outputs))
         self.last_use = [self._last_uses(k) for k in self.sizes]
@@ -74,17 +74,17 @@ class Assembly:
         self.carried: dict[tuple[int, int], Any] = {}  # by size and number
 
     def _segments(self, line: Straight) -> list[list[StraightOperation]]:
-        """What is the size's own, before each collective and at the end."""
-        found: list[list[StraightOperation]] = [[]]
+        """The operations of one size only, before each collective and at the end."""
+        segments: list[list[StraightOperation]] = [[]]
         for operation in line.operations:
             if operation.is_collective:
-                found.append([])
+                segments.append([])
             elif not self.is_common(operation):
-                found[-1].append(operation)
-        return found
+                segments[-1].append(operation)
+        return segments
 
     def _last_uses(self, k: int) -> dict[int, int]:
-        """Of each value of a size the last segment that needs it."""
+        """The last segment that needs each value of a size."""
         last: dict[int, int] = {}
         for number, (segment, wanted) in enumerate(zip(self.segments[k], self.wanted, strict=True)):
             last.update((v, number) for o in segment for v in o.operands)
@@ -98,17 +98,17 @@ class Assembly:
         """The values of the outputs, from those of the inputs."""
         self.values, self.joint, self.carried = dict(inputs), {}, {}
         for whole, joint in self.parts.ragged.items():
-            self.carried.update(((k, own), inputs[whole]) for k, own in enumerate(joint))
-        for number, meeting in enumerate(self.meetings):
+            self.carried.update(((k, value), inputs[whole]) for k, value in enumerate(joint))
+        for number, collective in enumerate(self.collectives):
             self.segment(number)
             operands = [self.value_of(joint) for joint in self.wanted[number]]
-            results = self.meet(meeting[0].equation, operands)
-            for k, operation in zip(self.sizes, meeting, strict=True):
+            results = self.meet(collective[0].equation, operands)
+            for k, operation in zip(self.sizes, collective, strict=True):
                 if self.is_common(operation):
                     self.values.update(zip(operation.results, results, strict=True))
                 else:
                     self.carried.update(((k, v), x) for v, x in zip(operation.results, results, strict=True))
-        self.segment(len(self.meetings))
+        self.segment(len(self.collectives))
         return [self.value_of(joint) for joint in self.outputs]
 
     def value_of(self, joint: Joint) -> Any:
@@ -121,10 +121,10 @@ class Assembly:
         literals = self.numbers.literals
         return literals[value] if value in literals else self.values[value]
 
-    def compute(self, wanted: Iterable[int]) -> None:
+    def compute(self, values: Iterable[int]) -> None:
         """Compute what all sizes have in common, as far as it is needed for these."""
         missing: dict[int, StraightOperation] = {}
-        stack = list(wanted)
+        stack = list(values)
         while stack:
             value = stack.pop()
             if value in self.values or value in missing or value not in self.parts.made_by:
@@ -144,9 +144,9 @@ class Assembly:
 
     def segment(self, number: int) -> None:
         """Let each replica do what its size does before a collective, or at the end."""
-        own = [self.segments[k][number] for k in self.sizes]
+        own_operations = [self.segments[k][number] for k in self.sizes]
         mixed = [j for j in dict.fromkeys(self.wanted[number]) if self.is_mixed(j) and j not in self.joint]
-        if not mixed and not any(own):
+        if not mixed and not any(own_operations):
             return
         living = [self.living(k, number) for k in self.sizes]
         slots = self.slots(living)
@@ -154,7 +154,7 @@ class Assembly:
             [*(joint[k] for joint in mixed), *(slot[k] for slot, _ in slots)] for k in self.sizes
         ]
         shapes = [self.shape_of(joint) for joint in mixed] + [shape for _, shape in slots]
-        needs = [self.needs(own[k], outputs[k]) for k in self.sizes]
+        needs = [self.needs(own_operations[k], outputs[k]) for k in self.sizes]
         common = sorted({v for k in self.sizes for v in needs[k] if (k, v) not in self.carried})
         self.compute(common)
         carried = list(dict.fromkeys((k, v) for k in self.sizes for v in needs[k] if (k, v) in self.carried))
@@ -162,8 +162,8 @@ class Assembly:
         position = {key: i for i, key in enumerate(places)}
 
         def branch(k: int) -> Callable[..., list[Any]]:
-            def run(given: list[Any], arrays: list[Any]) -> list[Any]:
-                env = dict(zip(common, given, strict=True))
+            def run(common_values: list[Any], arrays: list[Any]) -> list[Any]:
+                env = dict(zip(common, common_values, strict=True))
                 for size, v in carried:
                     if size == k:
                         array = arrays[position[id(self.carried[size, v])]]
@@ -172,7 +172,7 @@ class Assembly:
                 def read(v: int) -> Any:
                     return self.numbers.literals[v] if v in self.numbers.literals else env[v]
 
-                for operation in own[k]:
+                for operation in own_operations[k]:
                     results = _jax.bind(operation.equation, [read(v) for v in operation.operands])
                     env.update(zip(operation.results, results, strict=True))
                 return [
@@ -199,13 +199,13 @@ class Assembly:
         return len(set(joint)) > 1 or self.parts.is_own(joint[0])
 
     def needs(self, operations: Sequence[StraightOperation], outputs: Sequence[int | None]) -> list[int]:
-        """What a segment takes from outside."""
+        """The values that a segment takes from outside."""
         made = {v for o in operations for v in o.results}
         used = dict.fromkeys([*(v for o in operations for v in o.operands), *(v for v in outputs if v is not None)])
         return [v for v in used if v not in made and v not in self.numbers.literals]
 
     def living(self, k: int, number: int) -> list[int]:
-        """What a size makes in a segment, and needs in a later one."""
+        """The values that a size makes in a segment, and needs in a later one."""
         made = [v for o in self.segments[k][number] for v in o.results]
         return [v for v in made if self.last_use[k].get(v, -1) > number]
 
@@ -213,15 +213,15 @@ class Assembly:
         """Places for what goes on to later segments: what each size has there, and for how much there is room."""
         avals = self.numbers.avals
         dtypes = dict.fromkeys(avals[v].dtype for values in living for v in values)
-        found = []
+        slots = []
         for dtype in dtypes:
             columns = [[v for v in values if avals[v].dtype == dtype] for values in living]
             for slot in itertools.zip_longest(*columns):
-                found.append((slot, self._room([avals[v].shape for v in slot if v is not None], dtype)))
-        return found
+                slots.append((slot, self._room([avals[v].shape for v in slot if v is not None], dtype)))
+        return slots
 
     def shape_of(self, joint: Joint) -> jax.ShapeDtypeStruct:
-        """For how much there is room in a joint value."""
+        """The shape and dtype of a joint value, with room for all sizes."""
         avals = [self.numbers.avals[v] for v in joint]
         if len({(a.dtype, len(a.shape)) for a in avals}) > 1:
             kinds = ", ".join(f"{a.dtype.name}{list(a.shape)}" for a in avals)
@@ -240,7 +240,7 @@ class Assembly:
     # --- collectives ------------------------------------------------------------------------------------
 
     def meet(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """A collective of all replicas."""
+        """The results of a collective of all replicas."""
         if equation.primitive is ragged_gather_p:
             return [gathered(operands[0], **equation.params)]
         if equation.primitive is ragged_part_p:
@@ -260,7 +260,7 @@ def _with_room(value: Any, wanted: jax.ShapeDtypeStruct) -> Any:
 
 
 def _taken(array: Any, shape: tuple[int, ...]) -> Any:
-    """What :func:`_with_room` has put into ``array``."""
+    """The value that :func:`_with_room` has put into ``array``."""
     if array.shape == shape:
         return array
     if array.ndim != len(shape):
@@ -272,14 +272,14 @@ def _taken(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:
-    """What ``ragged_gather`` is, of arrays with room for the largest."""
+    """The result of ``ragged_gather``, from arrays with room for the largest."""
     everyone = collectives.all_gather(array[None], 0, options)
     parts = [lax.slice_in_dim(everyone[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
     return jnp.concatenate(parts, axis)
 
 
 def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any, own: int) -> Any:
-    """What ``ragged_part`` is, with room for the largest."""
+    """The result of ``ragged_part``, with room for the largest."""
     [total] = collectives.sum_over_replicas([array], options)
     starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]).astype(np.int32))
     mine = lax.dynamic_index_in_dim(starts, lax.axis_index(REPLICA_AXIS), keepdims=False)

@@ -122,7 +122,7 @@ class _Joining:
             whole = self._given(("argument", position), aval.update(shape=largest_of(shapes)))
             self.inputs.append(whole)
             self.ragged[whole] = tuple(
-                self._given(("own argument", k, position), own) for k, (own, _) in enumerate(column)
+                self._given(("own argument", k, position), own_aval) for k, (own_aval, _) in enumerate(column)
             )
 
     def _given(self, key: Any, aval: Any) -> int:
@@ -191,7 +191,7 @@ class _Joining:
         )
 
     def _object(self, column: Sequence[Any]) -> Any:
-        """What ``run`` returns of what is not computed."""
+        """The result of ``run`` for a leaf that is not computed."""
         objects = [value() if isinstance(value, VariableRef) else value for value in column]
         if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]

@@ -56,8 +56,8 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
       CantJoinError: no one program can do what the replicas do; says why.
     """
     of_replicas = arguments.of_replicas(replicas.count)
-    sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in mine) for mine in of_replicas))
-    size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in mine)) for mine in of_replicas)
+    sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in traced) for traced in of_replicas))
+    size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in traced)) for traced in of_replicas)
     questions = _Questions(size_of, sizes)
     captured: list[Program | Exception | None] = [None] * len(sizes)
     for _ in range(_ROUNDS):
@@ -88,7 +88,7 @@ def _captured(
     replicas: Replicas,
     fn: Callable[..., Any],
     arguments: Arguments,
-    mine: Any,
+    traced: Any,
     creations: Creations,
     questions: _Questions,
     number: int,
@@ -97,11 +97,11 @@ def _captured(
     put_back = state_of_this_thread()
     try:
         return capture(
-            replicas, fn, mine, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
+            replicas, fn, traced, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
         )
     except Exception as error:  # which may come from a wrong guess
         put_back()
-        if any(0 in aval.shape for aval, _ in mine) and _NO_ROWS not in getattr(error, "__notes__", ()):
+        if any(0 in aval.shape for aval, _ in traced) and _NO_ROWS not in getattr(error, "__notes__", ()):
             error.add_note(_NO_ROWS)
         return error
 
@@ -121,7 +121,7 @@ class _Asked:
 
 
 class _Questions:
-    """What the replicas want to know of each other's sizes, in the order in which they ask.
+    """The questions that replicas have about each other's sizes, in the order in which they ask.
 
     Args:
       size_of: the size of each replica, by number.
@@ -136,12 +136,12 @@ class _Questions:
         self._counterparts = [[_counterparts(mine, theirs) for theirs in sizes] for mine in sizes]
 
     def begin(self, number: int) -> None:
-        """The step is captured for this size, from the start."""
+        """Begin to capture the step for this size."""
         self._before[number] = self._asked[number]
         self._asked[number] = []
 
     def ask(self, number: int, what: str, offer: Any, dim: int = 0) -> tuple[Any, ...]:
-        """What every replica says, while those of one size say ``offer``."""
+        """The offers of all replicas, where those of one size have made this ``offer``."""
         position = len(self._asked[number])
         by_size = [
             offer if i == number else self._expected(number, i, position, what, offer, dim)
@@ -227,7 +227,7 @@ class RaggedCommunicator(SpmdCommunicator):
         return [whole[end - n : end].reshape(shape) for end, (n,), shape in zip(ends, flat, shapes, strict=True)]
 
     def _shapes(self, what: str, array: Any, dim: int = 0) -> tuple[tuple[int, ...], ...]:
-        """Those of every replica's array, which probably differ in ``dim`` only."""
+        """The shapes of every replica's array, which probably differ in ``dim`` only."""
         return self._questions.ask(self._number, what, tuple(array.shape), dim)
 
 

@@ -1,7 +1,7 @@
 """Straight lines: a captured program as one list of operations on numbered values, without calls and marks.
 
-Besides the programs of loops and branches nothing is inside anything: what a jitted helper does stands in the place of
-its call, so that its collectives are the step's.
+Only loops and branches still have programs inside: what a jitted helper does stands in the place of its call, so that
+its collectives are the step's.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Straight(Inlining[int]):
             results = self._numbers.of_results(equation, operands)
             if results and self.made.keys() >= set(results):
                 return results  # the same has been computed before
-        found = self._infer(equation, operands)
-        self._localities.update(zip(results, found, strict=True))
+        localities = self._infer(equation, operands)
+        self._localities.update(zip(results, localities, strict=True))
         operation = StraightOperation(equation, tuple(operands), results, talks)
         self.made.update(dict.fromkeys(results, operation))
         self._operations.append(operation)

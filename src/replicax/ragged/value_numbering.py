@@ -23,8 +23,8 @@ class ValueNumbering:
 
     Attributes:
       avals: shape and dtype of each value, by number.
-      literals: the values of those that are known.
-      constants: the arrays that programs have closed over.
+      literals: the values of literals, by number.
+      constants: the arrays that programs have closed over, by number.
     """
 
     def __init__(self) -> None:
@@ -43,27 +43,27 @@ class ValueNumbering:
         return self._known[key]
 
     def of_literal(self, literal: Any) -> int:
-        """That of a number that stands in a program."""
+        """The number of a literal."""
         [number] = self.of(("literal", _contents(literal.val)), [literal.aval])
         self.literals.setdefault(number, literal.val)
         return number
 
     def of_constant(self, array: Any) -> int:
-        """That of an array that a program has closed over."""
+        """The number of an array that a program has closed over."""
         key = self._keys.of_array(array)
         [number] = self.of(("constant", key), [jax.typeof(array)])
         self.constants.setdefault(number, array)
         return number
 
     def of_results(self, equation: Any, operands: Sequence[int]) -> tuple[int, ...]:
-        """Those of an operation's results."""
+        """The numbers of an operation's results."""
         avals = [v.aval for v in equation.outvars]
         if acts(equation):
             return self.of(object(), avals)
         return self.of((*self.what(equation), tuple(operands)), avals)
 
     def what(self, equation: Any) -> Any:
-        """What an operation does, whatever it does it to."""
+        """The key of an operation without its operands."""
         return (
             equation.primitive,
             self._keys.of_params(equation),
@@ -72,7 +72,7 @@ class ValueNumbering:
 
 
 def acts(equation: Any) -> bool:
-    """Whether an operation is more than a function of its operands."""
+    """Return whether an operation is more than a function of its operands."""
     return _jax.acts_outside(equation) or not _jax.is_function(equation.primitive.name, equation.params)
 
 

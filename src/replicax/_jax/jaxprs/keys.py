@@ -145,7 +145,7 @@ class Keys:
         return self._functions[id(fn)][1]
 
     def of_other(self, value: Any) -> Any:
-        """The key of any other value: the value, if nothing else is said of it."""
+        """The key of any other value: by default the value itself."""
         return value
 
     def of_program(self, program: Any) -> Any:
@@ -179,12 +179,12 @@ class Keys:
         return aval
 
     def of_array(self, array: Any) -> Any:
-        """The key of an array that a program has closed over: that of any other value, if nothing else is said."""
+        """The key of an array that a program has closed over: by default that of any other value."""
         return self.of_other(array)
 
 
 def is_record(value: Any) -> bool:
-    """Whether ``value`` is of a frozen dataclass, and nothing but its fields."""
+    """Return whether ``value`` is of a frozen dataclass, and nothing but its fields."""
     params = getattr(type(value), "__dataclass_params__", None)
     if params is None or not params.frozen or not params.eq:
         return False
@@ -193,10 +193,10 @@ def is_record(value: Any) -> bool:
 
 
 def program_digest(program: ClosedJaxpr) -> bytes:
-    """The same in all processes for the same operations on the same numbers.
+    """Bytes that are the same in all processes for the same operations on the same numbers.
 
-    Equal programs may have different ones all the same, as some parameters are known by their text only. Different
-    programs don't have equal ones.
+    Equal programs may still have different digests, as some parameters are known by their text only. Different programs
+    don't have equal ones.
     """
     return digested(repr(_Digests().of_program(program)).encode())
 

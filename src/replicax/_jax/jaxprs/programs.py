@@ -33,7 +33,7 @@ def interpret(
     equation: Callable[[Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """What comes out of a program whose operations are given a meaning of their own.
+    """Evaluate a program with another meaning of its operations.
 
     Args:
       jaxpr: the program, without constants.
@@ -52,17 +52,17 @@ def interpret(
 
 
 def contains(jaxpr: Jaxpr, wanted: Callable[[Equation], bool]) -> bool:
-    """Whether an equation of a program, or of one inside it, is such."""
+    """Return whether an equation of a program, or of one inside it, is ``wanted``."""
     return any(map(wanted, _equations_of(jaxpr)))
 
 
 def _equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
-    """Those of a program, and of all inside it. A step has thousands, and a dozen passes ask for them."""
-    known = _all_equations.get(jaxpr)
-    if known is None:
-        known = [e for outer in jaxpr.eqns for e in (outer, *itertools.chain(*map(_equations_of, sub_jaxprs(outer))))]
-        _all_equations[jaxpr] = known
-    return known
+    """The equations of a program, and of all inside it. A step has thousands, and a dozen passes ask for them."""
+    equations = _all_equations.get(jaxpr)
+    if equations is None:
+        nested = ((outer, *itertools.chain(*map(_equations_of, sub_jaxprs(outer)))) for outer in jaxpr.eqns)
+        equations = _all_equations[jaxpr] = list(itertools.chain(*nested))
+    return equations
 
 
 _all_equations: weakref.WeakKeyDictionary[Jaxpr, Sequence[Equation]] = weakref.WeakKeyDictionary()
@@ -84,27 +84,27 @@ def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[An
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:
-    """Whether a program calls Python functions of the user's on the host."""
+    """Return whether a program calls Python functions of the user's on the host."""
     return contains(jaxpr, lambda e: e.primitive.name in HOST_CALLS - PRINTS)
 
 
 def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
-    """Whether a ``while`` loop of a program calls Python functions on the host."""
+    """Return whether a ``while`` loop of a program calls Python functions on the host."""
     return contains(jaxpr, lambda e: e.primitive.name in WHILE_LOOPS and any(map(calls_back, sub_jaxprs(e))))
 
 
 def prints(jaxpr: Jaxpr) -> bool:
-    """Whether a program has a ``jax.debug.print``."""
+    """Return whether a program has a ``jax.debug.print``."""
     return contains(jaxpr, lambda e: e.primitive.name in PRINTS)
 
 
 def acts_outside(equation: Equation) -> bool:
-    """Whether an equation does something besides computing its results (prints, calls back, …)."""
+    """Return whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(map(_is_action, equation.effects))
 
 
 def acts_outside_program(equation: Equation) -> bool:
-    """The same, but for what it does to mutable arrays, which are the program's own."""
+    """Return whether an equation acts outside otherwise than on mutable arrays, which are the program's own."""
     return any(_is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
 
 
@@ -112,7 +112,7 @@ _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableAr
 
 
 def is_function(name: str, params: Mapping[str, Any]) -> bool:
-    """Whether the results of an operation are functions of its operands."""
+    """Return whether the results of an operation are functions of its operands."""
     return name not in UNRELIABLE and not params.get("has_side_effect")
 
 
@@ -184,7 +184,7 @@ _FOR_EACH = ("in_shardings", "in_layouts", "donated_invars", "out_shardings", "o
 
 
 def _call_params() -> Mapping[str, Any]:
-    """Those of a call with one operand and one result."""
+    """The params of a call of a jitted function with one operand and one result."""
     with jax.disable_jit(False):
         [equation] = jax.make_jaxpr(jax.jit(jax.numpy.negative))(0.0).jaxpr.eqns
     return dict(equation.params)
@@ -241,7 +241,7 @@ def traced(fn: Callable[..., Any], like: Sequence[Any]) -> Jaxpr:
 
 
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, Callable[[], bytes]]:
-    """What ``fn``, which returns an array, does: a function that does it without its Python.
+    """Trace ``fn``, which returns an array, into a function that runs without its Python.
 
     Returns:
       The function, the result's kind, and what makes its :func:`~replicax._jax.jaxprs.keys.program_digest`.
@@ -297,7 +297,7 @@ def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
 
 
 def callback_of(equation: Equation) -> Any:
-    """What a call of the host calls, with flat arguments and results; ``None`` if it prints."""
+    """The function that a call of the host calls, with flat arguments and results; ``None`` if it prints."""
     return equation.params.get("callback")
 
 
@@ -319,3 +319,31 @@ def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | N
         return None
     use = next((e for e in jaxpr.eqns if any(atom is lost for atom in e.invars)), None)
     return lost.aval, UNKNOWN_LINE if use is None else source_line(use)
+
+
+# --- mutable arrays (jax.new_ref) ------------------------------------------------------------------------
+
+
+def check_freed_once(jaxpr: Jaxpr) -> None:
+    """Raise if a program frees a mutable array and then uses it.
+
+    Raises:
+      ValueError: it does. JAX has a bare ``KeyError`` for it, or no error, if the result is not used.
+    """
+    freed: set[Any] = set()
+    for equation in jaxpr.eqns:
+        for atom in equation.invars:
+            if not isinstance(atom, Literal) and atom in freed:
+                use = "freed twice" if equation.primitive.name == "free_ref" else "used after it was freed"
+                raise ValueError(
+                    f"a mutable array (jax.new_ref) was {use} (jax.free_ref): free it once, when all is done"
+                )
+        if equation.primitive.name == "free_ref":
+            freed.update(equation.invars)
+        for inner in sub_jaxprs(equation):
+            check_freed_once(inner)
+
+
+def is_mutable(atom: Any) -> bool:
+    """Return whether a variable of a program is a mutable array (``jax.new_ref``)."""
+    return type(getattr(atom, "aval", None)).__name__ == "AbstractRef"

@@ -16,7 +16,7 @@ from replicax.errors import UNKNOWN_LINE, users_position
 
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
-    """What is traced inside comes from the line that ``equation`` comes from."""
+    """Give what is traced inside the line of ``equation``."""
     names = _source_infos.current_name_stack()
     return _source_infos.user_context(equation.source_info.traceback, name_stack=names)
 
@@ -67,14 +67,14 @@ def source_place(equations: Sequence[Equation]) -> tuple[str, int]:
 
 
 def comes_from(equation: Equation, functions: Collection[str], file: str) -> bool:
-    """Whether an equation was recorded by one of these ``functions``, of a file whose path ends like this."""
+    """Return whether an equation was recorded by one of these ``functions``, of a file whose path ends like this."""
     return any(f.function_name in functions and f.file_name.endswith(file) for f in _frames(equation))
 
 
 def is_way_back(equation: Equation) -> bool:
-    """Whether an equation carries a gradient back through a function (``jax.grad``, ``jax.vjp``).
+    """Return whether an equation carries a gradient back through a function (``jax.grad``, ``jax.vjp``).
 
-    Not so if that is itself inside of a transformation, as in ``jax.vmap(jax.grad(f))``.
+    It is false if that is itself inside of a transformation, as in ``jax.vmap(jax.grad(f))``.
     """
     transforms = (e for e in equation.source_info.name_stack.stack if isinstance(e, _source_info.Transform))
     first = next(transforms, None)

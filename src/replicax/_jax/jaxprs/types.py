@@ -17,5 +17,5 @@ ShapedArray = jax.core.ShapedArray
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """What stands for a value of this kind while a program is traced."""
+    """The description of a value of this kind, for tracing a program."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

@@ -1,4 +1,4 @@
-"""Collective operations: where in a program the replicas meet, and whether all of them leave with the same."""
+"""Collective operations: which equations are collectives of the replicas, and which hand all of them the same."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def _never(x: Any, **_: Any) -> Any:
     raise AssertionError("a collective of arrays of different sizes stands in a program that has not been joined")
 
 
-# Collectives of arrays that differ in size between replicas. While the program of one size is captured they only say
-# what comes out; what they become when programs are joined says replicax.ragged.assembly.
+# Collectives of arrays that differ in size between replicas. While the program of one size is captured they only have
+# shapes; replicax.ragged.assembly computes them when programs are joined.
 ragged_gather_p: _jax.Primitive = _jax.linear_primitive(
     "ragged_gather",
     _never,
@@ -35,7 +35,7 @@ ragged_part_p: _jax.Primitive = _jax.linear_primitive(
 )
 """``y = ragged_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 
-# What hands every replica the same thing. Any other primitive whose params name the replicas' axis is taken for one
+# These hand every replica the same value. Any other primitive whose params name the replicas' axis is taken for one
 # that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
 AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, own_sum_p.name, ragged_gather_p.name}
 """Collectives that hand every replica the same, if all of them take part."""
@@ -47,25 +47,25 @@ _NO_MEETING = AXIS_CASTS | AXIS_POSITION
 
 
 def over_replicas(params: Mapping[str, Any]) -> bool:
-    """Whether params of a primitive name the replicas' axis."""
+    """Return whether params of a primitive name the replicas' axis."""
     return _jax.names_axis(params, REPLICA_AXIS)
 
 
 def replicas_meet(equation: _jax.Equation) -> bool:
-    """Whether replicas meet in an equation."""
+    """Return whether an equation is itself a collective of the replicas."""
     return over_replicas(equation.params) and equation.primitive.name not in _NO_MEETING
 
 
 def would_meet(equation: _jax.Equation) -> bool:
-    """Whether replicas meet in an equation, or would if there were more than one."""
+    """Return whether an equation is a collective of the replicas, or would be if there were more than one."""
     return replicas_meet(equation) or equation.primitive in (alone_p, gathered_p)
 
 
 def all_get_the_same(equation: _jax.Equation) -> bool:
-    """Whether replicas that meet in an equation all leave with the same."""
+    """Return whether a collective hands every replica the same value."""
     return _jax.finished_name(equation.primitive.name) in AGREEING and not _jax.has_groups(equation.params)
 
 
 def is_collective(equation: _jax.Equation) -> bool:
-    """Whether an equation is a collective of the replicas, or there is one in the programs inside."""
+    """Return whether an equation is a collective of the replicas, or there is one in the programs inside."""
     return replicas_meet(equation) or any(_jax.contains(inner, replicas_meet) for inner in _jax.sub_jaxprs(equation))

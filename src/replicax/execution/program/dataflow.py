@@ -60,7 +60,7 @@ class Dataflow(abc.ABC, Generic[Fact]):
         return fact
 
     def inside(self, where: str, decision: Fact, control: Control) -> Control:
-        """What becomes of ``control`` inside a loop or branch (``where``) whose predicate has the fact ``decision``."""
+        """The ``control`` inside a loop or branch (``where``) whose predicate has the fact ``decision``."""
         return control
 
     def sliced(self, facts: list[Fact]) -> list[Fact]:

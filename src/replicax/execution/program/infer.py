@@ -17,6 +17,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION, WRITES
+from replicax.collectives import all_reduce_p, gathered_p, own_sum_p
 from replicax.errors import DeadlockError
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
@@ -152,3 +153,30 @@ class _Inference(Dataflow[Locality]):
         if all_get_the_same(equation):
             return [R] * count, facts
         return [T] * count, self.operation(equation, facts, control, final)[1]
+
+
+# --- sums of the replicas' own values -------------------------------------------------------------------
+
+
+def with_all_reduces(jaxpr: _jax.Jaxpr, inputs: Sequence[Locality]) -> _jax.Jaxpr:
+    """``jaxpr`` with an all-reduce for each :data:`~replicax.collectives.own_sum_p`, of what has not been reduced.
+
+    Whether a value has been reduced already is known only when the whole step has been traced. So such a sum is
+    recorded as a primitive of its own; values that have been reduced are its results as they are.
+    """
+    return _rewritten(jaxpr, localities_of(jaxpr, inputs))
+
+
+def _rewritten(jaxpr: _jax.Jaxpr, localities: Mapping[Any, Locality]) -> _jax.Jaxpr:
+    equations: list[_jax.Equation] = []
+    for e in jaxpr.eqns:
+        if e.primitive is not own_sum_p:
+            equations.append(e.replace(params=_jax.map_jaxprs(e.params, lambda inner: _rewritten(inner, localities))))
+            continue
+        reduced = [not isinstance(v, _jax.Literal) and localities[v] is R for v in e.invars]
+        for primitive, params, chosen in ((gathered_p, {}, True), (all_reduce_p, e.params, False)):
+            places = [i for i, is_reduced in enumerate(reduced) if is_reduced is chosen]
+            if places:
+                operands, results = [e.invars[i] for i in places], [e.outvars[i] for i in places]
+                equations.append(e.replace(primitive=primitive, params=params, invars=operands, outvars=results))
+    return jaxpr.replace(eqns=equations)

@@ -1,8 +1,7 @@
 """Inlining: a program as one list of operations, in the order in which they run.
 
 What a jitted helper does is put in the place of its call; what goes operand by operand becomes an operation for each.
-Marks are gone, and mutable arrays are refused. What the values of the list are, and which calls end, differs between
-those who need one.
+Marks are gone, and mutable arrays are refused. Subclasses say what a value of the list is, and which calls are inlined.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ class Inlining(abc.ABC, Generic[Value]):
 
     @abc.abstractmethod
     def literal(self, literal: _jax.Literal) -> Value:
-        """What a number is that stands in the program."""
+        """The value of a literal in the program."""
 
     @abc.abstractmethod
     def constant(self, variable: Any, array: Any) -> Value:
-        """What an array is that a called program has closed over, where it is called ``variable``."""
+        """The value of an array that a called program has closed over, as its ``variable``."""
 
     @abc.abstractmethod
     def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
-        """Whether a program stands in the place of its call."""
+        """Return whether a program stands in the place of its call."""
 
     @abc.abstractmethod
     def add(self, equation: _jax.Equation, operands: list[Value]) -> Sequence[Value]:
@@ -45,15 +44,15 @@ class Inlining(abc.ABC, Generic[Value]):
 
     @abc.abstractmethod
     def refused(self, line: str) -> Exception:
-        """The error of a mutable array at a line of the user's."""
+        """The error that a mutable array is used at a line of the user's."""
 
     def asked(self, mark: _jax.Equation, value: Value) -> None:
-        """There is a mark on a value."""
+        """Note a mark on a value."""
 
     # --- programs -----------------------------------------------------------------------------------------
 
     def inline(self, jaxpr: _jax.Jaxpr, values: Sequence[Value]) -> list[Value]:
-        """Append the operations of ``jaxpr``, applied to ``values``; return what its results are."""
+        """Append the operations of ``jaxpr``, applied to ``values``; return its results."""
         return _jax.interpret(jaxpr, values, self._equation, self.literal)
 
     def _equation(self, equation: _jax.Equation, operands: list[Value]) -> Sequence[Value]:
@@ -80,11 +79,11 @@ class Inlining(abc.ABC, Generic[Value]):
 def needed(
     operations: Sequence[Operation], outputs: Iterable[Any], stays: Callable[[Operation], bool]
 ) -> list[Operation]:
-    """Those operations that one of the ``outputs`` depends on, and those that stay in any case."""
-    wanted = set(outputs)
+    """The operations that one of the ``outputs`` depends on, and those that stay in any case."""
+    used = set(outputs)
     kept = []
     for operation in reversed(operations):
-        if stays(operation) or not wanted.isdisjoint(operation.results):
+        if stays(operation) or not used.isdisjoint(operation.results):
             kept.append(operation)
-            wanted.update(operation.operands)
+            used.update(operation.operands)
     return kept[::-1]

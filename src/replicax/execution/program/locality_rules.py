@@ -24,7 +24,7 @@ ALWAYS: dict[str, Locality] = {
 """Operations whose results have one locality, whatever their operands have."""
 
 LOCALITY_KEPT = primitive_families.HANDED_ON | {mark_p.name, assign_p.name}
-"""Operations whose results have the localities of their operands, each of that in its place."""
+"""Operations each of whose results has the locality of the operand in its place."""
 
 
 def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[Locality], count: int) -> list[Locality]:
@@ -39,7 +39,7 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
 
 
 def join(localities: Iterable[Locality]) -> Locality:
-    """The locality of what is computed from values of these."""
+    """The locality of what is computed from values of these localities."""
     joined = M
     for locality in localities:
         joined = joined | locality

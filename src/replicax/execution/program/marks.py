@@ -20,22 +20,22 @@ from replicax.locality import Locality
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Obligation:
-    """What a mark asks for."""
+    """A condition on a marked value."""
 
     refused: frozenset[Locality]
-    """What the marked value must not turn out to be."""
+    """The localities that the marked value must not have."""
     otherwise: str
-    """The error's text if it does."""
+    """The text of the error if it has one of them."""
     is_loss: bool
     """Whether the marked value is a loss, and what is tied to it its gradients."""
 
-    def check(self, found: Locality, mark: _jax.Equation) -> None:
-        """Raise unless a value may turn out to be what was found.
+    def check(self, locality: Locality, mark: _jax.Equation) -> None:
+        """Raise if the marked value must not have this locality.
 
         Raises:
           LocalityError: it must not.
         """
-        if found in self.refused:
+        if locality in self.refused:
             raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
 
 
@@ -57,7 +57,7 @@ places it is nothing at all. Each has a number of its own; see :mod:`replicax.pi
 
 
 def assigns(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a program assigns values to logical devices."""
+    """Return whether a program assigns values to logical devices."""
     return _jax.contains(jaxpr, lambda equation: equation.primitive is assign_p)
 
 

@@ -34,7 +34,7 @@ class Result:
     value: Any = None
     """The leaf itself, if it is not computed: a Python object, or the :class:`VariableRef` of a variable."""
     shapes: tuple[tuple[int, ...], ...] | None = None
-    """Of every replica's array, if they differ: each is then at the start of what is computed."""
+    """The shape of each replica's array, if they differ: each is then at the start of what is computed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +44,9 @@ class Use:
     slot: Slot
     layout: Layout
     aval: jax.ShapeDtypeStruct
-    """Of one replica's value."""
+    """The shape and dtype of one replica's value."""
     name: str
-    """The variable's."""
+    """The variable's name."""
     variable: weakref.ref[Variable]
 
     def describe(self) -> str:
@@ -57,19 +57,19 @@ class Use:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VariableOrder:
-    """In which order a compiled program takes its variables, and gives their new values back."""
+    """The order in which a compiled program takes its variables, and gives their new values back."""
 
     donated: list[int]
-    """Those that are read and written, by their positions among the reads; in the order in which they are written."""
+    """The variables that are read and written, by their positions among the reads; in the order of the writes."""
     kept: list[int]
-    """The others that are read, by their positions among the reads."""
+    """The other variables that are read, by their positions among the reads."""
     written: list[int]
-    """Those that are written, by their positions among the writes: first those that are donated, in that order."""
+    """The variables that are written, by their positions among the writes: first the donated ones, in that order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Program:
-    """What a step does on one replica, traced once, and where its inputs and outputs belong.
+    """A step as traced once for one replica, with the places where its inputs and outputs belong.
 
     The jaxpr is over one replica's values. Its inputs are, in this order, the variables it reads, the step's
     arguments and the arrays it closed over; its outputs the new values of the variables that it writes, and
@@ -78,9 +78,9 @@ class Program:
 
     name: str
     replicas: int
-    """How many run it together."""
+    """The number of replicas that run it together."""
     at_once: int
-    """How many of those that share a device do so at the same time."""
+    """The number of replicas that a device computes at the same time, if several share it."""
     in_order: bool
     """Whether sums over them are taken in a fixed order: results then have the same bits on any number of devices."""
     jaxpr: _jax.Jaxpr
@@ -96,9 +96,9 @@ class Program:
     asked_for_count: bool = False
     """Whether the step has read the number of replicas."""
     scales: tuple[Scale | None, ...] = ()
-    """What each computed result is over the replicas, as far as that is certain; empty if it was not looked at."""
+    """The scale of each computed result over the replicas, if that is certain; empty if it was not looked at."""
     example_dims: tuple[Any, ...] | None = None
-    """Of each argument the dim along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
+    """The dim of each argument along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
 
     @property
@@ -108,7 +108,7 @@ class Program:
 
     @property
     def order(self) -> VariableOrder:
-        """In which order it takes and gives its variables when it is compiled."""
+        """The order in which it takes and gives its variables when it is compiled."""
         position = {use.slot: i for i, use in enumerate(self.reads)}
         written = sorted(range(len(self.writes)), key=lambda i: self.writes[i].slot not in position)
         donated = [position[self.writes[i].slot] for i in written if self.writes[i].slot in position]
@@ -139,7 +139,7 @@ class Program:
 
     @property
     def numbers_of_examples(self) -> list[int]:
-        """How many examples a replica may have: the sizes of arguments along dim 0, or to what they are padded."""
+        """The numbers of examples that a replica may have: sizes of arguments along dim 0, or the padded size."""
         if self.example_dims is not None:
             return [self.arguments[-2][0].shape[0]]
         return list(dict.fromkeys(aval.shape[0] for aval, locality in self.arguments if locality is T and aval.ndim))

@@ -221,7 +221,7 @@ class Arguments:
         keys = [key for key in self.key[1] if key[0] is not _STATIC] if self._statics else self.key[1]
         placed: list[Any] = []
         for array, key in zip(self.arrays, keys, strict=True):
-            wanted = along if key[0] is T else everywhere
+            sharding = along if key[0] is T else everywhere
             present = getattr(array, "sharding", None)
             if present is None:  # NumPy arrays and numbers have none: jit places them
                 if isinstance(array, np.ndarray):
@@ -229,8 +229,8 @@ class Arguments:
                 elif isinstance(array, jax.ShapeDtypeStruct):
                     name = self.paths()[len(placed)]
                     raise TypeError(f"{name} is a jax.ShapeDtypeStruct, which only strategy.extended.trace takes")
-            elif present is not wanted and present != wanted and not _fits(present, wanted, array.ndim):
-                array = put(array, wanted)
+            elif present is not sharding and present != sharding and not _fits(present, sharding, array.ndim):
+                array = put(array, sharding)
             placed.append(array)
         return placed
 
@@ -273,14 +273,14 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
 
 
 def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any) -> ExampleMask:
-    """The mask of a step with padded arguments: that of those of which it is known where their examples are.
+    """The mask of a step with padded arguments: that of the first whose examples lie along a known dim.
 
     Args:
-      padded: of each its position, its mask, and the dim of its examples, ``None`` if that is not known.
-      tree: of the arguments.
+      padded: the position and mask of each, and the dim of its examples, ``None`` if that is not known.
+      tree: the structure of the arguments.
 
     Raises:
-      ValueError: these come from different batches.
+      ValueError: they come from different batches.
     """
     (_, first, _), *others = [a for a in padded if a[2] is not None] or padded[:1]
     for position, mask, _ in others:
@@ -300,7 +300,7 @@ def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
 
 
 def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> bool:
-    """Whether an array has the wanted sharding; it may also be split over the logical devices of each replica."""
+    """Return whether an array has the wanted sharding, perhaps split further over each replica's logical devices."""
     if isinstance(present, NamedSharding) and present.mesh == wanted.mesh:
         return over_replicas(present.spec) == wanted.spec
     return bool(present.is_equivalent_to(wanted, ndim))

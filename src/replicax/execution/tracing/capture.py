@@ -23,8 +23,8 @@ from replicax.devices.host_values import check_there
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.collective_operations import would_meet
+from replicax.execution.program.infer import with_all_reduces
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
-from replicax.execution.program.own_sums import with_all_reduces
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
@@ -107,7 +107,7 @@ def capture(
     """Trace ``fn`` for one of ``replicas``.
 
     Args:
-      replicas: one of which to be.
+      replicas: those that run the step together.
       fn: the step.
       arguments: one replica's shape and dtype, and the locality, of each traced argument.
       rebuild: makes ``(args, kwargs)`` from the traced arguments.
@@ -136,12 +136,12 @@ def capture(
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked_for_count
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
-        here = communicator or SpmdCommunicator(examples, replicas.options)
+        spmd = communicator or SpmdCommunicator(examples, replicas.options)
         remote = replicas.remote_variables
-        way = here if remote is None else remote.communicator(here, replicas.count)
+        of_step = spmd if remote is None else remote.communicator(spmd, replicas.count)
         results.clear()
-        store = TracedStore(replicas, way, creations.again())
-        replica = context.ReplicaContext(replicas, way)
+        store = TracedStore(replicas, of_step, creations.again())
+        replica = context.ReplicaContext(replicas, of_step)
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
@@ -163,7 +163,7 @@ def capture(
                 results.append(Result(None, VariableRef(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here
-        here.examples = None
+        spmd.examples = None
         return written, computed
 
     body.__name__ = name  # as which profilers show it
@@ -224,8 +224,8 @@ def checked(
 def state_of_this_thread() -> Callable[[], None]:
     """A function that puts back the contexts, stores and traces that this thread is in, as they are now.
 
-    For after an exception. Blocks that are left clear up behind themselves, but an interrupt may come just where one is
-    entered or left. What is left behind then would be taken for a step that is still running.
+    For use after an exception. Blocks that are left clear up behind themselves, but an interrupt may come just where
+    one is entered or left. What is left behind then would be taken for a step that is still running.
     """
     parts = (context.state_of_contexts(), state_of_stores(), _jax.trace_of_this_thread())
 

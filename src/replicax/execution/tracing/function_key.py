@@ -23,7 +23,7 @@ from replicax.user_functions import function_name
 
 
 class ByKey(Opaque):
-    """Base of the leaves that stand for a state of things: two with equal keys are the same to a step."""
+    """Base of leaves that are compared by a key: two with equal keys are the same to a step."""
 
     __slots__ = ("key",)
 
@@ -37,7 +37,7 @@ class FunctionKey(_jax.Hashed):
     Attributes:
       code: the function's code object, or the callable itself.
       captured: each captured value, by name.
-      places: the same, with those of captured functions, by code and name.
+      places: each captured value, also of captured functions, by code and name.
     """
 
     __slots__ = ("_wrapped", "captured", "code", "places")
@@ -64,7 +64,7 @@ class FunctionKey(_jax.Hashed):
 
 
 class Wrapper:
-    """What makes another step of a function; it is the same step as any other of its kind around that function.
+    """A callable that makes another step of a function; two of one kind around one function are the same step.
 
     Attributes:
       kind: its type, and whatever else tells it from others around the function.
@@ -87,10 +87,10 @@ _keys = weakref.WeakKeyDictionary()
 def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` or a wrapper of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
-        known = _keys.get(fn)
-        if known is not None:
-            # What an editor that reloads code exchanges in a function, and what it captures.
-            code, defaults, kwdefaults, captured, key = known
+        entry = _keys.get(fn)
+        if entry is not None:
+            # An editor that reloads code exchanges the first three in a function.
+            code, defaults, kwdefaults, captured, key = entry
             unchanged = code is fn.__code__ and defaults is fn.__defaults__ and kwdefaults is fn.__kwdefaults__
             if unchanged and _are_current(captured):
                 return key
@@ -122,9 +122,9 @@ def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKe
         keys = {key for key, _ in {*was[1]} ^ {*now[1]}} if are_dicts else set()
         _changed_by_tracing.setdefault(place, set()).update(keys)
     after = _new_key(fn) if changed else after
-    known = {id(key.value): key for key in object_keys_in(before.captured) if key.reads}
+    with_reads = {id(key.value): key for key in object_keys_in(before.captured) if key.reads}
     for now in object_keys_in(after.captured):
-        if (was := known.get(id(now.value))) is not None:
+        if (was := with_reads.get(id(now.value))) is not None:
             now.reads, was.reads = was.reads, {}
     return after
 
@@ -170,7 +170,7 @@ class _Captured:
 
 
 def _are_current(captured: list[_Captured]) -> bool:
-    """Whether each still stands for the same object, with the same contents if it is a container.
+    """Return whether each place still has the same object, with the same contents if it is a container.
 
     Part of every call of a step, mostly right after a program that has emptied the processor's caches, where each
     Python function that is entered costs a microsecond: so only containers are asked.
@@ -268,7 +268,7 @@ def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def any_dead(value: Any) -> bool:
-    """Whether something that a key of tuples knows by identity is gone."""
+    """Return whether something that a key of tuples knows by identity is gone."""
     if isinstance(value, _jax.ById):
         return value.is_dead
     return isinstance(value, tuple) and any(map(any_dead, value))

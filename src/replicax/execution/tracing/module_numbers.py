@@ -27,7 +27,7 @@ def module_numbers(tree: Any) -> frozenset[int]:
 
 @functools.lru_cache(maxsize=256)
 def _inside(tree: Any, module: type) -> frozenset[int]:
-    found: set[int] = set()
+    positions: set[int] = set()
     first = 0
     nodes = [tree]
     while nodes:
@@ -37,6 +37,6 @@ def _inside(tree: Any, module: type) -> frozenset[int]:
             nodes += reversed(node.children())
             continue
         if data is not None:
-            found.update(range(first, first + node.num_leaves))
+            positions.update(range(first, first + node.num_leaves))
         first += node.num_leaves
-    return frozenset(found)
+    return frozenset(positions)

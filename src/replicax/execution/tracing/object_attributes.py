@@ -99,7 +99,7 @@ def recording_reads(key: tuple[Any, ...], module: dict[str, Any]) -> Iterator[No
 
 
 class _Recording:
-    """What a step reads of its objects, as long as some are ``found``: objects and containers, by id."""
+    """Records what a step reads of its objects, while there are some in ``found``, by id, with containers."""
 
     def __init__(self, module: dict[str, Any]) -> None:
         self._module = module
@@ -114,13 +114,13 @@ class _Recording:
 
         Of what a function has captured, only functions are looked into.
         """
-        todo, found = [value], self._captured if is_captured else self.found
+        todo, recorded = [value], self._captured if is_captured else self.found
         while todo:
             value = todo.pop()
             kind: Any = type(value)
-            if id(value) in found or not may_change(kind):
+            if id(value) in recorded or not may_change(kind):
                 continue
-            found[id(value)] = value, key
+            recorded[id(value)] = value, key
             if isinstance(value, _jax.CONTAINERS):
                 todo += value.values() if isinstance(value, dict) else value
             todo += (getattr(value, name) for name in _PARTS.get(kind, ()))
@@ -203,7 +203,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     property: ("fget",),
     staticmethod: ("__func__",),
 }
-"""Where else functions and objects are."""
+"""The attributes in which values of these classes hold functions and objects."""
 
 _threads_that_note: set[int] = set()
 _lock = threading.Lock()
@@ -222,7 +222,7 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(1024)
 def may_change(kind: Any) -> bool:
-    """Whether values of this class have attributes or items that a step may read, and that may be others later."""
+    """Return whether values of this class have attributes or items that a step may read, and that may change."""
     fixed = (types.ModuleType, jax.Array, np.ndarray, np.generic)
     package = str(kind.__module__).partition(".")[0]
     return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")

@@ -39,11 +39,11 @@ class ObjectsState(Protocol):
     """The state of some objects of one library, which may share parts, for the replicas of one strategy."""
 
     key: Hashable
-    """Of what is static in them, and which variables they have: equal keys stand for the same program."""
+    """Stands for what is static in them, and for their variables: equal keys mean the same program."""
     variables: Sequence[Variable]
 
     def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
-        """Copies of the objects for the replica whose step is being called, and what takes back their changes.
+        """Copies of the objects for the replica whose step is called, and a function that takes back their changes.
 
         The replica ``has_rows`` unless another argument is an array of 0 rows.
 
@@ -53,10 +53,10 @@ class ObjectsState(Protocol):
 
 
 class Adapter(Protocol):
-    """What knows the objects of a library."""
+    """The interface to the objects of a library."""
 
     def holds(self, kind: type) -> bool:
-        """Whether objects of this class hold state that steps change in place."""
+        """Return whether objects of this class hold state that steps change in place."""
 
     def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> ObjectsState:
         """Their state, after what has been assigned to them since the last step is assigned to their variables.
@@ -66,7 +66,7 @@ class Adapter(Protocol):
         """
 
     def updates(self, kind: type) -> bool:
-        """Whether :meth:`update` takes objects of this class: those that it holds, and their cells."""
+        """Return whether :meth:`update` takes objects of this class: those that it holds, and their cells."""
 
     def update(self, value: Any, other: Any) -> None:
         """Give an object, or a cell, the arrays of another of the same structure."""
@@ -79,7 +79,7 @@ class Adapter(Protocol):
 
 
 class ObjectParts(Protocol):
-    """Objects of one replica's step, of which each turn of a loop gets copies."""
+    """Objects of one replica's step, of which each iteration of a loop gets copies."""
 
     @property
     def values(self) -> list[Any]:
@@ -95,20 +95,20 @@ class ObjectParts(Protocol):
         """
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
-        """The arrays that a turn has left in its copies."""
+        """The arrays that an iteration has left in its copies."""
 
     def put_back(self, values: Sequence[Any]) -> None:
-        """Give the objects the arrays that the last turn has left."""
+        """Give the objects the arrays that the last iteration has left."""
 
 
 class HeldArray(Protocol):
     """A place for one array in an object."""
 
     def get_raw_value(self) -> Any:
-        """What is there."""
+        """The array, or what stands in its place."""
 
     def set_raw_value(self, value: Any) -> None:
-        """Put something else there."""
+        """Replace it."""
 
 
 class StatefulArgument(ByKey):
@@ -175,10 +175,10 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
             "replicax.Optimizer."
         )
     for adapter in adapters:
-        mine = [i for i in places if _adapter_of(type(leaves[i])) is adapter]
-        if mine:
-            state = adapter.state_of(tuple(leaves[i] for i in mine), replicas)
-            for index, i in enumerate(mine):
+        positions = [i for i in places if _adapter_of(type(leaves[i])) is adapter]
+        if positions:
+            state = adapter.state_of(tuple(leaves[i] for i in positions), replicas)
+            for index, i in enumerate(positions):
                 leaves[i] = StatefulArgument(leaves[i], state, index)
     return _call_of(fn, tree, leaves)
 
@@ -230,8 +230,8 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
     if not _loaded():
         return (), None, with_others
     leaves, _, places = _flattened(fn, args, kwargs)
-    found = tuple(leaves[i] for i in places)
-    return found, _adapter_of(type(found[0])) if found else None, with_others
+    objects = tuple(leaves[i] for i in places)
+    return objects, _adapter_of(type(objects[0])) if objects else None, with_others
 
 
 def _flattened(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
@@ -275,7 +275,7 @@ def bound_arguments(fn: Any) -> Any:
 
 
 def _with_bound(fn: Any, bound: Any) -> Any:
-    """``fn`` with others in their place."""
+    """``fn`` with other bound arguments."""
     if bound is None:
         return fn
     if isinstance(fn, Wrapper):
@@ -325,5 +325,5 @@ def _updater(value: Any) -> Adapter | None:
 
 
 def stays_whole(value: Any) -> bool:
-    """Whether a value is a leaf here: also an object that holds state."""
+    """Return whether a value is a leaf here: also an object that holds state."""
     return is_leaf(value) or _adapter_of(type(value)) is not None

@@ -1,4 +1,4 @@
-"""The call of a step's Python, and what must hold of what it gives back and of the objects that it was given."""
+"""The call of a step's Python, and checks of what it returns and of the objects that it was given."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def call_step(
 
 def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[str, Any, list[Any]]]:
     """The objects with arrays that ``call``, a copy of the step ``fn``, gets: where each is, and its leaves."""
-    found = []
+    objects = []
     builtin = (dict, list, tuple, types.NoneType)
     arguments = {"args": args, "kwargs": kwargs, "functools.partial": None if call is fn else bound_arguments(call)}
     flat = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda x: not isinstance(x, builtin))[0]
     for path, value in flat:
         if not stays_whole(value) and not jax.tree_util.all_leaves([value]):
             where = path[0].key + jax.tree_util.keystr(path[1:])
-            found.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=stays_whole)))
-    return found
+            objects.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=stays_whole)))
+    return objects
 
 
 def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[int]) -> None:

@@ -143,7 +143,7 @@ def _explanation(
 
 
 def _gets_one_of_several(said: str, fn: Callable[..., Any]) -> bool:
-    """Whether Python misses arguments of the step, which takes several and was given one."""
+    """Return whether Python misses arguments of the step, which takes several and was given one."""
     if "required positional argument" not in said:
         return False
     while isinstance(fn, Wrapper):
@@ -179,9 +179,9 @@ def _depends_on(
     paths: Callable[[], Sequence[str]],
     reads: Callable[[], Sequence[str]],
 ) -> str:
-    """What the value comes from, as far as JAX tells."""
-    known = paths() if arguments else ()
-    names = [as_written(known[n], fn) for n in arguments if n < len(known)]
+    """The arguments or variables that the value comes from, as far as JAX tells."""
+    places = paths() if arguments else ()
+    names = [as_written(places[n], fn) for n in arguments if n < len(places)]
     if names:
         return f"depends on the argument{'s' if len(names) > 1 else ''} {', '.join(names)}"
     variables = [repr(name) for name in reads()]

@@ -28,8 +28,7 @@ from replicax._jax.internals import (
     literals as _literals,
     pxla as _pxla,
 )
-from replicax._jax.jaxprs.mutable_arrays import is_mutable
-from replicax._jax.jaxprs.programs import calls_back, enable_x64_for
+from replicax._jax.jaxprs.programs import calls_back, enable_x64_for, is_mutable
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.runtime import copy_on
 from replicax.per_replica.eager.operation_keys import operation_key, program_key
