@@ -171,15 +171,6 @@ def test_value_context_checks_its_numbers() -> None:
     assert replicax.ValueContext(1, 2).replica_id == 1
 
 
-def test_run_options_have_the_fields_of_the_original(pair) -> None:
-    options = replicax.RunOptions(experimental_enable_dynamic_batch_size=False)
-    assert int(pair.run(lambda: 1, options=options)) == 1
-    with pytest.raises(ValueError, match="bucketizing_dynamic_shape is not supported: .*partial_batch='pad'"):
-        replicax.RunOptions(experimental_bucketizing_dynamic_shape=True)
-    with pytest.raises(ValueError, match="experimental_xla_options is not supported: .* XLA_FLAGS"):
-        replicax.RunOptions(experimental_xla_options={"a": 1})
-
-
 def test_a_worker_has_the_components_of_its_own_replicas() -> None:
     value = regroup([{"a": 1}, {"a": 2}], always_wrap=True, replicas=(2, 3), count=5)["a"]
     assert (value.values, value.replicas, value.count) == ((1, 2), (2, 3), 5)

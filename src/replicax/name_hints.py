@@ -109,6 +109,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     },
     "ReplicaContext.all_gather": {"experimental_hints": "options"},
     "ReplicaContext.all_reduce": {"experimental_hints": "options"},
+    "RunOptions.__init__": {
+        "experimental_bucketizing_dynamic_shape": "leave it out: each size has a program, or all have one with "
+        "replicax.InputOptions(partial_batch='pad')",
+        "experimental_enable_dynamic_batch_size": "leave it out: batches may differ in size",
+        "experimental_xla_options": "set the environment variable XLA_FLAGS before JAX makes its devices",
+    },
+    "ShardedStrategy.__init__": {"partitioner": "variable_partitioner"},
     "Strategy.reduce": {"destinations": "strategy.extended.reduce_to chooses where the result is"},
     "StrategyExtended.batch_reduce_to": {"experimental_hints": "options"},
     "StrategyExtended.reduce_to": {"experimental_hints": "options"},

@@ -193,10 +193,10 @@ PLACES = [
     ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "an int of at least 1, got 0"),
     ("emulated devices too late", lambda w: replicax.use_cpu_devices(3), RuntimeError, "too late"),
     (
-        "two names of one partitioner",
-        lambda w: replicax.ShardedStrategy(["cpu:0"], partitioner=_by_two, variable_partitioner=_by_two),
+        "the partitioner of a strategy under a variable's name",
+        lambda w: replicax.ShardedStrategy(["cpu:0"], partitioner=_by_two),  # type: ignore[call-arg]
         TypeError,
-        "two names of one argument: leave one out",
+        "there is no argument 'partitioner'; here it is 'variable_partitioner'",
     ),
     (
         "two objects of one name saved",

@@ -496,11 +496,6 @@ def test_options(pair) -> None:
         replicax.RunOptions(executor="fast")
 
 
-def test_the_executors_old_name_is_still_taken() -> None:
-    with pytest.warns(DeprecationWarning, match="'exact' is now called 'per_replica'"):
-        assert replicax.RunOptions(executor="exact") == replicax.RunOptions(executor="per_replica")
-
-
 def test_settings_of_the_thread_are_taken_along(pair) -> None:
     with jax.numpy_dtype_promotion("standard"):
         assert float(pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)) == 2.0

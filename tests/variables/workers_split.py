@@ -150,7 +150,9 @@ PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
 
 def run_programs(names: list[str], group_size: int | None = None) -> dict[str, Any]:
     in_groups = replicax.variables.GroupPartitioner(group_size, over_all(group_size or 4, min_bytes=0))
-    strategy = replicax.ShardedStrategy(partitioner=in_groups if group_size else everything, timeout_seconds=60)
+    strategy = replicax.ShardedStrategy(
+        variable_partitioner=in_groups if group_size else everything, timeout_seconds=60
+    )
     return {name: PROGRAMS[name](strategy) for name in names}
 
 
@@ -221,7 +223,9 @@ WHOLE = np.random.default_rng(3).normal(size=(250, 41)).astype(np.float32)
 
 def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[bool, dict[str, int]]:
     """Save pieces, and restore them: whether they are right, and how many bytes each worker has written here."""
-    strategy = replicax.ShardedStrategy(partitioner=replicax.variables.GroupPartitioner(group_size), timeout_seconds=60)
+    strategy = replicax.ShardedStrategy(
+        variable_partitioner=replicax.variables.GroupPartitioner(group_size), timeout_seconds=60
+    )
     worker = strategy.extended.workers.index
     path = pathlib.Path(folder) if shared else pathlib.Path(folder, f"disk-{worker}")
     path.mkdir(exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from replicax.execution.tracing.capture import capture, checked, state_of_this_t
 from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
 from replicax.execution.tracing.object_attributes import recording_reads
 from replicax.locality import T
+from replicax.name_hints import with_hints
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
 from replicax.values import ExampleMask, PerReplica, Ragged, Stacked
@@ -305,6 +305,7 @@ _INSTEAD = {
 Executor = Literal["compiled", "per_replica"]
 
 
+@with_hints
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
     """Options of ``Strategy.run``.
@@ -312,12 +313,9 @@ class RunOptions:
     Attributes:
       executor: ``"compiled"``, one compiled program for all replicas; or ``"per_replica"``, the step as plain
         Python, one replica at a time, on concrete values.
-      experimental_enable_dynamic_batch_size: whether batches may differ in size. They may; ``False`` changes nothing.
-      experimental_bucketizing_dynamic_shape: must be false. Use ``InputOptions(partial_batch="pad")``.
-      experimental_xla_options: must be ``None``. Set the environment variable ``XLA_FLAGS``.
 
     Raises:
-      ValueError: there is no such executor; or an option that Replicax does not have (the message names its own).
+      ValueError: there is no such executor.
 
     >>> import replicax
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -329,26 +327,10 @@ class RunOptions:
     """
 
     executor: Executor = "compiled"
-    experimental_enable_dynamic_batch_size: bool = True
-    experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
-        if str(self.executor) == "exact":
-            warnings.warn("the executor 'exact' is now called 'per_replica'", DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "executor", "per_replica")
         if self.executor not in ("compiled", "per_replica"):
             raise ValueError(f"RunOptions: executor must be 'compiled' or 'per_replica', got {self.executor!r}")
-        if self.experimental_bucketizing_dynamic_shape:
-            raise ValueError(
-                "RunOptions: experimental_bucketizing_dynamic_shape is not supported: there is one program for each "
-                "size, or one for all sizes with InputOptions(partial_batch='pad')"
-            )
-        if self.experimental_xla_options is not None:
-            raise ValueError(
-                "RunOptions: experimental_xla_options is not supported: set the environment variable XLA_FLAGS before "
-                "JAX makes its devices"
-            )
 
 
 COMPILED, _PER_REPLICA = RunOptions("compiled"), RunOptions("per_replica")

@@ -31,12 +31,11 @@ class ShardedStrategy(MultiProcessStrategy):
     Args:
       devices: JAX devices, or strings such as ``"cpu:1"``; ``None`` means all local devices. Each of several workers
         names its own.
-      partitioner: which variables to split, and how; see :class:`ShardedVariable`. By default all of at least 1 KiB,
-        over all replicas, along the largest dim that divides evenly, or else along the largest dim.
+      variable_partitioner: which variables to split, and how; see :class:`ShardedVariable`. By default all of at least
+        1 KiB, over all replicas, along the largest dim that divides evenly, or else along the largest dim.
       timeout_seconds: how many seconds to wait for missing workers; see :class:`MultiWorkerMirroredStrategy`.
       communication_options: of all collectives without options of their own.
       cluster_resolver: describes the cluster; ``None`` means that the environment does.
-      variable_partitioner: the same as ``partitioner``, under the name in other strategies.
       num_replicas: the number of replicas; a multiple of the number of devices, as in :class:`MirroredStrategy`.
         Variables are split over the devices. For each of its replicas a device gathers the parameters of a layer, and
         scatters the sum of its gradient, so that it never holds the whole model.
@@ -51,7 +50,6 @@ class ShardedStrategy(MultiProcessStrategy):
     Raises:
       ValueError: a device is named twice, or does not exist; the message lists those that exist. Or
         ``num_logical_devices`` does not divide their number; or ``num_replicas`` is not a multiple of it.
-      TypeError: both ``partitioner`` and ``variable_partitioner``.
       Exception: with several workers, as :class:`MultiWorkerMirroredStrategy`.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019.
@@ -75,23 +73,17 @@ class ShardedStrategy(MultiProcessStrategy):
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | np.ndarray | None = None,
-        partitioner: Partitioner | None = None,
+        variable_partitioner: Partitioner | None = None,
         timeout_seconds: float | None = DEFAULT_TIMEOUT,
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
-        variable_partitioner: Partitioner | None = None,
         num_replicas: int | None = None,
         num_logical_devices: int = 1,
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        if partitioner is not None and variable_partitioner is not None:
-            raise TypeError(
-                "ShardedStrategy: partitioner and variable_partitioner are two names of one argument: leave one out"
-            )
-        chosen = partitioner if partitioner is not None else variable_partitioner
         super().__init__(
-            over_all if chosen is None else lambda blocks: chosen,
+            over_all if variable_partitioner is None else lambda blocks: variable_partitioner,
             devices,
             timeout_seconds,
             communication_options,

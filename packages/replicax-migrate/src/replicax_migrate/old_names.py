@@ -255,5 +255,7 @@ def _joined(first: Mapping[str, dict[str, str]], second: Mapping[str, dict[str, 
 ARGUMENTS = _joined(name_hints.ARGUMENTS, _FURTHER_ARGUMENTS)
 """Keyword arguments, by what took them (``Strategy.reduce``): what each is called now, or a sentence."""
 
-NAMES = {**_joined(name_hints.NAMES, _FURTHER), "InputOptions": ARGUMENTS["InputOptions.__init__"]}
+NAMES = _joined(name_hints.NAMES, _FURTHER) | {
+    kind: ARGUMENTS[f"{kind}.__init__"] for kind in ("InputOptions", "RunOptions")
+}
 """By the class that had it, or ``replicax`` for the module."""
