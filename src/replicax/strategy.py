@@ -215,7 +215,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
             _jax.hide_frames(error)  # as hiding_frames does, without a wrapper
             raise
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def _run(
         self,
         fn: Callable[..., Any],
@@ -228,7 +228,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
             raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
         return run(self.extended.programs, fn, args, kwargs, options)
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def run_steps(
         self, fn: Callable[..., Any], iterator: data.DistributedIterator, steps: int, initial_loop_values: Any = None
     ) -> MultiStepContext:
@@ -281,7 +281,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
 
     # --- across replicas --------------------------------------------------------------------------------
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combine a value across replicas, and also along ``axis`` if one is given.
 
@@ -314,7 +314,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         context.check_cross_replica(self._replicas, "strategy.reduce")
         return cross_replica.reduce(self.extended.programs, ReduceOp.parse(reduce_op), value, parse_axis(axis))
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a value along ``axis``, in the order of the replicas.
 
@@ -340,7 +340,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         context.check_cross_replica(self._replicas, "strategy.gather")
         return cross_replica.gather(self.extended.programs, value, checked_axis(axis, "strategy.gather"))
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value, as a tuple.
 

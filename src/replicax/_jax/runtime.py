@@ -52,11 +52,10 @@ def settings_of_this_thread() -> Callable[[], None]:
     return adopt
 
 
-def outside_meshes(fn: Callable[Args, Result]) -> Callable[Args, Result]:
-    """``fn``, called as if no mesh were set by ``jax.set_mesh``: what a strategy does has a mesh of its own.
+def public_call(fn: Callable[Args, Result]) -> Callable[Args, Result]:
+    """A public function whose programs use the strategy's mesh: a mesh set by ``jax.set_mesh`` is left for the call.
 
-    While something is traced, the mesh is that of whatever traces. Errors show the frames of users only, as those of
-    :func:`hiding_frames`.
+    While something is traced, its mesh stays. Errors show users' frames only, as with :func:`hiding_frames`.
     """
 
     @functools.wraps(fn)

@@ -98,7 +98,7 @@ class InputMixin:
             )
         return DistributedDataset(None, options, workers_of(self.extended.replicas), method, dataset_fn)
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Make a ``PerReplica`` value by calling ``value_fn`` once for each of this worker's replicas.
 

@@ -27,7 +27,7 @@ class Reducing:
     replicas: Replicas
     programs: ProgramCache
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -61,7 +61,7 @@ class Reducing:
         """
         return self._reduce_to("extended.reduce_to", reduce_op, [(value, destinations)], options)[0]
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | Aggregation | str,
@@ -120,7 +120,7 @@ class Reducing:
             for v, where in zip(reduced, wanted, strict=True)
         ]
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
         """Put a plain value on all devices of ``destinations``.
 

@@ -198,7 +198,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         """Whether each worker builds its own program: false, as one program runs for all replicas."""
         return False
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def read_var(self, v: Variable) -> Any:
         """The value of a variable, or the aggregate of an on-read variable's copies. The same as ``v.read_value()``.
 
@@ -232,7 +232,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         """
         return isinstance(v, Variable) and v.replicas is self.replicas
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -246,7 +246,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         check_call(self.replicas, fn, args, kwargs, "extended.call_for_each_replica")
         return self.strategy.run(fn, args, kwargs)
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def trace(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Executable:

@@ -95,7 +95,7 @@ class Updating:
             )
         return colocated(self.replicas, self.default_layout, "a non-slot variable")
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def update(
         self,
         var: Variable,
@@ -138,7 +138,7 @@ class Updating:
         check_owner(var, self.replicas, "this is")
         return self._update("extended.update(var, fn, args)", var, fn, args, kwargs, group)
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def update_non_slot(
         self,
         colocate_with: Any,

@@ -269,7 +269,7 @@ class TrainingLoop:
         """Enclose all waits for what steps compute: only there it shows that another worker's end broke one off."""
         return self._strategy.extended.replicas.lockstep.explaining(f"the step {self._step.__name__!r}")
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def _launched(self, count: int) -> MultiStepContext:
         return run_steps(self._strategy.extended.programs, self._step, self._input, count, None)
 

@@ -80,7 +80,7 @@ def value_and_grad(
         if any(v is other for other in chosen[:i]):
             raise ValueError(f"value_and_grad: {v.describe()} is listed twice, and has one gradient")
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def with_gradient(*args: Any, **kwargs: Any) -> Any:
         outer, hook = current_store(), gradient_hook.get()
         written: dict[Variable, str | None] = {}

@@ -104,7 +104,7 @@ class Optimizer:
         """The variables that it was built for, as the original pytree; ``None`` before."""
         return None if self._tree is None else jax.tree_util.tree_unflatten(self._tree, self._variables)
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def build(self, variables: Any) -> None:
         """Create the state for ``variables``; a second call for the same variables does nothing.
 
@@ -197,7 +197,7 @@ class Optimizer:
         """Return to the state before :meth:`build`."""
         self._variables, self._tree, self._state = [], None, None
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
         """Update each variable with its gradient.
 

@@ -81,7 +81,7 @@ class ArrayLike(NameHints, Opaque, abc.ABC):
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    @_jax.outside_meshes
+    @_jax.public_call
     def method(self: ArrayLike, *args: Any) -> Any:
         operands = [a.read_value() if isinstance(a, ArrayLike) else a for a in args]
         return getattr(jnp.asarray(self.read_value()), name)(*operands)

@@ -143,7 +143,7 @@ def assign(variables: Tree, values: Tree) -> None:
     assign_all([(leaf, as_arrays(value)) for leaf, value in pairs])
 
 
-@_jax.outside_meshes
+@_jax.public_call
 def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     """Assign each variable its value, as ``variable.assign`` does, one after the other.
 

@@ -56,7 +56,7 @@ _CHOOSE = (
 class _CreatedByStore(abc.ABCMeta):
     """Lets the store decide whether calling the class creates a variable, or returns the one created before."""
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
 
@@ -260,7 +260,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """The variable in an error message: its name, dtype and shape."""
         return f"variable {self.name!r} ({kind_of(self)})"
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def _about_and_value(self) -> tuple[str, str]:
         with _jax.outside_tracing():
             shown = self._shown()
@@ -310,7 +310,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     # --- reading ----------------------------------------------------------------------------------------
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def read_value(self) -> Any:
         """The value: inside a step this replica's (the same on all if on-write); elsewhere the whole value.
 
@@ -359,7 +359,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def assign(self, value: Any) -> Variable:
         """Set the value, and return the variable.
 
@@ -410,7 +410,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """
         return self._assign_change(delta, operator.sub, "assign_sub")
 
-    @_jax.outside_meshes
+    @_jax.public_call
     def _assign_change(self, delta: Any, change: Callable[[Any, Any], Any], method: str) -> Variable:
         delta = self.checked(delta)
         store = current_store()
