@@ -4,7 +4,7 @@ from replicax.backends.gpu import GPU
 from replicax.execution.compiled.backend import Backend
 
 BACKENDS: dict[str, Backend] = {"gpu": GPU()}
-"""By platform."""
+"""The backends by platform."""
 
 try:
     from replicax.backends.cpu import CPU

@@ -1,4 +1,4 @@
-"""What programs for GPUs need: gathers of pieces that start one layer ahead, and calls of the host without a GPU."""
+"""The backend of GPUs: gathers of pieces that start one layer ahead, and calls of the host without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GATHERS_AHEAD: dict[str, Any] = {
 
 A loop over layers then starts the gathers of the next layer at the end of a layer, as one, which products of this
 layer hide. Without them the backward pass gathers at its beginning, where nothing hides it; and on GPUs before H100s
-every collective is waited for, as the scheduler that hides them is off there. benchmarks/README.md has what each
+nothing hides any collective, as the scheduler that does is off there. benchmarks/README.md has what each
 changes. Those that ``XLA_FLAGS`` names are left to it.
 
 As an option, a mode has taken the place of a boolean in JAX 0.11; as a flag the boolean is still there.
@@ -58,8 +58,8 @@ class GPU(Backend):
 class AbsentHostCalls(Rule):
     """The rule for calls of the host in programs that are compiled for GPUs that are not there.
 
-    JAX asks the GPUs' own client for what calls Python, and there is none. What stands for such a call is the operation
-    by which JAX's plugin for GPUs makes it, with no function behind it: the compiled program is the same.
+    JAX needs the GPUs' client for a call of Python, and there is none. Each call becomes the operation by which JAX's
+    plugin for GPUs makes it, with no function behind it: the compiled program is the same.
     """
 
     def is_ours(self, equation: _jax.Equation) -> bool:

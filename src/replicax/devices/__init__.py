@@ -1,1 +1,1 @@
-"""Devices: how to choose them, how replicas are placed on them, and what arrays on them can hold."""
+"""Devices: choosing them, placing replicas on them, and putting values on them."""

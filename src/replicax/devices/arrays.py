@@ -66,13 +66,13 @@ def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax
 
     NumPy arrays among them are held by no other code.
     """
-    own = list(values)
+    unshared = list(values)
     shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
     if shared:
         copies = _jax.copies([values[i] for i in shared], [values[i].sharding for i in shared])
         for i, copy in zip(shared, copies, strict=True):
-            own[i] = copy
-    return _jax.copies(own, shardings)
+            unshared[i] = copy
+    return _jax.copies(unshared, shardings)
 
 
 def _would_share(value: Any, sharding: Sharding) -> bool:
@@ -160,7 +160,7 @@ def here(value: jax.Array) -> jax.Array:
 
 
 def copied(value: jax.Array) -> jax.Array:
-    """A copy in other memory. Each worker copies its part; no program is compiled or run for it."""
+    """A copy in other memory. Each worker copies its part, without a compiled program."""
     if value.is_fully_addressable:
         return jax.device_put(value, value.sharding, may_alias=False)
     pieces = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in value.addressable_shards]

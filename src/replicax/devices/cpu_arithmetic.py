@@ -1,4 +1,4 @@
-"""CPU arithmetic: what the last bit of a value depends on, on CPUs, besides the program.
+"""CPU arithmetic: makes the last bits of values on CPUs depend on the program alone.
 
 A CPU that multiplies and adds in one instruction rounds once, and its compiler uses that where the two operations end
 up in one piece of code; that depends on the number of devices. And XLA divides the sum of a long matrix product among

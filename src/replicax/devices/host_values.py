@@ -1,4 +1,4 @@
-"""Values of the host on their way to devices: dtypes, integer ranges and copies.
+"""Values of the host that go to devices: dtypes, integer ranges and copies.
 
 While JAX's 64-bit numbers are off, an int64 array becomes an int32 one on its way to a device, and integers that don't
 fit become other numbers: 2**40 becomes 0. So all code that brings values of the host to devices checks them here first.
@@ -211,7 +211,7 @@ def _message(value: Any, where: str, target: Any, lowest: int, highest: int) -> 
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether ``dtype`` is that of random keys."""
+    """Whether ``dtype`` is a dtype of random keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
@@ -248,6 +248,6 @@ def check_there(dtype: Any, what: Callable[[], str]) -> None:
 
 
 def kind_of(variable: Any) -> str:
-    """``float32[2,3]``: dtype and shape, in a message."""
+    """The dtype and shape in a message: ``float32[2,3]``."""
     name = getattr(variable.dtype, "name", str(variable.dtype))
     return f"{name}[{','.join(map(str, variable.shape))}]"

@@ -28,7 +28,7 @@ def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int
     >>> parted((4, 6, 8), [1, 2, 4], 8, "x")
     ((), ('logical0',), ('logical1', 'logical2'))
     """
-    parts = _parsed(partition_dimensions, what)
+    parts = _parsed_counts(partition_dimensions, what)
     if len(parts) != len(shape):
         raise ValueError(
             f"{what} has {len(shape)} dims, but partition_dimensions {list(parts)} has {len(parts)} entries: say for "
@@ -46,10 +46,10 @@ def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int
                 f"{size // count} + {size % count}); pad it, or choose other partition_dimensions than {list(parts)}"
             )
     free = logical_axes(logical_devices)
-    return tuple(_taken(free, count) for count in parts)
+    return tuple(_taken_axes(free, count) for count in parts)
 
 
-def _parsed(partition_dimensions: Any, what: str) -> tuple[int, ...]:
+def _parsed_counts(partition_dimensions: Any, what: str) -> tuple[int, ...]:
     is_list = isinstance(partition_dimensions, Iterable)
     parts = tuple(as_integer(p) or 0 for p in partition_dimensions) if is_list else (0,)
     if any(p < 1 for p in parts):
@@ -60,7 +60,7 @@ def _parsed(partition_dimensions: Any, what: str) -> tuple[int, ...]:
     return parts
 
 
-def _taken(free: dict[str, int], count: int) -> tuple[str, ...]:
+def _taken_axes(free: dict[str, int], count: int) -> tuple[str, ...]:
     """Take axes whose sizes multiply to ``count`` out of ``free``."""
     taken = []
     for axis, size in list(free.items()):

@@ -98,21 +98,21 @@ def resolve_devices(
         fix_arithmetic(num_replicas)
     if devices is None:
         return _local_devices()
-    found = tuple(resolve_device(d) for d in devices)
+    resolved = tuple(resolve_device(d) for d in devices)
     first: dict[jax.Device, int] = {}
-    for i, device in enumerate(found):
+    for i, device in enumerate(resolved):
         if first.setdefault(device, i) < i:
             raise ValueError(
                 f"devices names {_name(device)} twice (entries {first[device]} and {i}): each replica needs "
                 "a device of its own. replicax.use_cpu_devices(n) emulates more CPU devices."
             )
-        if device.client is not found[0].client:
+        if device.client is not resolved[0].client:
             raise ValueError(
-                f"devices names {_name(found[0])} ({found[0].device_kind}) and {_name(device)} "
+                f"devices names {_name(resolved[0])} ({resolved[0].device_kind}) and {_name(device)} "
                 f"({device.device_kind}; entry {i}), and no program runs on both: name devices of one platform, and, "
                 "for a plan, of one topology"
             )
-    return found
+    return resolved
 
 
 def resolve_device(device: str | jax.Device) -> jax.Device:
@@ -182,19 +182,19 @@ def _check_owner(owner: str, device: str) -> None:
     Raises:
       ValueError: it is another process, or none; or another part of the name is unknown.
     """
-    here, count = jax.process_index(), jax.process_count()
+    index, count = jax.process_index(), jax.process_count()
     for part in owner.split("/")[:-1]:
         name, value = part.split(":")
-        known = {"job": ("worker", "localhost"), "replica": ("0",), "task": tuple(map(str, range(count)))}.get(name)
-        if known is None or value not in known:
-            there_are = f"has {name} {' or '.join(map(repr, known))} only" if known else f"knows no {name!r}"
+        accepted = {"job": ("worker", "localhost"), "replica": ("0",), "task": tuple(map(str, range(count)))}.get(name)
+        if accepted is None or value not in accepted:
+            there_are = f"has {name} {' or '.join(map(repr, accepted))} only" if accepted else f"knows no {name!r}"
             raise ValueError(
                 f"there is no device {device!r}: this program, of {count} process(es), {there_are}. A full name is "
-                f"'/job:worker/task:{here}/device:CPU:0'"
+                f"'/job:worker/task:{index}/device:CPU:0'"
             )
-        if name == "task" and value != str(here):
+        if name == "task" and value != str(index):
             raise ValueError(
-                f"{device!r} belongs to worker {value}, and this is worker {here}: each names its own devices. "
+                f"{device!r} belongs to worker {value}, and this is worker {index}: each names its own devices. "
                 "replicax.MultiWorkerMirroredStrategy is the strategy for the devices of several"
             )
 

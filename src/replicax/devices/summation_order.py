@@ -109,15 +109,15 @@ def sum_in_order(blocks: Any, replicas: int) -> Any:
 def part_in_order(blocks: Any, dim: int) -> Any:
     """This device's part of the sum over all devices of ``[count, …, parts, …]``: one of the parts along ``dim``."""
     if lax.axis_size(REPLICA_AXIS) == 1 or _jax.coordination_client() is None:
-        return added_in_pairs(_exchanged(blocks, dim))
+        return added_in_pairs(_exchanged_parts(blocks, dim))
     return lax.platform_dependent(
         blocks,
         cpu=lambda x: added_in_pairs(_own_of_all(x, dim)),
-        default=lambda x: added_in_pairs(_exchanged(x, dim)),
+        default=lambda x: added_in_pairs(_exchanged_parts(x, dim)),
     )
 
 
-def _exchanged(blocks: Any, dim: int) -> Any:
+def _exchanged_parts(blocks: Any, dim: int) -> Any:
     return lax.all_to_all(blocks, REPLICA_AXIS, split_axis=dim, concat_axis=0, tiled=True)
 
 

@@ -35,9 +35,9 @@ class Send:
     Attributes:
       origin: the logical device that has them.
       target: the one that gets them.
-      pairs: where each is kept there, and here. (A value on a device has a place of its own while the step runs.)
-      shardings: how each lies on the target.
-      sizes: bytes of each, of one replica.
+      pairs: the places of each on the target and on the origin. (A value on a device has its own place in a step.)
+      shardings: the sharding of each on the target.
+      sizes: the bytes of each, of one replica.
     """
 
     origin: int
@@ -76,7 +76,7 @@ class Launch:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LaunchPlan:
-    """All that is done in one run of a placed program, in order.
+    """The launches of one run of a placed program, in order.
 
     Attributes:
       slots: how many places there are for values.
@@ -113,7 +113,7 @@ class LaunchPlan:
             return self._compiled
 
     def lowered(self) -> Iterator[tuple[Any, jax.stages.Lowered]]:
-        """The program of each launch, before it is compiled; and a key, which is that of other launches of the same."""
+        """The program of each launch, before it is compiled, with a key that launches of the same program share."""
         for number, launch in enumerate(self.launches):
             with _jax.enable_x64_for([*launch.avals[0], *launch.avals[1]]):
                 lowered = launch.jitted.lower(*launch.avals)
@@ -211,7 +211,7 @@ class PlacedExecutable(Executable):
         raise TypeError(f"{self.program.name} is not one program: see plan.compiled() for each of its regions")
 
     def compiled_text(self, logical_device: int | None = None) -> str:
-        """The optimised HLO of the regions, in the order of their launch; of one logical device, if that is said."""
+        """The optimised HLO of the regions in the order of launch; those of ``logical_device`` if it is given."""
         texts = []
         for launch, program in zip(self.plan.launches, self.plan.compiled(), strict=True):
             if logical_device in (None, launch.device):
@@ -219,32 +219,32 @@ class PlacedExecutable(Executable):
         return "\n".join(texts)
 
     def collectives(self, logical_device: int | None = None) -> list[Collective]:
-        """The collectives that one run issues; those of one logical device, if that is said."""
+        """The collectives that one run issues; those of ``logical_device`` if it is given."""
         return collectives_in(self.compiled_text(logical_device))
 
     def placement(self) -> PlacementReport:
-        """Where each operation and byte is, as the compiled programs have it."""
+        """The place of each operation and byte, from the compiled programs."""
         uses = self.program.uses
         reports = []
         count = self.mesh.size // self.mesh.devices.shape[0]
-        here = self.program.replicas // self.mesh.devices.shape[0]
+        per_device = self.program.replicas // self.mesh.devices.shape[0]
         programs = self.plan.compiled()
         for k in range(count):
-            mine = [(lau, p) for lau, p in zip(self.plan.launches, programs, strict=True) if lau.device == k]
+            launches = [(lau, p) for lau, p in zip(self.plan.launches, programs, strict=True) if lau.device == k]
             operations: collections.Counter[str] = collections.Counter()
-            for launch, _ in mine:
+            for launch, _ in launches:
                 operations.update(launch.operations)
-            memory: list[Any] = [p.memory_analysis() for _, p in mine]
+            memory: list[Any] = [p.memory_analysis() for _, p in launches]
             variables = [u for slot, u in uses.items() if self.homes[slot] == k]
             reports.append(
                 DeviceReport(
                     logical_device=k,
-                    regions=len(mine),
+                    regions=len(launches),
                     operations=operations,
                     variables=len(variables),
                     variable_bytes=sum(_stored_bytes(u, self.mesh.devices.shape[0]) for u in variables),
                     argument_bytes=sum(
-                        bytes_of(aval) * (here if REPLICA_AXIS in s.spec else 1)
+                        bytes_of(aval) * (per_device if REPLICA_AXIS in s.spec else 1)
                         for _, _, s, aval in self.plan.given
                         if s.mesh == self._mesh_of(k)
                     ),

@@ -1,7 +1,7 @@
 """Flat programs: a captured program as one list of operations, so that each can be given a place of its own.
 
-What a jitted helper does is put in the place of its call; what goes operand by operand, such as one all-reduce of
-many gradients, becomes an operation for each. Marks are gone (they have been answered), and so is what has no use.
+A call of a jitted helper is inlined; an operation that goes operand by operand, such as one all-reduce of many
+gradients, becomes an operation for each. Marks are gone (they have been answered), and so is what has no use.
 The list is rewritten for the mesh of one logical device, as the program was captured in that of all of them.
 """
 
@@ -42,7 +42,7 @@ class FlatOperation:
 
     @property
     def results(self) -> list[Any]:
-        """The values that it makes."""
+        """The values that it computes."""
         return list(self.equation.outvars)
 
 
@@ -65,12 +65,12 @@ class Flat:
     constants: list[Any]
 
     def jaxpr(self, like: _jax.Jaxpr) -> _jax.Jaxpr:
-        """The same as a jaxpr."""
+        """The flat program as a jaxpr."""
         return _jax.program_of(like, self.inputs, [o.equation for o in self.operations], self.outputs)
 
     def used(self) -> list[FlatOperation]:
-        """The operations that have to run."""
-        return _used(self.operations, self.outputs)
+        """The operations that have to run, in order."""
+        return _used_operations(self.operations, self.outputs)
 
 
 def flatten(program: Program, mesh: Mesh) -> Flat:
@@ -83,9 +83,9 @@ def flatten(program: Program, mesh: Mesh) -> Flat:
     run = _Flattening(_jax.abstract_mesh(mesh, mesh.axis_names))
     inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
     outputs = run.inline(program.jaxpr, inputs)
-    assignments = [o.equation for o in _used(run.operations, outputs) if o.equation.primitive is assign_p]
+    assignments = [o.equation for o in _used_operations(run.operations, outputs) if o.equation.primitive is assign_p]
     sent_back = {equation.params["number"] for equation in assignments if equation.params["back"]}
-    operations = _sums_in_order(_used(run.operations, outputs, sent_back), outputs)
+    operations = _sums_in_order(_used_operations(run.operations, outputs, sent_back), outputs)
     closed_over = [*inputs[len(program.reads) + len(program.arguments) :], *run.constants]
     constants = [*program.constants, *run.constants.values()]
     return Flat([*inputs, *run.constants], operations, outputs, closed_over, constants)
@@ -141,10 +141,10 @@ class _Flattening(Inlining[Any]):
         )
 
 
-def _used(
+def _used_operations(
     operations: Sequence[FlatOperation], outputs: Sequence[Any], assignments: Container[int] = ()
 ) -> list[FlatOperation]:
-    """Those operations that act, or that one of the ``outputs`` depends on, or one of the ``assignments``."""
+    """The operations that act, or on which one of the ``outputs`` or ``assignments`` depends."""
 
     def stays(operation: FlatOperation) -> bool:
         equation = operation.equation
@@ -159,14 +159,14 @@ def _values(atoms: Iterable[Any]) -> list[Any]:
 
 
 def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
-    """The same, where the parts of a gradient are added up in the order of their uses forward.
+    """The operations, with the parts of a gradient added up in the order of their uses forward.
 
     JAX adds up the contributions of a value's uses from the last to the first. The first microbatch is through first,
     however, and its contribution would have to be kept until the end.
     """
     uses = collections.Counter([*_values(outputs), *(v for o in operations for v in o.operands)])
     sums = {o.results[0]: o.equation for o in operations if o.equation.primitive.name in COTANGENT_SUMS}
-    made = {v: i for i, o in enumerate(operations) for v in o.results}
+    maker = {v: i for i, o in enumerate(operations) for v in o.results}
     inner = {v for e in sums.values() for v in e.invars if v in sums and uses[v] == 1}
 
     def parts(atom: Any, root: bool = False) -> list[Any]:
@@ -183,7 +183,7 @@ def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) 
         if total not in sums or not inner.intersection(equation.invars):
             result.append(operation)
             continue
-        first, *rest = sorted(parts(total, root=True), key=lambda v: -made.get(v, -1))
+        first, *rest = sorted(parts(total, root=True), key=lambda v: -maker.get(v, -1))
         for i, part in enumerate(rest):
             so_far = total if i == len(rest) - 1 else _jax.fresh(total, total.aval.sharding.mesh)
             result.append(FlatOperation(equation.replace(invars=[first, part], outvars=[so_far])))

@@ -39,9 +39,9 @@ from replicax.variables.layout import Layout, Split
 
 
 def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
-    """What :func:`replicax.execution.compiled.replicate.replicate` does, for a program with a place for each operation.
+    """Like :func:`replicax.execution.compiled.replicate.replicate`, for a program with a place for each operation.
 
-    The variables that it uses are moved to where they live from now on.
+    The variables that it uses move to their homes.
 
     Raises:
       PlacementError: something can't be placed; see :mod:`replicax.pipeline.placement`.
@@ -74,7 +74,7 @@ class _Planner:
         self.program, self.policy = program, policy_for(program)
         self.mesh = mesh
         self.several = program.replicas > 1
-        self.here = program.replicas // int(mesh.shape[REPLICA_AXIS])
+        self.per_device = program.replicas // int(mesh.shape[REPLICA_AXIS])
         count = mesh.size // mesh.shape[REPLICA_AXIS]
         for devices in mesh.devices.reshape(-1, count):
             if len({d.process_index for d in devices}) > 1:
@@ -108,12 +108,12 @@ class _Planner:
         outputs = infer(program.jaxpr, inputs, program.obligations, check=self.several)
         if program.example_dims is not None:
             self.padded, self.example_dims = where_examples_are(program, outputs)
-        closed = [M] * (len(self.flat.inputs) - len(inputs))  # what called programs have closed over
+        closed = [M] * (len(self.flat.inputs) - len(inputs))  # arrays that called programs have closed over
         self.localities = localities_of(self.flat.jaxpr(program.jaxpr), inputs + closed)
         return outputs[len(program.writes) :]
 
     def _in_pieces(self) -> dict[Any, Layout]:
-        """How those values lie between regions that only pieces are needed of, such as sums of gradients."""
+        """The layouts between regions of values of which only pieces are needed, such as sums of gradients."""
         wanted = [use.layout if isinstance(use.layout, Split) else None for use in self.program.writes]
         hints = wanted_pieces(self.flat.jaxpr(self.program.jaxpr), wanted)
         made = {v for operation in self.flat.operations for v in operation.results}
@@ -131,7 +131,7 @@ class _Planner:
     # --- regions ------------------------------------------------------------------------------------------
 
     def _outputs(self) -> list[tuple[Any, int, Layout]]:
-        """What each output of the program is, on which device it is wanted, and how it lies there."""
+        """Each output of the program, the device on which it is wanted, and its layout there."""
         program, n_written = self.program, len(self.program.writes)
         found = []
         for i, atom in enumerate(self.flat.outputs):
@@ -146,7 +146,7 @@ class _Planner:
         return found
 
     def executable(self) -> PlacedExecutable:
-        """The program as a plan."""
+        """The executable of the program, with its plan."""
         outputs = self._outputs()
         regions = cut(self.flat, self.placement, self.moves, [(v, k) for v, k, _ in outputs if _is_value(v)])
         maker = {v: region for region in regions for v in region.makes}
@@ -164,7 +164,7 @@ class _Planner:
     # --- the plan -----------------------------------------------------------------------------------------
 
     def slot(self, key: Any, device: int) -> int:
-        """Where a value is kept on a device while the step runs."""
+        """The place of a value on a device while the step runs."""
         return self.slots.setdefault((key, device), len(self.slots))
 
     def layout(self, v: Any) -> Layout:
@@ -239,7 +239,7 @@ class _Planner:
         )
 
     def _sends(self, values: Sequence[tuple[Any, int]], used_on: Mapping[Any, Sequence[int]]) -> list[Send]:
-        """What sends ``values`` from where they are to where else they are used."""
+        """The sends of ``values`` from their device to the others on which they are used."""
         sends: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
         for v, origin in values:
             for target in used_on[v]:
@@ -289,16 +289,16 @@ class _Planner:
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             values = [*first, *second]
-            if self.here == 1:
+            if self.per_device == 1:
                 return (evaluated(jaxpr, values, layouts, localities),)
             given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
             return (
-                evaluated_on_device(jaxpr, values, given, layouts, self.localities, self.program, self.here, pieces),
+                evaluated_on_device(jaxpr, values, given, layouts, self.localities, self.program, self.per_device, pieces),
             )
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.here > 1), self.policy.errors)
+        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.per_device > 1), self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,

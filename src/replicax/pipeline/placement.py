@@ -2,7 +2,7 @@
 
 The rule, for a flat program in which values are assigned to devices:
 
-- What an operation computes from values that are on one logical device, it computes there.
+- An operation on values that are on one logical device runs there.
 - Backward operations follow their forward counterparts: the gradient of an assigned value goes back to where the
   value was.
 - Variables, arguments and constants have no place of their own: they go where they are used. What is computed from
@@ -34,7 +34,7 @@ SMALL = 16
 
 
 class Hold(enum.Enum):
-    """How much a value's place says about the place of what is computed from it."""
+    """The strength of a value's place for the place of values computed from it."""
 
     CONSTANT = "constant"
     """It has none: it is a constant, or made of such, wherever it is used."""
@@ -52,12 +52,12 @@ class Hold(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is.
+    """The place of a value.
 
     Attributes:
       hold: how firmly.
       device: the logical device; ``None`` if it has no place.
-      since: what has put it there, in words.
+      since: the reason for its place, in words.
     """
 
     hold: Hold
@@ -87,12 +87,12 @@ class Variables:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placement:
-    """Where everything in a flat program is.
+    """The places of everything in a flat program.
 
     Attributes:
       devices: the logical device of each operation; ``None`` for one that is done wherever its result is used.
-      anew: which operation makes a value that is made wherever it is used.
-      leaves: what has to be there for such a value to be made.
+      anew: the operation that makes a value, if it is made wherever it is used.
+      leaves: the values that must be there for such a value to be made.
       homes: the logical device of each variable, by identity.
       places: of all values.
     """
@@ -104,7 +104,7 @@ class Placement:
     places: Mapping[Any, Place]
 
     def device_of(self, atom: Any) -> int:
-        """Where a result of the program is."""
+        """The logical device of a result of the program."""
         return (None if isinstance(atom, _jax.Literal) else self.places[atom].device) or 0
 
 
@@ -116,8 +116,8 @@ def place(flat: Flat, variables: Variables) -> Placement:
         another device.
     """
     homes = {v: (k, f"{variables.names[v]} lives there") for v, k in variables.homes.items()}
-    while found := _Walk(flat, variables, homes).found_homes():
-        homes |= found
+    while homes_found := _Walk(flat, variables, homes).found_homes():
+        homes |= homes_found
     for v in (*variables.reads, *variables.writes):
         homes.setdefault(v, (0, "nothing is said of it"))
     walk = _Walk(flat, variables, homes, final=True)
@@ -141,7 +141,7 @@ class _Walk:
         self.flat, self.variables, self.homes, self.final = flat, variables, homes, final
         self.anew: dict[Any, int] = {}
         self.leaves: dict[Any, tuple[Any, ...]] = {}
-        self.origins: dict[int, Place] = {}  # where assigned values came from, by the assignment's number
+        self.origins: dict[int, Place] = {}  # the places from which assigned values came, by the assignment's number
         self.places: dict[Any, Place] = dict.fromkeys(flat.inputs, Place(Hold.ARGUMENT))
         self.places.update(dict.fromkeys(flat.closed_over, Place(Hold.CONSTANT)))
         for v, atom in variables.reads.items():
@@ -153,20 +153,22 @@ class _Walk:
     # --- down, from values to what is computed from them --------------------------------------------------
 
     def _operation(self, index: int, equation: Any) -> int | None:
-        found = self._assigned(equation) if equation.primitive is assign_p else self._computed(equation)
-        anew = found.hold is not Hold.FIRM and self._made_of_nothing(equation)
-        anew = anew and (found.hold is Hold.CONSTANT or not all(map(is_small, equation.outvars)))
-        if found.hold is Hold.CONSTANT and not anew:
-            found = _DEFAULT
+        place = (
+            self._place_of_assigned(equation) if equation.primitive is assign_p else self._place_of_computed(equation)
+        )
+        anew = place.hold is not Hold.FIRM and self._made_of_nothing(equation)
+        anew = anew and (place.hold is Hold.CONSTANT or not all(map(is_small, equation.outvars)))
+        if place.hold is Hold.CONSTANT and not anew:
+            place = _DEFAULT
         for v in equation.outvars:
-            light = found.hold is Hold.FIRM and is_small(v)
-            self.places[v] = dataclasses.replace(found, hold=Hold.LIGHT) if light else found
+            light = place.hold is Hold.FIRM and is_small(v)
+            self.places[v] = dataclasses.replace(place, hold=Hold.LIGHT) if light else place
             if anew:
                 self.anew[v] = index
                 self.leaves[v] = tuple(_needs(equation.invars, self.leaves))
-        return None if anew else found.device
+        return None if anew else place.device
 
-    def _assigned(self, equation: Any) -> Place:
+    def _place_of_assigned(self, equation: Any) -> Place:
         params, [operand] = equation.params, equation.invars
         source = Place(Hold.CONSTANT) if isinstance(operand, _jax.Literal) else self.places[operand]
         line = _jax.source_line(equation)
@@ -182,7 +184,7 @@ class _Walk:
             )
         return Place(Hold.FIRM, params["device"], f"assigned at {line}")
 
-    def _computed(self, equation: Any) -> Place:
+    def _place_of_computed(self, equation: Any) -> Place:
         operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
         large = [self.places[v] for v in operands if not is_small(v) and v not in self.anew]
         firm = _by_device(p for p in large if p.hold is Hold.FIRM)
@@ -190,7 +192,7 @@ class _Walk:
             raise _conflict(equation, firm)
         if firm:
             return next(iter(firm.values()))
-        light = self._light(operands)
+        light = self._small_places(operands)
         if any(p.hold in (Hold.ARGUMENT, Hold.DEFAULT) for p in large):
             device = next(iter(light)) if len(light) == 1 else 0
             return dataclasses.replace(light[device], hold=Hold.FIRM) if device else _DEFAULT
@@ -203,14 +205,14 @@ class _Walk:
             return Place(Hold.FLOATING)
         return _DEFAULT if holds - {Hold.CONSTANT} else Place(Hold.CONSTANT)
 
-    def _light(self, operands: Sequence[Any]) -> dict[int, Place]:
-        """Where the small operands are that are on a device: the largest of them, if not all are of one size."""
+    def _small_places(self, operands: Sequence[Any]) -> dict[int, Place]:
+        """The places of small operands on devices; only of the largest, if they differ in size."""
         light = [v for v in operands if self.places[v].hold is Hold.LIGHT]
         most = max((bytes_of(v.aval) for v in light), default=0)
         return _by_device(self.places[v] for v in light if bytes_of(v.aval) == most)
 
     def _made_of_nothing(self, equation: Any) -> bool:
-        """Whether an operation may as well be done wherever its result is needed, as next to nothing goes into it."""
+        """Whether an operation may run wherever its result is needed, as next to nothing goes into it."""
         name = equation.primitive.name
         if name in UNRELIABLE | EXPENSIVE or _jax.acts_outside(equation) or _jax.sub_jaxprs(equation):
             return False
@@ -222,7 +224,7 @@ class _Walk:
     # --- up, from operations to the variables that they use -----------------------------------------------
 
     def found_homes(self) -> dict[Any, tuple[int, str]]:
-        """Homes for variables that had none, from where they are used or what they are assigned."""
+        """Homes for variables that had none, from their uses and the values assigned to them."""
         demands: dict[Any, dict[int, str]] = {}
         for operation, device in reversed(list(zip(self.flat.operations, self.devices, strict=True))):
             equation = operation.equation
@@ -233,12 +235,12 @@ class _Walk:
             wanted = (
                 {device: f"it is used at {_jax.source_line(equation)}"}
                 if device is not None
-                else self._wanted(equation, demands)
+                else self._wanted_places(equation, demands)
             )
             for leaf in _needs(equation.invars, self.leaves):
                 if self.places[leaf].hold is Hold.FLOATING:
                     demands[leaf] = demands.get(leaf, {}) | wanted  # of several lines, the first
-        found = {}
+        homes = {}
         for v in (*self.variables.reads, *self.variables.writes):
             atom = self.variables.reads.get(v)
             asked = demands.get(atom, {}) if atom is not None else {}
@@ -251,11 +253,11 @@ class _Walk:
                 several = len(asked) > 1 and is_small(atom)
                 device = 0 if several else min(asked)
                 name = self.variables.names[v]
-                found[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
-        return found
+                homes[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
+        return homes
 
-    def _wanted(self, equation: Any, demands: Mapping[Any, dict[int, str]]) -> dict[int, str]:
-        """Where the operands of an operation without a place are wanted."""
+    def _wanted_places(self, equation: Any, demands: Mapping[Any, dict[int, str]]) -> dict[int, str]:
+        """The places in which an operation without a place wants its operands."""
         if all(map(is_small, equation.outvars)) and not all(map(is_small, equation.invars)):
             return {}  # its result is sent: it belongs where its large operands are
         return {k: line for v in equation.outvars for k, line in demands.get(v, {}).items()}

@@ -1,4 +1,4 @@
-"""The report of a placed program: where each operation and byte is."""
+"""The report of a placed program: the place of each operation and byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicax.system.quantities import bytes_in_words
 
 @dataclasses.dataclass(frozen=True)
 class DeviceReport:
-    """What one logical device of a replica has and does.
+    """The variables, operations and bytes of one logical device of a replica.
 
     Attributes:
       logical_device: its number.
@@ -33,7 +33,7 @@ class DeviceReport:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What is sent from one logical device to another in a run, for one replica."""
+    """The values sent from one logical device to another in a run, for one replica."""
 
     origin: int
     target: int
@@ -43,7 +43,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementReport:
-    """Where each operation and byte of a step is; see :meth:`PlacedExecutable.placement`. Print it."""
+    """The place of each operation and byte of a step; see :meth:`PlacedExecutable.placement`. Print it."""
 
     name: str
     devices: tuple[DeviceReport, ...]

@@ -56,7 +56,7 @@ class Region:
 
 
 class Moves:
-    """What an assigned value is: the one before it was assigned, which is sent to where it is used."""
+    """The sources of assigned values: the values before their assignment, which are sent to where they are used."""
 
     def __init__(self, flat: Flat) -> None:
         self._before: dict[Any, Any] = {}
@@ -117,8 +117,8 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
             leaving[v] = leaving.get(v, 0) | mask
 
     keys = {i: (device, before[i], after[i]) for i, device, _ in computed}
-    # What waits for nothing and is sent nowhere, such as the decay of an optimizer's slots, would be computed at once,
-    # and kept until it is needed. It rather belongs to what needs it.
+    # A value that waits for nothing and is sent nowhere, such as the decay of an optimizer's slots, would be computed
+    # at once, and kept until it is needed. It rather belongs to the operation that needs it.
     used_by: dict[Any, set[Any]] = {v: {None} for v, _ in wanted}
     for i, _, equation in reversed(computed):
         users = set().union(*(used_by.get(v, set()) for v in equation.outvars))
@@ -164,7 +164,7 @@ def program_of(
     present: set[Any] = set()
 
     def made(atom: Any) -> Any:
-        """``atom`` as it is called here, after making it if it is made wherever it is used."""
+        """``atom`` under its name in the region, after making it if it is made wherever it is used."""
         atom = moves.source(atom)
         if isinstance(atom, _jax.Literal) or atom in present or atom not in placement.anew:
             return atom
@@ -183,7 +183,7 @@ def program_of(
 
 
 def _siblings(region: Region, flat: Flat) -> Iterator[list[int]]:
-    """The operations of a region, with those together that were one (a sum of many gradients, say)."""
+    """The operations of a region; those that were one (a sum of many gradients, say) together."""
     group: list[int] = []
     for i in region.operations:
         number = flat.operations[i].sibling_of
@@ -199,7 +199,7 @@ def _siblings(region: Region, flat: Flat) -> Iterator[list[int]]:
 
 
 def cost_of(equation: Any) -> float:
-    """Multiplications and additions of one run, or for want of these the number of elements of the results."""
+    """The multiplications and additions of one run; if there are none, the number of elements of the results."""
     name, params = equation.primitive.name, equation.params
     inner = sum(sum(map(cost_of, program.eqns)) for program in _jax.sub_jaxprs(equation))
     elements = float(sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars))

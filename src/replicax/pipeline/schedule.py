@@ -1,7 +1,7 @@
-"""Schedule: in which order regions are handed to the devices.
+"""Schedule: the order in which regions are handed to the devices.
 
-Each device runs what it is handed in that order, beside the others, so the order decides who waits for whom. It is
-found by playing the step through with estimated costs. Whenever a device is free it takes, of the regions whose values
+Each device runs its regions in that order, beside the others, so the order decides which regions wait for which. It is
+found by simulating the step with estimated costs. Whenever a device is free it takes, of the regions whose values
 are there, the one from which the fewest sends lie ahead, and of these the one that has been ready for longest: in a
 pipeline a backward region before a forward one, and one microbatch after the other. A device also takes no further
 forward region while as many wait for their backward ones as suffice to keep it busy, so that what is kept for the
@@ -27,7 +27,7 @@ _FEW = 2
 
 
 @dataclasses.dataclass(eq=False)
-class _Played:
+class _Run:
     """A region, and when it ran."""
 
     region: Region
@@ -39,22 +39,22 @@ def schedule(regions: Sequence[Region]) -> list[Region]:
     """The regions in the order in which to launch them; some of them joined."""
     while True:
         graph = _Graph(regions)
-        played = _fastest(graph)
-        joined = _joined(played)
+        runs = _fastest(graph)
+        joined = _joined_regions(runs)
         if len(joined) == len(regions):
             return joined
         regions = joined
 
 
-def _fastest(graph: _Graph) -> list[_Played]:
-    """The play of the first rule that is about as fast as any."""
-    plays = [
-        _play(graph, lambda i: graph.ahead[i], graph.caps),
-        _play(graph, lambda i: graph.ahead[i], None),
-        _play(graph, lambda i: i, None),
+def _fastest(graph: _Graph) -> list[_Run]:
+    """The run by the first rule that is about as fast as any."""
+    candidates = [
+        _simulated_runs(graph, lambda i: graph.ahead[i], graph.caps),
+        _simulated_runs(graph, lambda i: graph.ahead[i], None),
+        _simulated_runs(graph, lambda i: i, None),
     ]
-    ends = [max((p.end for p in play), default=0.0) for play in plays]
-    return next(play for play, end in zip(plays, ends, strict=True) if end <= _AS_FAST * min(ends))
+    ends = [max((p.end for p in runs), default=0.0) for runs in candidates]
+    return next(runs for runs, end in zip(candidates, ends, strict=True) if end <= _AS_FAST * min(ends))
 
 
 class _Graph:
@@ -63,7 +63,7 @@ class _Graph:
     Attributes:
       before: those that each needs values from.
       after: those that need values from it.
-      ahead: how many sends lie on the longest way from each to the end.
+      ahead: the number of sends on the longest path from each to the end.
       opens: those on the same device that come back, after sends, to what each has kept.
       caps: of each device, how many may be open.
     """
@@ -81,7 +81,7 @@ class _Graph:
             {j for j in self.after[i] if regions[j].device == region.device and self.ahead[j] < self.ahead[i]}
             for i, region in enumerate(regions)
         ]
-        # What is kept for all microbatches, such as a cast of the parameters, opens nothing.
+        # A value kept for all microbatches, such as a cast of the parameters, opens nothing.
         self.opens = [found if len(found) <= _FEW else set() for found in self.opens]
         self.caps: dict[int, int] = {}
         for i, region in enumerate(regions):
@@ -102,7 +102,7 @@ class _Graph:
         return ahead
 
 
-def _play(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None) -> list[_Played]:
+def _simulated_runs(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None) -> list[_Run]:
     """Run the regions, of those that are ready the one of least rank first, under caps if there are any."""
     regions = graph.regions
     waiting = [len(needed) for needed in graph.before]
@@ -112,8 +112,8 @@ def _play(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None
             ready[regions[i].device].append((rank(i), 0.0, i))
     opened: dict[int, set[int]] = {device: set() for device in ready}
     running: set[int] = set()
-    played: list[_Played] = []
-    clock: list[tuple[float, int, int]] = []  # when which region is done, on which device
+    runs: list[_Run] = []
+    clock: list[tuple[float, int, int]] = []  # the end of each running region, its number and device
 
     def begin(device: int, now: float, limit: int | None) -> None:
         if device in running:
@@ -128,16 +128,16 @@ def _play(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None
         started.add(i)
         if graph.opens[i]:
             opened[device].add(i)
-        played.append(_Played(regions[i], now, now + regions[i].cost))
+        runs.append(_Run(regions[i], now, now + regions[i].cost))
         running.add(device)
         heapq.heappush(clock, (now + regions[i].cost, i, device))
 
     started: set[int] = set()
     now = 0.0
-    while len(played) < len(regions) or clock:
+    while len(runs) < len(regions) or clock:
         for device in ready:
             begin(device, now, None if caps is None else caps[device])
-        if not clock:  # everybody is full, and waits for what others have yet to begin
+        if not clock:  # all devices are at their caps, and wait for regions that others have yet to begin
             assert any(ready.values()), "regions wait for each other"
             for device in ready:
                 begin(device, now, None)
@@ -147,15 +147,15 @@ def _play(graph: _Graph, rank: Callable[[int], int], caps: dict[int, int] | None
             waiting[j] -= 1
             if not waiting[j]:
                 ready[regions[j].device].append((rank(j), now, j))
-    return played
+    return runs
 
 
-def _joined(played: Sequence[_Played]) -> list[Region]:
+def _joined_regions(runs: Sequence[_Run]) -> list[Region]:
     """The regions in order, where neighbours on a device that may be one are one."""
-    ended: dict[Any, tuple[int, float]] = {v: (p.region.device, p.end) for p in played for v in p.region.makes}
-    last: dict[int, _Played] = {}
-    kept: list[_Played] = []
-    for now in played:
+    ended: dict[Any, tuple[int, float]] = {v: (p.region.device, p.end) for p in runs for v in p.region.makes}
+    last: dict[int, _Run] = {}
+    kept: list[_Run] = []
+    for now in runs:
         region = now.region
         previous = last.get(region.device)
         if previous is not None and _may_join(previous, now, ended):
@@ -166,7 +166,7 @@ def _joined(played: Sequence[_Played]) -> list[Region]:
     return [p.region for p in kept]
 
 
-def _may_join(previous: _Played, now: _Played, ended: dict[Any, tuple[int, float]]) -> bool:
+def _may_join(previous: _Run, now: _Run, ended: dict[Any, tuple[int, float]]) -> bool:
     for v in now.region.needs:
         device, end = ended.get(v, (now.region.device, 0.0))
         if device != now.region.device and end > previous.start:

@@ -50,7 +50,7 @@ def arrays_in(
     plain = {name: value for name, value in extra.items() if not callable(value)}
     leaves, tree = jax.tree_util.tree_flatten_with_path(registered(plain), is_leaf=is_leaf)
     store = current_store()
-    found: list[tuple[str, str, Any]] = []
+    entries: list[tuple[str, str, Any]] = []
     values: list[Any] = []
     positions: list[int] = []
     for i, (path, leaf) in enumerate(leaves):
@@ -61,14 +61,14 @@ def arrays_in(
         values.append(value)
         if isinstance(value, jax.Array):
             positions.append(i)
-            found.append((name, f"{name}{jax.tree_util.keystr(path[1:])}", value))
+            entries.append((name, f"{name}{jax.tree_util.keystr(path[1:])}", value))
 
     def put_back(arrays: Sequence[Any]) -> dict[str, Any]:
         for i, array in zip(positions, arrays, strict=True):
             values[i] = array
         return {**extra, **jax.tree_util.tree_unflatten(tree, values)}
 
-    return found, put_back
+    return entries, put_back
 
 
 def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locality], str]:
@@ -82,7 +82,7 @@ def refused_of(name: str, where: str, aggregate: bool) -> tuple[frozenset[Locali
 def of_parameters(
     fn: Callable[..., Any], name: str, variables: Sequence[Variable], tree: Any, aggregate: bool
 ) -> Callable[..., Any]:
-    """``fn(parameters, …)``, the argument ``name``, for a transformation that calls it with parameters of its choice.
+    """The argument ``name``, ``fn(parameters, …)``, for a transformation that calls it with parameters of its choice.
 
     Line searches do. While it runs, the variables have these values, so that it may read them instead of its argument.
     With ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.

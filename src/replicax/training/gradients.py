@@ -139,7 +139,7 @@ def _with_arrays(variables: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _noting(value: Any, note: Callable[[], Any]) -> Any:
-    """``value``; calls ``note`` when a gradient flows back to it.
+    """Return ``value``, and call ``note`` when a gradient flows back to it.
 
     In reverse mode JAX keeps zeros symbolic, and makes arrays of them only at the end.
     """

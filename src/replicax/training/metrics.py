@@ -54,7 +54,7 @@ class Mean(NameHints):
 
     @property
     def variables(self) -> dict[str, Variable]:
-        """Its sums."""
+        """The variables that have its sums."""
         return {"total": self._total, "weight": self._weight}
 
     def update(self, values: Any, sample_weight: Any | None = None) -> None:
@@ -180,7 +180,7 @@ class Accuracy(Mean):
         super().update(self._right(labels, predictions), sample_weight)
 
     def _right(self, labels: jax.Array, predictions: jax.Array) -> jax.Array:
-        """Which of the labels are predicted."""
+        """Whether each label is predicted."""
         are_scores = jnp.issubdtype(predictions.dtype, jnp.inexact)
         has_classes = predictions.shape[:-1] == labels.shape and predictions.ndim == labels.ndim + 1
         if has_classes and predictions.shape[-1] == 1:  # argmax of one score would always be class 0

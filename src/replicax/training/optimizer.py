@@ -82,7 +82,7 @@ class Optimizer:
 
     @property
     def tx(self) -> optax.GradientTransformation:
-        """The transformation, which stays the same: steps that are traced already would go on with it."""
+        """The transformation. It can't be replaced: steps that are traced already would go on with it."""
         return self._tx
 
     @property
@@ -101,7 +101,7 @@ class Optimizer:
 
     @property
     def parameters(self) -> Any:
-        """The variables that it was built for, as the original pytree; ``None`` before."""
+        """The variables for which it was built, as the original pytree; ``None`` before."""
         return None if self._tree is None else jax.tree_util.tree_unflatten(self._tree, self._variables)
 
     @_jax.public_call
@@ -117,7 +117,7 @@ class Optimizer:
           ValueError: there are none, one is listed twice, or the optimizer was built for other variables.
           TypeError: a variable is on-read, or its dtype is not a float.
         """
-        variables, tree_of_variables = _optimised(variables)
+        variables, tree_of_variables = _optimised_variables(variables)
         if self._variables:
             self._check_same(variables)
             return
@@ -180,12 +180,12 @@ class Optimizer:
         values: list[Any] = [None] * len(layouts)
         for device in {layout.logical_device: None for layout in layouts}:
             # Each logical device computes only its own slots.
-            own = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
-            where = layouts[own[0]].mesh(mesh)
-            make, needed = _jax.partly(laid_out, avals, own)
+            numbers = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
+            where = layouts[numbers[0]].mesh(mesh)
+            make, needed = _jax.partly(laid_out, avals, numbers)
             operands = [put_among(present[i], variables[i].layout.laid_out_on(where)) for i in needed]
-            made = compute(make, operands, [layouts[i].laid_out_on(where) for i in own])
-            for i, value in zip(own, made, strict=True):
+            arrays = compute(make, operands, [layouts[i].laid_out_on(where) for i in numbers])
+            for i, value in zip(numbers, arrays, strict=True):
                 values[i] = layouts[i].to_stored(put(value, layouts[i].laid_out_sharding(mesh)), mesh)
         slots = [
             (name, Stored(value, layout, leaf.shape))
@@ -266,24 +266,24 @@ class Optimizer:
     ) -> None:
         store = current_store()
         refused, problem = (frozenset({R}), _ALREADY_REDUCED) if aggregate else (frozenset({T}), _NOT_REDUCED)
-        own: list[Any] = []
+        checked: list[Any] = []
         for g, v in zip(gradients, variables, strict=True):
-            leaves, tree = jax.tree_util.tree_flatten(g)  # one leaf, or those of IndexedSlices
+            leaves, tree = jax.tree_util.tree_flatten(g)  # one leaf, or the leaves of IndexedSlices
             leaves = store.expect(leaves, refused, f"apply_gradients: the gradient of {v.describe()} {problem}")
-            own.append(jax.tree_util.tree_unflatten(tree, leaves))
+            checked.append(jax.tree_util.tree_unflatten(tree, leaves))
         arrays, put_back = arrays_in(extra)
         marked = [store.expect([a], *refused_of(name, where, aggregate))[0] for name, where, a in arrays]
         shares = [i for i, (name, _, _) in enumerate(arrays) if name in SHARES]
         if aggregate:
             total_of = replica._sum_of_own if shares else functools.partial(replica.all_reduce, "sum")
-            own, summed = total_of((own, [marked[i] for i in shares]))
+            checked, summed = total_of((checked, [marked[i] for i in shares]))
             for i, total in zip(shares, summed, strict=True):
                 marked[i] = total
         further = {
             name: of_parameters(value, name, self._variables, self._tree, aggregate) if callable(value) else value
             for name, value in put_back(marked).items()
         }
-        self._change_by(dict(zip(variables, own, strict=True)), further)
+        self._change_by(dict(zip(variables, checked, strict=True)), further)
 
     def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
         """Update the variables with gradients that are the same on every replica."""
@@ -333,7 +333,7 @@ def _taken_apart(variables: Any) -> tuple[list[Any], Any]:
     return leaves, tree
 
 
-def _optimised(variables: Any) -> tuple[list[Any], Any]:
+def _optimised_variables(variables: Any) -> tuple[list[Any], Any]:
     """The variables of a pytree that can be optimised, and their pytree, with ``None`` for other leaves."""
     leaves, tree = _taken_apart(variables)
     chosen = differentiable(leaves, "Optimizer")
@@ -349,8 +349,8 @@ def _as_tree(values: Any) -> Any:
 def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Variable]], Any]:
     """Gradients with their variables, and the tree of these variables, without those that have no gradient."""
     if variables is None:
-        found = pairs_of(gradients)
-        chosen: Any = [v for g, v in found if g is not None]
+        all_pairs = pairs_of(gradients)
+        chosen: Any = [v for g, v in all_pairs if g is not None]
     else:
         leaves, tree = _taken_apart(variables)
         try:
@@ -361,19 +361,19 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Variable]], 
                 f"apply_gradients: gradients must have the structure of the variables, {tree}, but have {theirs}"
             ) from None
         pairs = [(g, v) for g, v in zip(parts, leaves, strict=True) if g is not None or isinstance(v, Variable)]
-        found = pairs_of(pairs)
+        all_pairs = pairs_of(pairs)
         chosen = jax.tree_util.tree_unflatten(
             tree, [None if g is None else v for g, v in zip(parts, leaves, strict=True)]
         )
-    if found and all(g is None for g, _ in found):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if all_pairs and all(g is None for g, _ in all_pairs):
+        names = all_pairs[0][1].describe() + (f" and {len(all_pairs) - 1} more" if len(all_pairs) > 1 else "")
         raise ValueError(
-            f"apply_gradients: every gradient is None, so no variable would change: {found[0][1].describe()}{more}. "
+            f"apply_gradients: every gradient is None, so no variable would change: {names}. "
             "Differentiate the loss by these variables: value_and_grad(loss, variables)"
         )
     what = "apply_gradients: the gradient of"
-    given = [(g, v) for g, v in found if g is not None]
-    return [(g if is_slices(g) else as_array(g, f"{what} {v.describe()}"), v) for g, v in given], chosen
+    present = [(g, v) for g, v in all_pairs if g is not None]
+    return [(g if is_slices(g) else as_array(g, f"{what} {v.describe()}"), v) for g, v in present], chosen
 
 
 _ALREADY_REDUCED = (

@@ -1,4 +1,4 @@
-"""The names and layouts of the leaves of an optimizer's state, and what users see of it.
+"""The names and layouts of the leaves of an optimizer's state, and the state as users see it.
 
 Optax keeps its state in trees that contain trees like that of the parameters. So if the path of a leaf ends with the
 path of a variable in the parameters' tree, the leaf belongs to that variable.

@@ -43,8 +43,8 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
     return pairs
 
 
-def _described(leaf: Any) -> str:
-    """What a leaf is that should be a variable, and what to pass instead."""
+def _description_of(leaf: Any) -> str:
+    """Describe a leaf that should be a variable, and say what to pass instead."""
     if type(leaf).__module__.partition(".")[0] == "keras":
         return (
             f"the Keras variable {getattr(leaf, 'path', '')!r}: train the model by compile and fit, or make variables "
@@ -65,5 +65,5 @@ def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
     for leaf in leaves:
         if not isinstance(leaf, Variable) and (not variables or isinstance(leaf, jax.Array)):
-            raise TypeError(f"{what}: expected Variables, got {_described(leaf)}")
+            raise TypeError(f"{what}: expected Variables, got {_description_of(leaf)}")
     return [v for v in variables if v.trainable or jnp.issubdtype(v.dtype, jnp.inexact)]

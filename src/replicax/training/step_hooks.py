@@ -1,4 +1,4 @@
-"""Step hooks: what a wrapper of a step does around the gradients and the updates in it.
+"""Step hooks: the code of a step's wrapper around gradients and updates in the step.
 
 Precision and gradient accumulation are such wrappers (:mod:`replicax.loop`). A step without one has no hooks.
 """
@@ -15,20 +15,20 @@ from replicax.variables.store import Store
 
 
 class GradientHook(Protocol):
-    """What happens around the function that ``value_and_grad`` differentiates."""
+    """A hook around the function that ``value_and_grad`` differentiates."""
 
     def reading(self, store: Store) -> Store:
         """The store through which the function reads variables, on top of ``store``."""
 
     def before(self, loss: Any) -> Any:
-        """The scalar to differentiate, of the loss that the function has returned."""
+        """The scalar to differentiate, from the loss that the function has returned."""
 
     def after(self, loss: Any, gradients: list[Any]) -> tuple[Any, list[Any]]:
-        """What the step gets, of the scalar that was differentiated and its gradients."""
+        """The loss and gradients for the step, from the differentiated scalar and its gradients."""
 
 
 class UpdateHook(Protocol):
-    """What happens where a step calls ``Optimizer.apply_gradients``."""
+    """A hook around ``Optimizer.apply_gradients`` in a step."""
 
     def update(
         self,

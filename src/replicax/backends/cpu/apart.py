@@ -1,8 +1,8 @@
 """Functions that XLA compiles apart from what is around them.
 
-It makes what a program calls part of the program, and then merges operations with those that use their results, however
-many do. ``lax.optimization_barrier`` keeps operations from being simplified together, but is gone before that. A
-function with the attribute ``inlineable="false"`` stays one: what it is given and what it returns are in memory.
+XLA inlines called functions, and then merges operations with those that use their results, however many do.
+``lax.optimization_barrier`` keeps operations from being simplified together, but is gone before that. A function with
+the attribute ``inlineable="false"`` stays one: its operands and results are in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 
 def compiled_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, of arrays, as a function of the compiled program, too."""
+    """``fn``, of arrays, as a function that stays one in the compiled program."""
     jitted = jax.jit(fn)
 
     def call(*xs: Any) -> Any:

@@ -51,6 +51,6 @@ def _inverse(dims: Sequence[int]) -> list[int]:
 
 
 def _fast_order(n: int) -> lax.ConvDimensionNumbers:
-    """Examples, space, channels; of the filter space, what it takes and what it gives."""
+    """The fast order of dims: examples, space, channels; of the filter space, input and output channels."""
     middle = tuple(range(1, n - 1))
     return lax.ConvDimensionNumbers((0, n - 1, *middle), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *middle))

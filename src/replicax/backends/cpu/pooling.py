@@ -56,7 +56,7 @@ def _pooling_gradient(windows: PoolingWindows, cotangent: Any, operand: Any) -> 
     lowest = operand.dtype.type(-math.inf if windows.largest else math.inf)
     padded = lax.pad(operand, lowest, [(before, after, 0) for before, after in windows.padding])
     places = list(itertools.product(*map(range, windows.sizes)))
-    number = _chosen([_at(place, padded, count, windows.strides) for place in places], windows.largest)
+    number = _chosen_number([_at(place, padded, count, windows.strides) for place in places], windows.largest)
 
     # Elements are a number of strides apart, or have nothing to do with each other. A place of a window is a number of
     # strides, and what is left over, for which there is a dim of its own.
@@ -81,21 +81,21 @@ def _ceil(size: int, stride: int) -> int:
 
 
 def _beside(array: Any) -> Any:
-    """With a dim of size 1 behind each dim."""
+    """Add a dim of size 1 behind each dim."""
     return lax.reshape(array, [n for size in array.shape for n in (size, 1)])
 
 
 def _numbers(steps: Sequence[int], windows: PoolingWindows) -> Any:
-    """What the places of a window are called that are so many strides from its begin, by what is left over.
+    """The numbers of the places of a window that are ``steps`` strides from its beginning, by what is left over.
 
-    Where there is no such place, it is a name that none has.
+    Where there is no such place, a number that none has.
     """
-    found, exist = jnp.int8(0), jnp.bool_(True)
+    number, exist = jnp.int8(0), jnp.bool_(True)
     shape = [n for stride in windows.strides for n in (1, stride)]
     for dim, (size, stride) in enumerate(zip(windows.sizes, windows.strides, strict=True)):
         place = lax.broadcasted_iota(jnp.int8, shape, 2 * dim + 1) + jnp.int8(steps[dim] * stride)
-        found, exist = found * jnp.int8(size) + place, exist & (place < size)
-    return jnp.where(exist, found, -2)
+        number, exist = number * jnp.int8(size) + place, exist & (place < size)
+    return jnp.where(exist, number, -2)
 
 
 def _at(place: Sequence[int], padded: Any, count: Sequence[int], strides: Sequence[int]) -> Any:
@@ -104,8 +104,8 @@ def _at(place: Sequence[int], padded: Any, count: Sequence[int], strides: Sequen
     return lax.slice(padded, place, ends, strides)
 
 
-def _chosen(elements: Sequence[Any], largest: bool) -> Any:
-    """Which of its elements each window chooses."""
+def _chosen_number(elements: Sequence[Any], largest: bool) -> Any:
+    """The number of the element that each window chooses."""
     chosen, *others = elements
     number = jnp.zeros(chosen.shape, jnp.int8)
     for i, other in enumerate(others, 1):

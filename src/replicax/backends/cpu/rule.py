@@ -1,4 +1,4 @@
-"""A rule for programs that XLA's CPU backend compiles: which of them it is for."""
+"""``CPURule``: a rule for programs that XLA's CPU backend compiles."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class CPURule(Rule):
     """Whether it adds up in the order in which the program does."""
 
     def is_wanted(self, jaxpr: _jax.Jaxpr, target: Target) -> bool:
-        """Whether it has something to do in a program."""
+        """Whether the rule has something to do in a program."""
         return not target.automatic and (self.keeps_order or not target.in_order) and self.is_found(jaxpr, target)
 
     def is_found(self, jaxpr: _jax.Jaxpr, target: Target) -> bool:
-        """Whether a program has such operations."""
+        """Whether a program has operations that the rule replaces."""
         return _jax.contains(jaxpr, self.is_ours)

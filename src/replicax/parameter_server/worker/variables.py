@@ -19,7 +19,7 @@ import numpy as np
 from replicax import _jax, context
 from replicax.errors import ContextError
 from replicax.indexed_slices import IndexedSlices, check_rows, is_slices
-from replicax.training.optimizer import Optimizer, _optimised
+from replicax.training.optimizer import Optimizer, _optimised_variables
 from replicax.training.step_hooks import using
 from replicax.variables.collection import VariableCollection
 from replicax.variables.slots import Slot
@@ -205,13 +205,13 @@ class WorkerOptimizer(Optimizer):
         self._applied_in: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def build(self, variables: Any) -> None:
-        found, tree = _optimised(variables)
+        found, tree = _optimised_variables(variables)
         if not self._variables:
             built_for = self._built_for()
             if built_for is None:
                 numbers = [variable.number_on_servers for variable in found]
                 raise NotBuiltError(self._number, jax.tree_util.tree_unflatten(tree, numbers))
-            self._variables, self._tree = _optimised(built_for)
+            self._variables, self._tree = _optimised_variables(built_for)
         self._check_same(found)
 
     def apply_gradients(self, gradients: Any, variables: Any = None, aggregate: bool = True, **extra: Any) -> None:
