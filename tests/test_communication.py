@@ -16,7 +16,7 @@ from replicax import CommunicationOptions
 from tests.conftest import strategy_of
 from tests.soaking import soak_except
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 ALL = [
     CommunicationOptions(bytes_per_pack=100),
     CommunicationOptions(implementation="ring"),
@@ -59,7 +59,7 @@ def test_they_change_nothing_in_the_results(options: CommunicationOptions, repli
         )
 
     expected = strategy.run(step, args=(x, None))
-    for how in (None, EXACT):
+    for how in (None, PER_REPLICA):
         found = strategy.run(step, args=(x, options), options=how)
         is_leaf = lambda v: isinstance(v, replicax.PerReplica)  # noqa: E731
         for a, b in zip(*(jax.tree.leaves(t, is_leaf=is_leaf) for t in (found, expected)), strict=True):
@@ -140,7 +140,7 @@ def test_a_timeout_names_who_is_missing() -> None:
     assert float(strategy.run(step, args=(1.0,))) == 6.0
 
 
-def test_a_timeout_in_the_exact_executor() -> None:
+def test_a_timeout_in_the_per_replica_executor() -> None:
     strategy = strategy_of(2)
 
     def step(pause: float) -> Any:
@@ -152,8 +152,8 @@ def test_a_timeout_in_the_exact_executor() -> None:
         replicax.errors.DeadlockError,
         match=r"timed out: replica 0 is, for at most 0.2 s, in all_reduce of 1 arrays at .*; replica 1 has not come",
     ):
-        strategy.run(step, args=(1.0,), options=EXACT)
-    assert float(strategy.run(step, args=(0.0,), options=EXACT)) == 2.0
+        strategy.run(step, args=(1.0,), options=PER_REPLICA)
+    assert float(strategy.run(step, args=(0.0,), options=PER_REPLICA)) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class ReplicaContext(NameHints):
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that the step runs on. A compiled step is one program for all of them."""
-        return self._replicas.devices
+        return self._replicas.worker_devices
 
     @property
     def example_mask(self) -> Any:
@@ -165,7 +165,7 @@ class ReplicaContext(NameHints):
 
     def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
         mine = countable(slices.values)
-        mine = mine if op is ReduceOp.SUM else divide(mine, self._replicas.count)
+        mine = mine if op is ReduceOp.SUM else divide(mine, self._replicas.num_replicas)
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 

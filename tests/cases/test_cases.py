@@ -83,7 +83,7 @@ def test_programs_are_what_plain_jax_computes(bundle: str) -> None:
     check(BUNDLES[bundle], None)
 
 
-def test_the_exact_executor_computes_the_same() -> None:
+def test_the_per_replica_executor_computes_the_same() -> None:
     check(EXACTLY, replicax.RunOptions(executor="per_replica"))
 
 

@@ -15,10 +15,10 @@ from tests.soaking import soaked
 Executor = Callable[[], contextlib.AbstractContextManager[Any]]
 
 always_on_both = pytest.mark.parametrize(
-    "executor", [contextlib.nullcontext, replicax.debug], ids=["compiled", "exact"]
+    "executor", [contextlib.nullcontext, replicax.debug], ids=["compiled", "per_replica"]
 )
 on_both = pytest.mark.parametrize(
-    "executor", [contextlib.nullcontext, soaked(replicax.debug)], ids=["compiled", "exact"]
+    "executor", [contextlib.nullcontext, soaked(replicax.debug)], ids=["compiled", "per_replica"]
 )
 """``make test`` runs these compiled: the package translates names and arguments, and executors do the rest."""
 

@@ -140,7 +140,7 @@ def test_the_update_pattern_by_hand(placement: str) -> None:
 
 
 @pytest.mark.soak
-def test_the_update_pattern_by_hand_on_the_exact_executor() -> None:
+def test_the_update_pattern_by_hand_on_the_per_replica_executor() -> None:
     expected = modern(PLACEMENTS["sharded"]().strategy, steps=2)
     with replicax.debug():
         check_same(by_hand(PLACEMENTS["sharded"](), steps=2), expected)

@@ -19,7 +19,7 @@ from replicax.variables.partitioners import over_all
 from tests.checkpoint.runs import Run
 from tests.conftest import shared_strategy, strategy_of
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 
 def context() -> replicax.ReplicaContext:
@@ -119,7 +119,7 @@ def collectives_of_replicas(x: jax.Array) -> Any:
     )
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_collectives_of_replicas(options: Any) -> None:
     compare(collectives_of_replicas, 2, 4, options=options)
 

@@ -153,8 +153,8 @@ def test_prints_come_once_for_each_replica(capfd: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(("wanted", "found"), [(1, 1), (2, 2), (5, 4), (6, 6), (7, 6), (100, 12)])
 def test_as_many_as_divide_evenly_run_at_once(wanted: int, found: int) -> None:
     strategy = together(wanted, replicas=24)
-    assert strategy.extended.replicas.at_once == found
-    assert strategy_of(2).extended.replicas.at_once == 1
+    assert strategy.extended.replicas.replicas_at_once == found
+    assert strategy_of(2).extended.replicas.replicas_at_once == 1
     numbers = strategy.run(lambda: context().replica_id_in_sync_group * 2 + lax.axis_index(REPLICA_AXIS))
     assert [int(i) for i in strategy.local_results(numbers)] == [3 * i for i in range(24)]
 
@@ -196,7 +196,7 @@ def test_every_strategy_takes_it() -> None:
     for strategy in strategies:
         with strategy.scope():
             w = replicax.Variable(np.arange(8.0, dtype=np.float32), name="w", aggregation="sum")
-        assert strategy.extended.replicas.at_once == 2
+        assert strategy.extended.replicas.replicas_at_once == 2
         strategy.run(lambda: w.assign_add(w.value * jnp.asarray(context().replica_id_in_sync_group, "float32")))  # noqa: B023
         np.testing.assert_array_equal(w, 29.0 * np.arange(8.0))
 

@@ -12,7 +12,7 @@ from replicax.devices.host_values import as_array, check_integers
 
 BIG = np.array([1, 2**40])
 MESSAGE = r" has the integer 1099511627776( at \[1\])?, but u?int32 goes from .*'jax_enable_x64', True"
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 
 def raises(name: str):
@@ -47,7 +47,7 @@ def test_limits_are_those_of_the_dtype_that_is_wanted() -> None:
             check_integers(2**63, "x")
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_arguments_of_a_step(strategy, options) -> None:
     ran = []
     with raises(r"args\[1\]\['ids'\]"):
@@ -125,7 +125,7 @@ def test_what_acts_across_replicas(pair) -> None:
         replicax.IndexedSlices(np.zeros((2, 1)), BIG, (2**41, 1))  # which has these rows
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_losses_and_metrics_make_floats_of_integers_at_once(pair, options) -> None:
     with pair.scope():
         mean = replicax.Mean()

@@ -50,7 +50,7 @@ def assigned_across(strategy: replicax.Strategy, x: np.ndarray) -> Any:
     return v
 
 
-def on_the_exact_executor(strategy: replicax.Strategy, x: np.ndarray) -> Any:
+def on_the_per_replica_executor(strategy: replicax.Strategy, x: np.ndarray) -> Any:
     with replicax.debug():
         return strategy.run(lambda x: x + 0, args=(x,))
 
@@ -64,7 +64,7 @@ WAYS: dict[str, Callable[[replicax.Strategy, np.ndarray], Any]] = {
     "assigned with others": assigned_across,
     "assigned in a step": assigned_in_step,
     "an argument": lambda strategy, x: strategy.run(late, args=(x,)),
-    "an argument on the per-replica executor": on_the_exact_executor,
+    "an argument on the per-replica executor": on_the_per_replica_executor,
     "captured": lambda strategy, x: strategy.run(lambda: late(x)),
     "values of replicas": lambda strategy, x: strategy.distribute_values_from_function(lambda ctx: x),
     "broadcast": lambda strategy, x: strategy.extended.broadcast_to(x),

@@ -117,7 +117,7 @@ def test_a_step_that_is_compiled_anew_has_as_long_as_any_compilation(worker) -> 
     assert worker.look(2.0).is_overdue
 
 
-LONG_PHASES = (Phase.COMPILE, Phase.INPUT, Phase.EVALUATION, Phase.SAVING, Phase.RESTORING, Phase.EXACT)
+LONG_PHASES = (Phase.COMPILE, Phase.INPUT, Phase.EVALUATION, Phase.SAVING, Phase.RESTORING, Phase.PER_REPLICA)
 
 
 @pytest.mark.parametrize("phase", LONG_PHASES)

@@ -315,7 +315,7 @@ def test_a_plan_tells_it() -> None:
         replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 3), np.float32))
 
 
-def test_the_exact_executor_tells_nothing(pair: replicax.MirroredStrategy) -> None:
+def test_the_per_replica_executor_tells_nothing(pair: replicax.MirroredStrategy) -> None:
     with replicax.debug():
         pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair))),))
 

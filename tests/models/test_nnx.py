@@ -130,7 +130,7 @@ def test_a_method_without_arguments(pair) -> None:
 
 
 @third_party
-def test_on_the_exact_executor(pair) -> None:
+def test_on_the_per_replica_executor(pair) -> None:
     objects, expected = made(MLP, CLIPPED), made(MLP, CLIPPED)
     with replicax.debug():
         trained(pair, objects, batches(1))

@@ -21,7 +21,7 @@ from tests.conftest import strategy_of
 from tests.padding.padded_batches import padded_batch
 
 ROWS = 4
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 rng = np.random.default_rng(0)
 
 
@@ -186,9 +186,9 @@ EVERYWHERE = [
     ("executor", "models"),
     [
         pytest.param(None, EVERYWHERE, id="compiled"),
-        pytest.param(EXACT, [cross_entropy, embeddings, within_each_example], id="exact"),
+        pytest.param(PER_REPLICA, [cross_entropy, embeddings, within_each_example], id="per_replica"),
         pytest.param(
-            EXACT,
+            PER_REPLICA,
             [m for m in EVERYWHERE if m is not one_example_at_a_time],  # see the test below
             id="exact, everywhere",
             marks=pytest.mark.soak,
@@ -213,8 +213,8 @@ def test_what_models_return_of_each_example_is_reduced_without_padding(executor,
             np.testing.assert_allclose(whole, wanted, rtol=2e-4, atol=2e-5, err_msg=model.__name__)
 
 
-def test_a_loop_over_examples_can_not_be_told_by_the_exact_executor(pair) -> None:
-    out = pair.run(one_example_at_a_time, args=(padded_batch(pair, batch(5), ROWS),), options=EXACT)
+def test_a_loop_over_examples_can_not_be_told_by_the_per_replica_executor(pair) -> None:
+    out = pair.run(one_example_at_a_time, args=(padded_batch(pair, batch(5), ROWS),), options=PER_REPLICA)
     with pytest.raises(ValueError, match=r"strategy.reduce along dim 0 of a value of shape \(4,\) .* can't be told"):
         pair.reduce("mean", out, axis=0)
 

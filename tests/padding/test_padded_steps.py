@@ -16,7 +16,7 @@ from tests.conftest import shared_strategy, strategy_of
 from tests.padding.padded_batches import padded_batch, sizes_of
 from tests.soaking import soak_except, soaked
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 GLOBAL = 8
 rng = np.random.default_rng(0)
 X = rng.normal(size=(GLOBAL, 3)).astype(np.float32)
@@ -116,8 +116,8 @@ def test_an_epoch_is_one_program_and_means_that_of_the_examples(name) -> None:
 
 
 @pytest.mark.parametrize("replicas", soak_except([1, 2], 2))
-def test_the_exact_executor_means_the_same(replicas) -> None:
-    Training(strategy_of(replicas)).check(5, EXACT)
+def test_the_per_replica_executor_means_the_same(replicas) -> None:
+    Training(strategy_of(replicas)).check(5, PER_REPLICA)
 
 
 def test_counting_the_examples_costs_no_collective(pair) -> None:
@@ -131,14 +131,14 @@ def test_counting_the_examples_costs_no_collective(pair) -> None:
     assert [c.kind for c in program.collectives()] == ["all-reduce"]
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_results_are_padded_arguments_of_the_next_step(pair, options) -> None:
     losses = pair.run(lambda x: x.sum(1), args=(padded_batch(pair, X[:5], 4),), options=options)
     share = pair.run(replicax.compute_average_loss, args=(losses,), options=options)
     close(pair.reduce("sum", share), X[:5].sum(1).mean())
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_the_mask_is_there_for_the_step(pair, options) -> None:
     def step(x: Any) -> Any:
         context = replicax.get_replica_context()
@@ -150,7 +150,7 @@ def test_the_mask_is_there_for_the_step(pair, options) -> None:
     assert pair.run(lambda x: replicax.get_replica_context().example_mask is None, args=(1.0,), options=options)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_values_of_two_batches_are_refused_in_one_step(pair, options) -> None:
     first, second = padded_batch(pair, X[:5], 4), padded_batch(pair, X[:6], 4)
     with pytest.raises(ValueError, match=r"args\[1\] comes from another padded batch .* \[4, 1\] .* \[4, 2\]"):
@@ -164,7 +164,7 @@ def test_values_of_two_batches_are_refused_in_one_step(pair, options) -> None:
         assert pair.run(fn, args=args, options=options).mask.same_as(first.mask)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_value_of_which_it_can_not_be_told(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
     mixed = pair.run(lambda x: jnp.sort(jnp.nan_to_num(x), axis=0), args=(batch,), options=options)
@@ -185,7 +185,7 @@ def test_a_value_of_which_it_can_not_be_told(pair, options) -> None:
     assert pair.reduce("sum", mixed).shape == (4, 3)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_merge_fn_can_not_gather_what_has_padding(pair, options) -> None:
     def step(x: Any) -> Any:
         return replicax.get_replica_context().merge_call(lambda s, v: s.gather(v, axis=0), args=(x,))
@@ -194,7 +194,7 @@ def test_a_merge_fn_can_not_gather_what_has_padding(pair, options) -> None:
         pair.run(step, args=(padded_batch(pair, X[:5], 4),), options=options)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_what_is_no_example_is_reduced_as_it_is(pair, options) -> None:
     def step(b: Any) -> Any:
         counts = (
@@ -210,7 +210,7 @@ def test_what_is_no_example_is_reduced_as_it_is(pair, options) -> None:
     assert float(pair.reduce("sum", counts, axis=0)) == float(total) == 5
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_mean_along_several_dims_counts_the_numbers_of_the_examples(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
     inside = pair.run(
@@ -222,7 +222,7 @@ def test_a_mean_along_several_dims_counts_the_numbers_of_the_examples(pair, opti
         close(found, X[:5].mean())
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_losses_and_metrics_need_an_entry_for_each_row(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
     with pair.scope():
@@ -249,7 +249,7 @@ IN_THEIR_ROWS = {
 }
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_losses_and_metrics_refuse_rows_that_have_moved_for_sure(pair, options) -> None:
     batch = padded_batch(pair, X[:5, 0], 4)
     with pair.scope():
@@ -271,7 +271,7 @@ def test_losses_and_metrics_refuse_rows_that_have_moved_for_sure(pair, options) 
         close(share, own[name])
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_rows_that_are_not_those_of_the_batch_are_not_taken_for_no_examples(pair, options) -> None:
     def step(x: Any) -> Any:
         features = jnp.median(jnp.nan_to_num(x), axis=0)
@@ -285,7 +285,7 @@ def test_rows_that_are_not_those_of_the_batch_are_not_taken_for_no_examples(pair
     assert pair.gather(features, axis=0).shape == (6,)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_given_size_divides_and_infinite_padding_is_nothing(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
 
@@ -299,7 +299,7 @@ def test_a_given_size_divides_and_infinite_padding_is_nothing(pair, options) -> 
     close(pair.reduce("sum", shares), 5 * 3 / 10)
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_metric_of_padding_that_is_infinite_is_that_of_the_examples(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)
     with pair.scope():
@@ -327,7 +327,7 @@ def test_replicas_of_other_sizes_without_padding(pair, sizes) -> None:
         reduced = replicax.get_replica_context().merge_call(lambda s, v: s.reduce("mean", v, axis=0), args=(x,))
         return share, grads[0], reduced
 
-    share, gradient, inside = pair.run(step, args=(value,), options=EXACT)
+    share, gradient, inside = pair.run(step, args=(value,), options=PER_REPLICA)
     close(pair.reduce("sum", share), 2 * expected)
     close(pair.reduce("sum", gradient), expected)
     close(inside, expected)
@@ -341,7 +341,7 @@ def test_call_for_each_replica_and_components_know_their_value(pair) -> None:
     assert repr(losses).startswith("PerReplica(float32[4], 2 replicas, 5 of 8 rows are examples: [")
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "exact"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_components_are_without_padding_along_whichever_dim_it_lies(pair, options) -> None:
     turned = pair.run(lambda x: x.T, args=(padded_batch(pair, X[:5], 4),), options=options)
     assert turned.dim == 1

@@ -17,7 +17,7 @@ from replicax.per_replica.rendezvous import Rendezvous
 from tests.conftest import leaving_no_arrays, logical_strategy, strategy_of
 from tests.soaking import soak_except
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 
 def context() -> replicax.ReplicaContext:
@@ -46,7 +46,7 @@ def plain(strategy, tree):
 def both(strategy, step, *args):
     """The step's result or error, by the compiled program and by the per-replica executor."""
     outcomes = []
-    for options in (None, EXACT):
+    for options in (None, PER_REPLICA):
         try:
             outcomes.append(plain(strategy, strategy.run(step, args=args, options=options)))
         except Exception as error:
@@ -202,7 +202,7 @@ def test_variables_agree(pair, synchronization, aggregation, method, mirrored) -
         return v * 2
 
     outcomes = []
-    for options in (None, EXACT):
+    for options in (None, PER_REPLICA):
         with pair.scope():
             v = replicax.Variable(10.0, synchronization=synchronization, aggregation=aggregation)
         try:
@@ -275,7 +275,7 @@ def test_without_jit_steps_are_plain_python(pair) -> None:
 
 
 def test_what_is_computed_from_python_numbers_stays_of_a_weak_type(pair) -> None:
-    for options in (None, EXACT):
+    for options in (None, PER_REPLICA):
         twice = pair.run(lambda x: x * 2, args=(1.5,), options=options)
         assert twice.weak_type
         assert (
@@ -284,7 +284,7 @@ def test_what_is_computed_from_python_numbers_stays_of_a_weak_type(pair) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "failing"])
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_arrays_are_freed_without_the_garbage_collector(pair, options, fails: bool) -> None:
     with pair.scope():
         w = replicax.Variable([1.0, 2.0, 3.0])
@@ -345,7 +345,7 @@ def test_each_replica_runs_on_its_device_and_one_at_a_time(pair) -> None:
         context().all_reduce("sum", x)
         assert not running
 
-    pair.run(step, args=(data(pair),), options=EXACT)
+    pair.run(step, args=(data(pair),), options=PER_REPLICA)
     assert seen == [("replica 0", {jax.devices()[0]}), ("replica 1", {jax.devices()[1]})]
 
 
@@ -355,7 +355,7 @@ def test_replicas_may_have_different_shapes(pair) -> None:
     def step(x):
         return x * 2, context().all_gather(x, 0), replicax.compute_average_loss(x), context().all_reduce("sum", x.sum())
 
-    doubled, whole, share, total = pair.run(step, args=(pieces,), options=EXACT)
+    doubled, whole, share, total = pair.run(step, args=(pieces,), options=PER_REPLICA)
     assert [v.tolist() for v in pair.local_results(doubled)] == [[2.0], [2.0, 2.0]]
     assert whole.tolist() == [1.0, 1.0, 1.0]
     assert float(pair.reduce("sum", share)) == pytest.approx(1.0)
@@ -368,18 +368,18 @@ def test_the_gradient_of_an_uneven_gather(pair) -> None:
     def step(x):
         return jax.grad(lambda y: jnp.sum(jnp.arange(3.0) * context().all_gather(y, 0)))(x)
 
-    grads = pair.run(step, args=(pieces,), options=EXACT)
+    grads = pair.run(step, args=(pieces,), options=PER_REPLICA)
     assert [v.tolist() for v in pair.local_results(grads)] == [[0.0], [2.0, 4.0]]
 
 
 def test_arrays_that_are_reduced_together_meet_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    meetings: list[str] = []
+    collectives: list[str] = []
 
-    def meet(self, replica, meeting, *args):
-        meetings.append(meeting)
-        return Rendezvous.meet(self, replica, meeting, *args)
+    def exchange(self, number, collective, *args):
+        collectives.append(collective)
+        return Rendezvous.exchange(self, number, collective, *args)
 
-    monkeypatch.setattr(executor, "Rendezvous", type("Counting", (Rendezvous,), {"meet": meet}))
+    monkeypatch.setattr(executor, "Rendezvous", type("Counting", (Rendezvous,), {"exchange": exchange}))
 
     def step(x):
         def reduced(x, y):
@@ -392,7 +392,7 @@ def test_arrays_that_are_reduced_together_meet_once(pair, monkeypatch: pytest.Mo
     for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6)
     # Both replicas each time; integers have no gradient.
-    assert meetings == [f"all_reduce of {n} arrays" for n in (3, 3, 2, 2, 3, 3)]
+    assert collectives == [f"all_reduce of {n} arrays" for n in (3, 3, 2, 2, 3, 3)]
 
 
 # --- replicas that go astray ----------------------------------------------------------------------------
@@ -427,13 +427,13 @@ ASTRAY = {
 
 
 @pytest.mark.parametrize("name", ASTRAY)
-def test_replicas_that_do_not_meet(pair, name) -> None:
+def test_replicas_that_call_different_collectives(pair, name) -> None:
     step, message = ASTRAY[name]
     before = threading.active_count()
-    with pytest.raises(replicax.errors.DeadlockError, match=f"do not meet: {message}"):
-        pair.run(step, args=(data(pair),), options=EXACT)
+    with pytest.raises(replicax.errors.DeadlockError, match=f"call different collectives: {message}"):
+        pair.run(step, args=(data(pair),), options=PER_REPLICA)
     assert threading.active_count() == before
-    total = pair.run(lambda x: context().all_reduce("sum", x), args=(data(pair),), options=EXACT)
+    total = pair.run(lambda x: context().all_reduce("sum", x), args=(data(pair),), options=PER_REPLICA)
     assert total.tolist() == [3.0, 5.0, 7.0]
 
 
@@ -449,7 +449,7 @@ def test_an_exception_in_one_replica(pair) -> None:
         return context().all_reduce("sum", x)
 
     with pytest.raises(KeyError, match="mine") as caught:
-        pair.run(step, args=(data(pair),), options=EXACT)
+        pair.run(step, args=(data(pair),), options=PER_REPLICA)
     assert caught.value.__notes__ == ["(raised by replica 1 of 2)"]
     assert float(v) == 1.0
 
@@ -466,7 +466,7 @@ def test_an_exception_in_one_replica(pair) -> None:
 def test_what_does_not_fit(pair, step, error, message) -> None:
     pieces = pair.distribute_values_from_function(lambda ctx: np.ones(1 + ctx.replica_id_in_sync_group, np.float32))
     with pytest.raises(error, match=message):
-        pair.run(step, args=(pieces,), options=EXACT)
+        pair.run(step, args=(pieces,), options=PER_REPLICA)
 
 
 def test_what_differs_without_saying_so(pair) -> None:
@@ -474,9 +474,9 @@ def test_what_differs_without_saying_so(pair) -> None:
     with pair.scope():
         v = replicax.Variable(1.0, name="v")
     with pytest.raises(replicax.errors.LocalityError, match="'v'.*differs between replicas"):
-        pair.run(lambda: v.assign(2.0 if is_first() else 3.0), options=EXACT)
+        pair.run(lambda: v.assign(2.0 if is_first() else 3.0), options=PER_REPLICA)
     assert float(v) == 1.0
-    result = pair.run(lambda: jnp.float32(2.0 if is_first() else 3.0), options=EXACT)
+    result = pair.run(lambda: jnp.float32(2.0 if is_first() else 3.0), options=PER_REPLICA)
     assert [float(x) for x in pair.local_results(result)] == [2.0, 3.0]
 
 
@@ -498,9 +498,9 @@ def test_options(pair) -> None:
 
 def test_settings_of_the_thread_are_taken_along(pair) -> None:
     with jax.numpy_dtype_promotion("standard"):
-        assert float(pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)) == 2.0
+        assert float(pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=PER_REPLICA)) == 2.0
     with pytest.raises(jax.dtypes.TypePromotionError, match="promotion"):
-        pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=EXACT)
+        pair.run(lambda: jnp.int32(1) + jnp.float32(1), options=PER_REPLICA)
 
 
 def test_the_components_of_another_strategy_are_refused() -> None:

@@ -18,11 +18,11 @@ from replicax import _jax
 from replicax.locality import M, T
 from replicax.per_replica.array_facts import Localities
 from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
-from replicax.per_replica.eager.library_functions import what_it_is
+from replicax.per_replica.eager.library_functions import identity_of
 from tests.per_replica.test_operations import on
 from tests.soaking import soak_except
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 
 def noted(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,10 +51,10 @@ OWN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_a_library_makes_is_equal_if_it_is_made_alike(name: str) -> None:
-    found = what_it_is(LIBRARIES[name]().update)
+    found = identity_of(LIBRARIES[name]().update)
     assert found is not None
-    assert hash(found) == hash(what_it_is(LIBRARIES[name]().update))
-    assert [what_it_is(make().update) == found for make in LIBRARIES.values()] == [n == name for n in LIBRARIES]
+    assert hash(found) == hash(identity_of(LIBRARIES[name]().update))
+    assert [identity_of(make().update) == found for make in LIBRARIES.values()] == [n == name for n in LIBRARIES]
 
 
 def test_defaults_are_part_of_a_function() -> None:
@@ -62,7 +62,7 @@ def test_defaults_are_part_of_a_function() -> None:
 
     def made(line: str) -> Any:
         exec(line, library)
-        return what_it_is(library["update"])
+        return identity_of(library["update"])
 
     keys = [made(f"def update(x, y={y}, *, z={z}): return x + y + z") for y, z in ((1, 1), (2, 1), (1, 2), (1, 1))]
     assert len(set(keys)) == 3
@@ -71,15 +71,15 @@ def test_defaults_are_part_of_a_function() -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_somebody_has_written_is_no_librarys(name: str) -> None:
-    assert what_it_is(OWN[name]().update) is None
+    assert identity_of(OWN[name]().update) is None
 
 
 def test_what_is_changed_is_something_else() -> None:
     labels = {"a": "x", "b": "x"}
     tx = optax.partition({"x": optax.sgd(0.1), "y": optax.adam(0.1)}, labels)
-    before = what_it_is(tx.update)
+    before = identity_of(tx.update)
     labels["b"] = "y"
-    assert before is not None is not what_it_is(tx.update) != before
+    assert before is not None is not identity_of(tx.update) != before
 
 
 def step_of(strategy: replicax.Strategy, tx: Any) -> tuple[Callable[[Any], Any], list[Any], Any]:
@@ -107,7 +107,7 @@ def test_updates_are_those_of_the_compiled_step(pair, name: str, monkeypatch: py
     monkeypatch.setattr(WatchingTrace, "compute_program", note)
     outcomes = []
     with jax.numpy_dtype_promotion("standard"):
-        for options in (None, EXACT):
+        for options in (None, PER_REPLICA):
             call, variables, optimizer = step_of(pair, LIBRARIES[name]())
             for _ in range(3):
                 call(options)
@@ -127,7 +127,7 @@ def test_who_has_written_some_of_it_sees_values(pair) -> None:
 
     call, *_ = step_of(pair, optax.adam(schedule))
     for _ in range(2):
-        call(EXACT)
+        call(PER_REPLICA)
     assert seen == [0, 0, 1, 1]
 
 

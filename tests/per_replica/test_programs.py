@@ -20,7 +20,7 @@ from tests.conftest import strategy_of
 from tests.programs.programs import third_party
 from tests.soaking import soak_except
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 
 def context() -> replicax.ReplicaContext:
@@ -108,16 +108,16 @@ STEPS = ["train", "writing", "scanning", "remembering", "talking", "drawing", "l
 def test_a_second_call_compiles_nothing(pair, kind: str) -> None:
     model, other = Model(pair), Model(strategy_of(1))
     step = getattr(model, kind)
-    pair.run(step, args=(model.x,), options=EXACT)
+    pair.run(step, args=(model.x,), options=PER_REPLICA)
     with compilations() as found:
-        pair.run(step, args=(model.x,), options=EXACT)
+        pair.run(step, args=(model.x,), options=PER_REPLICA)
     assert not found
     # What others do in between, with programs that hold values of variables, changes nothing.
     other.w.strategy.run(other.scanning, args=(other.x,))
     with replicax.debug():
         other.w.strategy.run(other.remembering, args=(other.x,))
     with compilations() as found:
-        pair.run(step, args=(model.x,), options=EXACT)
+        pair.run(step, args=(model.x,), options=PER_REPLICA)
     assert not found
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_kept_from_call_to_call(pair, kind: str) -> None:
     gc.freeze()  # what other tests have left is not counted again and again
 
     def kept() -> tuple[int, int]:
-        pair.run(getattr(model, kind), args=(model.x,), options=EXACT)
+        pair.run(getattr(model, kind), args=(model.x,), options=PER_REPLICA)
         gc.collect()
         programs = sum(isinstance(o, (_jax.Jaxpr, _jax.ClosedJaxpr)) for o in gc.get_objects())
         return len(jax.live_arrays()), programs
@@ -148,7 +148,7 @@ def test_a_checkpointed_function_that_lives_on_reads_what_was_assigned(pair) -> 
         v.assign_add(1.0)
         return before, helper(2.0)
 
-    found = [[float(x) for x in pair.run(step, options=EXACT)] for _ in range(3)]
+    found = [[float(x) for x in pair.run(step, options=PER_REPLICA)] for _ in range(3)]
     assert found == [[2.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
 
 
@@ -160,6 +160,6 @@ def test_a_library_whose_solver_has_a_collective_inside(pair: replicax.MirroredS
 
     [which] = [p for p in PROGRAMS if p.step is step]
     x = pair.distribute_values_from_function(lambda ctx: which.data(ctx.replica_id_in_sync_group))
-    found = pair.run(step, args=(x,), options=EXACT)
+    found = pair.run(step, args=(x,), options=PER_REPLICA)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(which.reference(2)[0]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # plain arrays: the same on every replica

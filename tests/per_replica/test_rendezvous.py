@@ -1,4 +1,4 @@
-"""The meetings of the replicas of several workers, which are threads here; real ones are in ``tests/strategies``."""
+"""The collectives of the replicas of several workers, which are threads here; real ones are in ``tests/strategies``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
 
 
-def conduct(play: Callable[[int, Callable[..., list[Any]]], Any], replicas: Sequence[int]) -> list[Any]:
-    """What each worker gets when so many replicas of it do ``play(replica, meet)``: results, or an error."""
+def conduct(step: Callable[[int, Callable[..., list[Any]]], Any], replicas: Sequence[int]) -> list[Any]:
+    """What each worker gets when so many replicas of it run ``step(replica, exchange)``: results, or an error."""
     firsts = [sum(replicas[:w]) for w in range(len(replicas))]
 
     def work(worker: SimulatedWorkers) -> Any:
@@ -27,10 +27,10 @@ def conduct(play: Callable[[int, Callable[..., list[Any]]], Any], replicas: Sequ
         rendezvous: Any = None
 
         def of(replica: int) -> Callable[[], Any]:
-            return lambda: play(replica, lambda *args, **kw: rendezvous.meet(replica, *args, **kw))
+            return lambda: step(replica, lambda *args, **kw: rendezvous.exchange(replica, *args, **kw))
 
-        plays = {r: of(r) for r in range(first, first + replicas[worker.index])}
-        rendezvous = Rendezvous(plays, sum(replicas), Lockstep(worker, timeout=20.0))
+        functions = {r: of(r) for r in range(first, first + replicas[worker.index])}
+        rendezvous = Rendezvous(functions, sum(replicas), Lockstep(worker, timeout=20.0))
         try:
             return rendezvous.run()
         except Exception as error:
@@ -41,20 +41,23 @@ def conduct(play: Callable[[int, Callable[..., list[Any]]], Any], replicas: Sequ
 
 @pytest.mark.parametrize("replicas", [[4], [2, 2], [1, 3], [1, 1, 2]], ids=str)
 def test_all_replicas_meet_in_their_order(replicas: list[int]) -> None:
-    def play(replica: int, meet: Any) -> Any:
-        return [meet("sum", replica), meet("sum", replica * 10), replica]
+    def step(replica: int, exchange: Any) -> Any:
+        return [exchange("sum", replica), exchange("sum", replica * 10), replica]
 
-    results = [r for theirs in conduct(play, replicas) for r in theirs]
+    results = [r for theirs in conduct(step, replicas) for r in theirs]
     assert results == [[[0, 1, 2, 3], [0, 10, 20, 30], replica] for replica in range(4)]
 
 
 @pytest.mark.parametrize("replicas", [[2, 2], [1, 3], [1, 1, 2]], ids=str)
 def test_who_is_elsewhere_is_named_on_every_worker(replicas: list[int]) -> None:
-    for play, message in [
-        (lambda r, meet: meet("gather" if r == 3 else "sum", r), r"replica 3 is in gather at .* \(on worker \d\)"),
-        (lambda r, meet: None if r == 3 else meet("sum", r), r"replica 3 has returned \(on worker \d\)"),
+    for step, message in [
+        (
+            lambda r, exchange: exchange("gather" if r == 3 else "sum", r),
+            r"replica 3 is in gather at .* \(on worker \d\)",
+        ),
+        (lambda r, exchange: None if r == 3 else exchange("sum", r), r"replica 3 has returned \(on worker \d\)"),
     ]:
-        for error in conduct(play, replicas):
+        for error in conduct(step, replicas):
             assert isinstance(error, DeadlockError)
             with pytest.raises(DeadlockError, match=message):
                 raise error
@@ -62,25 +65,25 @@ def test_who_is_elsewhere_is_named_on_every_worker(replicas: list[int]) -> None:
 
 @pytest.mark.parametrize("when", [0, 1, 2])
 def test_an_error_in_one_replica_ends_all(when: int) -> None:
-    def play(replica: int, meet: Any) -> None:
-        for step in range(3):
-            if replica == 1 and step == when:
+    def step(replica: int, exchange: Any) -> None:
+        for i in range(3):
+            if replica == 1 and i == when:
                 raise KeyError("no such thing")
-            meet("sum", step)
+            exchange("sum", i)
 
-    ours, theirs = conduct(play, [2, 1])
+    ours, theirs = conduct(step, [2, 1])
     assert type(ours) is type(theirs) is KeyError
     assert ours.__notes__ == ["(raised by replica 1 of 3)"]
     assert theirs.__notes__[0].startswith("(raised by replica 1 of 3 on worker 0, at ")
 
 
 def test_a_timeout_ends_the_wait_for_another_worker() -> None:
-    def play(replica: int, meet: Any) -> None:
+    def step(replica: int, exchange: Any) -> None:
         if replica == 2:
             time.sleep(0.5)
-        meet("sum", replica, 0.1)
+        exchange("sum", replica, 0.1)
 
-    ours, theirs = conduct(play, [2, 1])
+    ours, theirs = conduct(step, [2, 1])
     assert isinstance(ours, DeadlockError)
     assert "replica 0 is, for at most 0.1 s, in sum at " in str(ours)
     assert "for worker 1 of 2, who did not come" in str(ours)

@@ -25,7 +25,7 @@ from tests.programs.random_programs import (
     run_program,
 )
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
 # The same examples every time. To hunt, set the number of examples of each test, which are random then.
 _HUNT = os.environ.get("REPLICAX_RANDOM_PROGRAMS")
@@ -184,7 +184,7 @@ def assert_close(a: Any, b: Any, scale: float) -> None:
 def check(program: RandomProgram, replicas: int, split: bool) -> None:
     trial = Trial(program, replicas, split)
     result, variables, error = trial.run(None)
-    exact_result, exact_variables, exact_error = trial.run(EXACT)
+    exact_result, exact_variables, exact_error = trial.run(PER_REPLICA)
     check_errors(program, error, exact_error)
     if error is not None or exact_error is not None:
         return

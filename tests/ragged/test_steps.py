@@ -1,4 +1,4 @@
-"""Steps whose arguments differ in size between replicas: one compiled program that means what the exact one does."""
+"""Steps whose arguments differ in size between replicas: one compiled program that means the same as per replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import logical_strategy, shared_strategy, strategy_of
 from tests.programs.test_properties import check_results, is_array, is_leaf
 from tests.soaking import soak_except
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 COMPILED = replicax.RunOptions(executor="compiled")
 here = replicax.get_replica_context
 
@@ -200,7 +200,7 @@ class _Compared:
 
 def assert_agree(strategy: replicax.Strategy, make: Any, sizes: list[tuple[int, ...]]) -> None:
     results, state = outcome(strategy, make, sizes, COMPILED)
-    expected, exact_state = outcome(strategy, make, sizes, EXACT)
+    expected, exact_state = outcome(strategy, make, sizes, PER_REPLICA)
     for mine, theirs in zip(results, expected, strict=True):
         mine, theirs = (
             jax.tree.map(lambda v: None if isinstance(v, replicax.Variable) else v, x, is_leaf=is_leaf)
@@ -229,7 +229,7 @@ def _arrays(strategy: replicax.Strategy, leaf: Any) -> bool:
         *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE),
     ],
 )
-def test_it_means_what_the_exact_executor_does(name: str, sizes: tuple[int, ...]) -> None:
+def test_it_means_what_the_per_replica_executor_does(name: str, sizes: tuple[int, ...]) -> None:
     assert_agree(strategy_of(len(sizes)), PROGRAMS[name], [sizes])
 
 
@@ -388,7 +388,7 @@ def test_a_wrong_guess_is_made_good() -> None:
 
     odd, deep = strategy.run(step, args=(rows(strategy, sizes),))
     assert (odd.shape, deep.shape) == ((2, 3), (12,))
-    exact = strategy.run(step, args=(rows(strategy, sizes),), options=EXACT)
+    exact = strategy.run(step, args=(rows(strategy, sizes),), options=PER_REPLICA)
     np.testing.assert_array_equal(odd, exact[0])
 
 

@@ -18,7 +18,7 @@ import optax
 
 import replicax
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 here = replicax.get_replica_context
 
 
@@ -201,7 +201,7 @@ def communication_options(strategy: replicax.Strategy) -> Any:
         replicax.CommunicationOptions(timeout_seconds=30),
         replicax.CommunicationOptions(bytes_per_pack=16, implementation="ring"),
     ):
-        for executor in (None, EXACT):
+        for executor in (None, PER_REPLICA):
             found.append(
                 strategy.run(
                     lambda x, o=options: (here().all_reduce("sum", [x, x * 2], o), here().all_gather(x, 0, o)),
@@ -219,12 +219,12 @@ def objects(strategy: replicax.Strategy) -> Any:
         replica = int(here().replica_id_in_sync_group)
         return "same", ("odd", "even")[replica % 2], jax.random.key_data(jax.random.key(7)), {"n": replica // 10}
 
-    same, odd, key, nest = strategy.run(step, options=EXACT)
+    same, odd, key, nest = strategy.run(step, options=PER_REPLICA)
     return values(strategy, [same, odd, key, nest])
 
 
 def exactly(program: Callable[..., Any]) -> Callable[[replicax.Strategy], Any]:
-    return lambda strategy: program(strategy, options=EXACT)
+    return lambda strategy: program(strategy, options=PER_REPLICA)
 
 
 PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
@@ -303,22 +303,22 @@ def errors() -> dict[str, Any]:
             replicax.Variable(value, name="unlike")
 
     for name, step in {"fails": fails, "fails late": fails_late}.items():
-        found[name + ", exactly"] = message_of(lambda: strategy.run(step, args=(x,), options=EXACT))  # noqa: B023
+        found[name + ", exactly"] = message_of(lambda: strategy.run(step, args=(x,), options=PER_REPLICA))  # noqa: B023
     found["fails"] = message_of(lambda: strategy.run(fails, args=(x,)))
-    found["other collective"] = message_of(lambda: strategy.run(other_collective, args=(x,), options=EXACT))
-    found["returns"] = message_of(lambda: strategy.run(returns, args=(x,), options=EXACT))
-    found["structure"] = message_of(lambda: strategy.run(other_structure, args=(x,), options=EXACT))
-    for name, options in {"differs": None, "differs, exactly": EXACT}.items():
+    found["other collective"] = message_of(lambda: strategy.run(other_collective, args=(x,), options=PER_REPLICA))
+    found["returns"] = message_of(lambda: strategy.run(returns, args=(x,), options=PER_REPLICA))
+    found["structure"] = message_of(lambda: strategy.run(other_structure, args=(x,), options=PER_REPLICA))
+    for name, options in {"differs": None, "differs, exactly": PER_REPLICA}.items():
         found[name] = message_of(
             lambda: strategy.run(lambda x: w.assign(x[0]), args=(x,), options=options)  # noqa: B023
         )
     found["step"] = message_of(lambda: strategy.run([one, another][worker], args=(x,)))
-    found["executor"] = message_of(lambda: strategy.run(one, args=(x,), options=[EXACT, None][worker]))
+    found["executor"] = message_of(lambda: strategy.run(one, args=(x,), options=[PER_REPLICA, None][worker]))
     found["plain value"] = message_of(lambda: strategy.run(one, args=(np.float32(worker),)))
     rate, order = 1.0 + worker, [w, at_random][:: 1 - 2 * worker]
     found["captured"] = message_of(lambda: strategy.run(lambda: w.assign(w * rate)))
     found["order"] = message_of(lambda: strategy.run(lambda: [v.assign(v * 2) for v in order] and None))
-    found["plain kind"] = message_of(lambda: strategy.run(one, args=(np.zeros(2 + worker),), options=EXACT))
+    found["plain kind"] = message_of(lambda: strategy.run(one, args=(np.zeros(2 + worker),), options=PER_REPLICA))
     found["assign"] = message_of(lambda: w.assign(np.full(3, worker, np.float32)))
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))
     found["create or run"] = message_of(lambda: [lambda: create(0.0), lambda: strategy.run(one, args=(1.0,))][worker]())
@@ -361,7 +361,7 @@ def lateness(folder: pathlib.Path) -> dict[str, Any]:
     else:
         wait_for("collective")
         strategy.run(step, args=(1.0,))  # which frees the others' devices
-    found["exactly"] = message_of(lambda: strategy.run(late, args=(1.0,), options=EXACT))
+    found["exactly"] = message_of(lambda: strategy.run(late, args=(1.0,), options=PER_REPLICA))
     tell(["exactly", "too late"][worker])
     wait_for("too late")
     found["afterwards"] = float(strategy.run(step, args=(2.0,)))

@@ -15,7 +15,7 @@ from replicax.variables.layout import Mirrored, Split
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 
-EXACT = replicax.RunOptions(executor="per_replica")
+PER_REPLICA = replicax.RunOptions(executor="per_replica")
 INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
 
 
@@ -33,7 +33,7 @@ def test_each_replica_holds_a_piece_and_reads_the_whole(replicas: int, initial: 
     assert v.shape == (7, 3)
     np.testing.assert_array_equal(v.value, INITIAL)
     np.testing.assert_array_equal(strategy.run(lambda: v.value), INITIAL)
-    np.testing.assert_array_equal(strategy.run(lambda: v.value, options=EXACT), INITIAL)
+    np.testing.assert_array_equal(strategy.run(lambda: v.value, options=PER_REPLICA), INITIAL)
     pieces = strategy.local_results(v)
     np.testing.assert_array_equal(np.concatenate(pieces), INITIAL)
     if replicas > 1:
@@ -88,7 +88,7 @@ def test_slots_are_split_as_their_variable(pair: replicax.Strategy) -> None:
     assert all(isinstance(s.layout, Split) for s in (slots[0], slots[1]))
 
 
-@pytest.mark.parametrize("options", [None, EXACT], ids=["compiled", "per_replica"])
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_one_without_elements_is_assigned_and_read(pair: replicax.Strategy, shape: tuple[int, int], options) -> None:
     v = make(pair, jnp.zeros(shape))

@@ -22,7 +22,7 @@ from replicax.variables import collection
 from replicax.variables.partitioners import over_all
 from tests.many_steps import workers_steps
 from tests.strategies.workers_checks import (
-    EXACT,
+    PER_REPLICA,
     exactly,
     in_a_step,
     message_of,
@@ -180,7 +180,7 @@ def alone() -> dict[str, Any]:
             return replicax.Variable(value, name="made")
 
     found["one worker reads"] = message_of([lambda: make(whole), v.numpy][worker])
-    found["one replica reads"] = message_of(lambda: strategy.run(one_reads, options=EXACT))
+    found["one replica reads"] = message_of(lambda: strategy.run(one_reads, options=PER_REPLICA))
     found["assigned"] = message_of(lambda: v.assign(whole + worker))
     found["unlike"] = message_of(lambda: make(np.zeros(8 + worker, np.float32)))
     found["still"] = v.numpy()
@@ -247,7 +247,7 @@ def saved(folder: str, shared: bool, group_size: int | None = None) -> tuple[boo
 def held(group_size: int | None) -> tuple[int, int]:
     """What a device keeps for a model of 12 layers of 256 KiB, Adam's slots included, and a step's temporaries."""
     strategy = replicax.ShardedStrategy(
-        partitioner=None if group_size is None else replicax.variables.GroupPartitioner(group_size)
+        variable_partitioner=None if group_size is None else replicax.variables.GroupPartitioner(group_size)
     )
     with strategy.scope():
         layers = [replicax.Variable(lambda: jnp.full((256, 256), 0.01), name=f"layer{i}") for i in range(12)]

@@ -16,8 +16,8 @@ def test_they_say_what_the_strategy_says() -> None:
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     strategy = replicax.Strategy(replicax.StrategyExtended(devices))
     extended, replicas = strategy.extended, strategy.extended.replicas
-    assert (replicas.count, replicas.local) == (strategy.num_replicas_in_sync, extended.local_replicas)
-    assert replicas.devices == extended.worker_devices
+    assert (replicas.num_replicas, replicas.local_replicas) == (strategy.num_replicas_in_sync, extended.local_replicas)
+    assert replicas.worker_devices == extended.worker_devices
     assert replicas.logical_devices.tolist() == devices.tolist()
     assert replicas.mesh == extended.mesh
     assert replicas.lockstep is extended.lockstep
@@ -27,7 +27,7 @@ def test_they_say_what_the_strategy_says() -> None:
 def test_they_do_not_change() -> None:
     replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
     with pytest.raises(dataclasses.FrozenInstanceError):
-        replicas.count = 3  # type: ignore[misc]
+        replicas.num_replicas = 3  # type: ignore[misc]
 
 
 def test_each_strategy_has_its_own() -> None:

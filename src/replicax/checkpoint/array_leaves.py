@@ -133,7 +133,7 @@ class CopiesLeaf:
 
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
-        self._count = variable.replicas.count
+        self._count = variable.replicas.num_replicas
         kind = kind_of_array(variable)
         if keeps_each_copy(variable):
             kind = dataclasses.replace(kind, shape=(self._count, *kind.shape), copies=self._count)

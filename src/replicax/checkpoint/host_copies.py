@@ -153,7 +153,7 @@ class _Memory:
     def __init__(self, size: int) -> None:
         self._size = size
         self._kept: Bytes | None = None
-        self._lent: weakref.ref[Bytes] | None = None
+        self._escaped: weakref.ref[Bytes] | None = None
 
     def reserve(self) -> Bytes:
         """The bytes, uninitialized; the same memory as before unless an array still refers to it.
@@ -166,10 +166,10 @@ class _Memory:
         """
         if self._size > KEPT:
             return np.empty(self._size, np.uint8)
-        if self._kept is None or (self._lent is not None and self._lent() is not None):
+        if self._kept is None or (self._escaped is not None and self._escaped() is not None):
             self._kept = np.empty(self._size, np.uint8)
         # NumPy lets a view refer to the array that owns the memory, not to views in between. To NumPy, the result of
         # frombuffer is such an owner: it does not look beyond it, because its base is not an array.
-        lent: Bytes = np.frombuffer(self._kept.data, np.uint8)
-        self._lent = weakref.ref(lent)
-        return lent
+        memory: Bytes = np.frombuffer(self._kept.data, np.uint8)
+        self._escaped = weakref.ref(memory)
+        return memory

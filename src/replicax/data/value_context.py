@@ -51,7 +51,7 @@ class ValueContext:
 def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Replicas) -> Any:
     """See ``Strategy.distribute_values_from_function``."""
     lockstep = replicas.lockstep
-    n, mine = replicas.count, replicas.local
+    n, mine = replicas.num_replicas, replicas.local_replicas
     merged = regroup(
         [checked_result(value_fn(ValueContext(i, n)), value_fn, "distribute_values_from_function") for i in mine],
         always_wrap=True,

@@ -128,7 +128,7 @@ _numbers: weakref.WeakKeyDictionary[Replicas, itertools.count[int]] = weakref.We
 
 def workers_of(replicas: Replicas) -> InputWorkers:
     """The workers of the next dataset for ``replicas``. All workers must make their datasets in the same order."""
-    owners = [device.process_index for device in replicas.devices]
+    owners = [device.process_index for device in replicas.worker_devices]
     ranges = []
     for _, group in itertools.groupby(range(len(owners)), owners.__getitem__):
         mine = list(group)

@@ -151,10 +151,10 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
             continue
         place, member = divmod(i, logical)
         mine = tuple(range(place * each, (place + 1) * each))
-        panel = f"slice {mine[0] * slices // replicas.count}" if slices > 1 else ""
+        panel = f"slice {mine[0] * slices // replicas.num_replicas}" if slices > 1 else ""
         if not panel and replicas.lockstep.several:
             panel = f"worker {device.process_index}"
-        group = f"group {mine[0] * groups // replicas.count}" if groups > 1 else ""
+        group = f"group {mine[0] * groups // replicas.num_replicas}" if groups > 1 else ""
         columns.append(Column(name, mine, member if logical > 1 else None, panel, group))
     return columns
 

@@ -330,7 +330,7 @@ def _facts(replicas: Replicas, groups: int) -> str:
     """A description of a placement."""
     logical = replicas.logical_devices.shape[1]
     facts = [
-        counted(replicas.count, "replica")
+        counted(replicas.num_replicas, "replica")
         + (f" of {logical} devices each" if logical > 1 else "")
         + (f", {replicas.per_device} on each device" if replicas.per_device > 1 else ""),
         counted(groups, "group") if groups > 1 else "",

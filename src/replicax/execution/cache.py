@@ -104,8 +104,8 @@ class ProgramCache:
         warn(
             f"step {before.program.name!r}: the argument{'s' if several else ''} "
             f"{few([as_written(path, fn) for path, _ in changed])} {'were' if several else 'was'} the same on all "
-            f"{self.replicas.count} replicas in the last call. In this call each replica has its own, which the step "
-            "returned: each replica trains a model of its own. Reduce the gradients in the step: grads = "
+            f"{self.replicas.num_replicas} replicas in the last call. In this call each replica has its own, which the "
+            "step returned: each replica trains a model of its own. Reduce the gradients in the step: grads = "
             "replicax.get_replica_context().all_reduce('mean', grads). (If each replica is to have its own model, "
             "begin with state that is per replica: strategy.distribute_values_from_function(lambda ctx: state).)",
             LocalityWarning,

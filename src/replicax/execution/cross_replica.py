@@ -54,13 +54,13 @@ def reduce(
         return jax.tree_util.tree_unflatten(structure, reduced)
     leaves, treedef = _flatten(value)
     results = [
-        None if isinstance(leaf, PerReplica) else _reduce_plain(programs.replicas.count, op, leaf, axis, what)
+        None if isinstance(leaf, PerReplica) else _reduce_plain(programs.replicas.num_replicas, op, leaf, axis, what)
         for leaf in leaves
     ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     for scale, problem in _NO_MEANS.items() if op is ReduceOp.MEAN and axis is None else ():
         if any(leaves[i].scale == scale for i in ours):
-            warn(f"{what}('mean', …): " + problem.format(what=what, count=programs.replicas.count), ShareWarning)
+            warn(f"{what}('mean', …): " + problem.format(what=what, count=programs.replicas.num_replicas), ShareWarning)
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
         for value in values:
@@ -109,13 +109,13 @@ def first(programs: ProgramCache, value: Any) -> Any:
 def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
     """See :meth:`replicax.Strategy.gather`."""
     leaves, treedef = _flatten(value)
-    several = programs.replicas.count > 1
+    several = programs.replicas.num_replicas > 1
     for leaf in leaves:
         if not isinstance(leaf, PerReplica):
             if several:
                 raise ValueError(
                     f"strategy.gather joins the components of PerReplica values, but got {leaf!r}, which all "
-                    f"{programs.replicas.count} replicas share. There is nothing to gather: use it as it is."
+                    f"{programs.replicas.num_replicas} replicas share. There is nothing to gather: use it as it is."
                 )
             checked_axes(axis, np.shape(leaf), "gather")
     if not several and not any(isinstance(leaf, PerReplica) for leaf in leaves):
@@ -169,7 +169,7 @@ def _is_everywhere(replicas: Replicas, value: Any) -> bool:
 
 def _seen_here(replicas: Replicas) -> Sequence[int]:
     """The replicas whose components are visible: this worker's; inside a step all, since each gathers them."""
-    return range(replicas.count) if context.in_step() else replicas.local
+    return range(replicas.num_replicas) if context.in_step() else replicas.local_replicas
 
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
@@ -267,7 +267,7 @@ def _by_form(
 
 
 def _reduce_slices(programs: ProgramCache, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:
-    n = programs.replicas.count
+    n = programs.replicas.num_replicas
     if axis is not None:
         raise ValueError(f"{what}: IndexedSlices are reduced across replicas only; pass axis=None")
     if not isinstance(slices.values, PerReplica) and not isinstance(slices.indices, PerReplica):

@@ -39,7 +39,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float) -
         except BaseException as error:
             outcome.append((None, error))
 
-    watch.start(replicas.local)
+    watch.start(replicas.local_replicas)
     number = replicas.lockstep.next_watched()
     thread = threading.Thread(target=work, name="a watched step", daemon=True)
     thread.start()

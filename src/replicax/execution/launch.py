@@ -57,7 +57,7 @@ def launch(
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         constants, call = executable.program.constants, executable.call
-        at_once = policy.known is not None and policy.known == call._cache_size()
+        at_once = policy.cached_calls is not None and policy.cached_calls == call._cache_size()
         begun = _announce(lockstep, executable) if several or heartbeat.current is not None else None
         release: Callable[[], None] | None = None
         try:
@@ -154,7 +154,7 @@ def _call(
         raise
     # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
     if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
-        policy.known = before
+        policy.cached_calls = before
     return release
 
 

@@ -47,10 +47,10 @@ def place_components(components: Sequence[Any], replicas: Replicas, kinds: Seque
     """
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
-        return PerReplica(Components(tuple(components), replicas.local, replicas.count))
+        return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
     arrays = [
         jax.device_put(as_array(c, "a component of a PerReplica"), d)
-        for c, d in zip(components, replicas.here.values(), strict=True)
+        for c, d in zip(components, replicas.local_devices.values(), strict=True)
     ]
     if len(set(kinds)) == 1:
         return PerReplica(Stacked(stack(arrays, replicas)))
@@ -59,7 +59,7 @@ def place_components(components: Sequence[Any], replicas: Replicas, kinds: Seque
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
         return PerReplica(Ragged(stack(filled, replicas), shapes))
-    return PerReplica(Components(tuple(arrays), replicas.local, replicas.count))
+    return PerReplica(Components(tuple(arrays), replicas.local_replicas, replicas.num_replicas))
 
 
 def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def stack(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
     """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
     k = replicas.per_device
     slices = [a[None] for a in arrays] if k == 1 else [jnp.stack(arrays[i : i + k]) for i in range(0, len(arrays), k)]
-    return _on_logical_devices(slices, (replicas.count, *arrays[0].shape), PartitionSpec(REPLICA_AXIS), replicas)
+    return _on_logical_devices(slices, (replicas.num_replicas, *arrays[0].shape), PartitionSpec(REPLICA_AXIS), replicas)
 
 
 def mirror(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
@@ -122,7 +122,7 @@ def _on_logical_devices(
     """
     pieces = [
         jax.device_put(array, device)  # which stays there, if it is there
-        for array, replica in zip(arrays, replicas.local[:: replicas.per_device], strict=True)
+        for array, replica in zip(arrays, replicas.local_replicas[:: replicas.per_device], strict=True)
         for device in replicas.logical_devices[replica]
         if device.process_index == device.client.process_index()
     ]

@@ -89,7 +89,7 @@ class Dispatch:
                 leaves.append(PerReplica(Stacked(array), self._mask, executable.example_dims[index]))
             elif result.shapes is not None:
                 leaves.append(PerReplica(Ragged(array, result.shapes)))
-            elif replicas.count > 1 and executable.localities[index] is T:
+            elif replicas.num_replicas > 1 and executable.localities[index] is T:
                 leaves.append(PerReplica(Stacked(array), scale=scales[index] if scales else None))
             else:
                 leaves.append(array)
@@ -249,7 +249,7 @@ def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, 
     if arguments.is_ragged:
         captured: Program = registry.capture_ragged()(replicas, fn, arguments, creations)
         return captured
-    traced = arguments.traced(replicas.count)
+    traced = arguments.traced(replicas.num_replicas)
     dims = arguments.example_dims()
     program = capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
     [program] = checked([program], replicas, fn, arguments.paths)

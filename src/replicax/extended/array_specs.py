@@ -1,4 +1,4 @@
-"""Arguments that are only described, so that a step can be traced and compiled before there are any."""
+"""Arguments that are only described, to trace and compile a step before its data exist."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class PaddedShapeDtypeStruct(jax.ShapeDtypeStruct):
 
 
 def abstract_arrays(tree: Any, replicas: Replicas) -> Any:
-    """``tree`` with what stands for arrays wherever it has a ``jax.ShapeDtypeStruct``, of one replica's shape.
+    """``tree`` with described arguments in place of each ``jax.ShapeDtypeStruct``, which has one replica's shape.
 
-    They are what an element is: ``PerReplica`` values, padded or not, or with one replica bare arrays.
+    They are like those of an element: ``PerReplica`` values, padded or not, or with one replica bare arrays.
     """
-    count = replicas.count
+    count = replicas.num_replicas
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):

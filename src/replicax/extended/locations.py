@@ -46,7 +46,7 @@ def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
             f"{what}: destinations must be a variable, a PerReplica value, a device or its name, a list of devices, or "
             f"None for all replicas' devices, got {where!r}"
         )
-    if _are(where, replicas.devices) or _are(where, list(replicas.mesh.devices.flat)):
+    if _are(where, replicas.worker_devices) or _are(where, list(replicas.mesh.devices.flat)):
         return None
     devices = resolve_devices(where)
     if context.in_step():

@@ -106,9 +106,9 @@ class Reducing:
         options: context.Options,
     ) -> list[Any]:
         context.check_cross_replica(self.replicas, method)
-        options = checked_options(options, self.replicas.devices[0].platform, method)
+        options = checked_options(options, self.replicas.worker_devices[0].platform, method)
         name = f"{method}: the value"
-        wanted = [destination(self.replicas, d, method) for _, d in pairs]
+        shardings = [destination(self.replicas, d, method) for _, d in pairs]
         values = [value for value, _ in pairs]
         choice = reduce_op.value if isinstance(reduce_op, Aggregation) else reduce_op
         if isinstance(choice, str) and choice.lower() == Aggregation.ONLY_FIRST_REPLICA.value:
@@ -117,7 +117,7 @@ class Reducing:
             reduced = cross_replica.reduce(self.programs, ReduceOp.parse(choice), values, None, options, method)
         return [
             v if where is None else jax.tree_util.tree_map(lambda leaf, where=where: put(leaf, where, where=name), v)
-            for v, where in zip(reduced, wanted, strict=True)
+            for v, where in zip(reduced, shardings, strict=True)
         ]
 
     @_jax.public_call

@@ -1,4 +1,4 @@
-"""What ``reproducible=True`` promises on CPUs: a warning where a process can't keep it."""
+"""``reproducible=True`` on CPUs: a warning where a process can't keep its promise."""
 
 from __future__ import annotations
 

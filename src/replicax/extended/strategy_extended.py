@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,8 @@ from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.run import arguments_of, check_call, prepare, run_compiled
+from replicax.execution.run import check_call, prepare, run_compiled
+from replicax.execution.tracing.arguments import Arguments
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.array_specs import abstract_arrays
 from replicax.extended.reducing import Reducing
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from replicax.strategy import Strategy
+
+
+def _of_replicas(name: str) -> Any:
+    """A property for the attribute ``name`` of ``self.replicas``."""
+    return property(operator.attrgetter(f"replicas.{name}"))
 
 
 class StrategyExtended(Reducing, Updating, NameHints):
@@ -60,8 +68,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     Raises:
       ValueError: ``num_replicas`` is not a multiple of the devices; or ``reproducible`` comes with ``replicas_at_once``
-        or
-        several logical devices.
+        or several logical devices.
 
     Attributes:
       strategy: the strategy that it belongs to.
@@ -101,6 +108,18 @@ class StrategyExtended(Reducing, Updating, NameHints):
     collection: type[VariableCollection] = VariableCollection
     remote_variables: RemoteVariables | None = None
 
+    logical_devices: np.ndarray = _of_replicas("logical_devices")
+    worker_devices: tuple[jax.Device, ...] = _of_replicas("worker_devices")
+    num_replicas: int = _of_replicas("num_replicas")
+    num_logical_devices: int = _of_replicas("num_logical_devices")
+    local_replicas: tuple[int, ...] = _of_replicas("local_replicas")
+    mesh: Mesh = _of_replicas("mesh")
+    slices: int = _of_replicas("slices")
+    is_absent: bool = _of_replicas("is_absent")
+    lockstep: Lockstep = _of_replicas("lockstep")
+    communication_options: CommunicationOptions | None = _of_replicas("communication_options")
+    reproducible: bool = _of_replicas("reproducible")
+
     def __init__(
         self,
         devices: Sequence[jax.Device] | np.ndarray,
@@ -113,52 +132,45 @@ class StrategyExtended(Reducing, Updating, NameHints):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        self.communication_options = communication_options
-        self.lockstep = Lockstep(Alone()) if lockstep is None else lockstep
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
-        self.logical_devices: np.ndarray = np.array(devices, dtype=object).reshape(len(devices), -1)
-        for device in self.logical_devices.flat:
+        logical_devices = np.array(devices, dtype=object).reshape(len(devices), -1)
+        for device in logical_devices.flat:
             if not isinstance(device, jax.Device):
                 raise TypeError(
                     f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
                 )
-        self.mesh: Mesh = replica_mesh(self.logical_devices)
-        per_device = _per_device(num_replicas, *self.logical_devices.shape)
-        self._at_once = _at_once(replicas_at_once, per_device)
-        self.reproducible = _reproducible(reproducible, self._at_once, self.logical_devices.shape[1])
+        mesh = replica_mesh(logical_devices)
+        per_device = _per_device(num_replicas, *logical_devices.shape)
+        at_once = _at_once(replicas_at_once, per_device)
         if per_device > 1:
-            self.logical_devices = np.repeat(self.logical_devices, per_device, axis=0)
-        self.worker_devices: tuple[jax.Device, ...] = tuple(self.logical_devices[:, 0])
-        self.is_absent = _jax.is_absent(self.worker_devices[0])
-        self.num_replicas, self.num_logical_devices = map(int, self.logical_devices.shape)
-        self.local_replicas = tuple(
-            i for i, d in enumerate(self.worker_devices) if d.process_index == d.client.process_index()
+            logical_devices = np.repeat(logical_devices, per_device, axis=0)
+        worker_devices = tuple(logical_devices[:, 0])
+        self.replicas = Replicas(
+            strategy=None,  # type: ignore[arg-type]  # until belong_to
+            num_replicas=len(logical_devices),
+            local_replicas=tuple(
+                i for i, d in enumerate(worker_devices) if d.process_index == d.client.process_index()
+            ),
+            worker_devices=worker_devices,
+            logical_devices=logical_devices,
+            slices=slices_in_turn(logical_devices) if slices is None else slices,
+            mesh=mesh,
+            is_absent=_jax.is_absent(worker_devices[0]),
+            lockstep=Lockstep(Alone()) if lockstep is None else lockstep,
+            communication_options=communication_options,
+            replicas_at_once=at_once,
+            reproducible=_reproducible(reproducible, at_once, logical_devices.shape[1]),
         )
         if self.reproducible and self.num_replicas > 1 and self.local_replicas and not self.is_absent:
             warn_unless_fixed(self.worker_devices[self.local_replicas[0]], self.num_replicas)
-        self.slices = slices_in_turn(self.logical_devices) if slices is None else slices
         if isinstance(partitioner, GroupPartitioner):
             partitioner.size(self.num_replicas // per_device, self.slices, per_device)  # raises if it does not fit
 
     def belong_to(self, strategy: Strategy) -> None:
         """Set the ``strategy``, which has no variables and programs yet."""
         self.strategy = strategy
-        self.replicas = Replicas(
-            strategy,
-            count=self.num_replicas,
-            local=self.local_replicas,
-            devices=self.worker_devices,
-            logical_devices=self.logical_devices,
-            slices=self.slices,
-            mesh=self.mesh,
-            is_absent=self.is_absent,
-            lockstep=self.lockstep,
-            options=self.communication_options,
-            at_once=self._at_once,
-            in_order=self.reproducible,
-            remote_variables=self.remote_variables,
-        )
+        self.replicas = dataclasses.replace(self.replicas, strategy=strategy, remote_variables=self.remote_variables)
         self.variables = self.collection(
             self.replicas,
             self.partitioner,
@@ -175,7 +187,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     @property
     def workers(self) -> Workers:
-        """The processes of the replicas, and their way to exchange bytes."""
+        """The processes of the replicas, which exchange bytes through it."""
         return self.lockstep.workers
 
     @property
@@ -278,7 +290,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         if call is not None:
             fn, args, kwargs = call
         args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)
-        return prepare(self.programs, fn, arguments_of(self.replicas, fn, args, kwargs, "extended.trace"))
+        return prepare(self.programs, fn, Arguments(args, kwargs))
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often this strategy has traced ``fn``, that is, run its Python.

@@ -43,7 +43,7 @@ class StepsPerCall:
 
     Attributes:
       chosen: how many steps are joined.
-      is_exact: whether steps run as plain Python, where nothing is joined.
+      is_per_replica: whether steps run as plain Python, where nothing is joined.
 
     Raises:
       ValueError: ``given`` is not an int of at least 1.
@@ -55,8 +55,8 @@ class StepsPerCall:
         if given is not None:
             given = checked_integer(given, "replicax.train(steps_per_call=…)", note=", or None to have it chosen")
         self.chosen = 1 if given is None else given
-        self.is_exact = default_options().executor == "per_replica"
-        self._open = given is None and not self.is_exact
+        self.is_per_replica = default_options().executor == "per_replica"
+        self._open = given is None and not self.is_per_replica
         self._periods = math.gcd(*periods)
         self._lockstep = lockstep
         self._clock = clock

@@ -237,7 +237,7 @@ class TrainingLoop:
         if not self._outputs:
             self._saves.watch()
         ctx = self._launched(count)
-        if ctx.steps not in self._lengths or (self._step.traces > traces and not self._calls.is_exact):
+        if ctx.steps not in self._lengths or (self._step.traces > traces and not self._calls.is_per_replica):
             self._lengths.add(ctx.steps)
             with self._fetching():
                 jax.block_until_ready(ctx.last_step_outputs[DONE])
@@ -260,7 +260,7 @@ class TrainingLoop:
         """Count what a step computes: its program is there."""
         programs = self._strategy.extended.programs
         call = stateful_call(programs.replicas, self._step, (), None)
-        if self._input.arguments is not None and not self._calls.is_exact:
+        if self._input.arguments is not None and not self._calls.is_per_replica:
             fn = self._step if call is None else call.fn
             program = prepare(programs, fn, self._input.arguments, True).program
             self._speed.flops = flops_of(program.jaxpr) * program.replicas

@@ -85,7 +85,10 @@ class NNXStep:
     def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
         """The means of batch statistics over the replicas that have examples."""
         values = [value for _, value in statistics]
-        replicas, counted = self._replica._replicas.count, self._replica._communicator.add_up(int(self._has_rows))
+        replicas, counted = (
+            self._replica._replicas.num_replicas,
+            self._replica._communicator.add_up(int(self._has_rows)),
+        )
         if counted in (0, replicas):
             means = self._replica.all_reduce("mean", values)
         else:
@@ -101,7 +104,7 @@ def _replica() -> Any:
 
 
 def _several() -> bool:
-    return bool(_replica()._replicas.count > 1)  # not via the context, which records that the user's step asks
+    return bool(_replica()._replicas.num_replicas > 1)  # not via the context, which records that the user's step asks
 
 
 def value_of(leaf: Any) -> Any:
@@ -180,7 +183,7 @@ class _RaggedNorm(nnx.BatchNorm):
             self.var[...] += 0
             return super().__call__(x, True, mask=mask)
         add_up = replica._communicator.add_up
-        if not add_up(int(add_up(rows) != rows * replica._replicas.count)):
+        if not add_up(int(add_up(rows) != rows * replica._replicas.num_replicas)):
             return super().__call__(x, use_running_average, mask=mask)
         masks = None if mask is None else replica.all_gather(jnp.broadcast_to(mask, x.shape), axis=0)
         sizes = replica.all_gather(jnp.full(1, rows), axis=0)

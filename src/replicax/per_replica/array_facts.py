@@ -25,7 +25,7 @@ _PUT_TOGETHER = frozenset({sum_p, whole_p})
 
 
 class _Notes(Generic[Fact]):
-    """A fact about each noted array, and ``usual`` for all others."""
+    """Facts about arrays: one for each noted array, and ``usual`` for all others."""
 
     def __init__(self, usual: Fact) -> None:
         self._usual = usual
@@ -68,12 +68,12 @@ class Localities(_Notes[Locality]):
         """Note the facts of an operation's results."""
         operands = list(map(self.of, args))
         if primitive is program_p:
-            found = _infer(params["program"], tuple(operands))
+            facts = _infer(params["program"], tuple(operands))
         elif primitive in _PUT_TOGETHER:
-            found = [R] * len(results)
+            facts = [R] * len(results)
         else:
-            found = result_localities(primitive.name, params, operands, len(results))
-        for result, locality in zip(results, found, strict=True):
+            facts = result_localities(primitive.name, params, operands, len(results))
+        for result, locality in zip(results, facts, strict=True):
             self.note(result, locality)
 
 
@@ -111,6 +111,6 @@ class Places(_Notes[Place]):
             lambda i: number(args[i]),
         )
         # A result of all replicas does not hold this replica's own examples.
-        found = [None] * len(results) if primitive in _PUT_TOGETHER else result_places(operation)
-        for result, place in zip(results, found, strict=True):
+        facts = [None] * len(results) if primitive in _PUT_TOGETHER else result_places(operation)
+        for result, place in zip(results, facts, strict=True):
             self.note(result, place)

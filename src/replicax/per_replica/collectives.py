@@ -76,18 +76,18 @@ class PerReplicaCommunicator:
                     f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
                 )
         arrays = jax.device_put([a for offer in offers for a in offer], self.device)
-        add = _adding(len(offers))
+        add = _sum_function(len(offers))
         with self.computing():
             totals = self._trace.apply(add, arrays)
             return add(*arrays) if totals is None else totals
 
-    def meet(self, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
-        """Every replica's contribution to the collective ``meeting``."""
-        return self.rendezvous.meet(self.replica, meeting, offer, timeout)
+    def exchange(self, collective: str, offer: Any, timeout: float | None = None) -> Offers:
+        """Every replica's contribution to ``collective``."""
+        return self.rendezvous.exchange(self.replica, collective, offer, timeout)
 
-    def gathered(self, meeting: str, array: Any) -> list[jax.Array]:
+    def gathered(self, collective: str, array: Any) -> list[jax.Array]:
         """Every replica's array, on this replica's device."""
-        return [jax.device_put(a, self.device) for a in self.meet(meeting, array)]
+        return [jax.device_put(a, self.device) for a in self.exchange(collective, array)]
 
     def replica_id(self) -> Any:
         with _jax.outside_tracing():
@@ -114,7 +114,7 @@ class PerReplicaCommunicator:
         array = as_array(array, COMBINED)
         timeout = self._timeout if options is None else options.timeout_seconds
         if timeout is not None:
-            self.meet("all_gather", None, timeout)
+            self.exchange("all_gather", None, timeout)
         return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
 
     def from_first(self, array: Any) -> Any:
@@ -122,14 +122,14 @@ class PerReplicaCommunicator:
         if is_key(array.dtype):
             return of_key_data(self.from_first, array)
         if array.ndim:  # the others' arrays may have another size
-            size = self.meet("the first replica's value", array.shape[0])[0]
+            size = self.exchange("the first replica's value", array.shape[0])[0]
             return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
         return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
             array.dtype
         )
 
     def add_up(self, count: int) -> int:
-        return sum(self.meet("adding up sizes", count))
+        return sum(self.exchange("adding up sizes", count))
 
     def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
@@ -142,13 +142,13 @@ class PerReplicaCommunicator:
             whole = self.all_gather(value[None], 0)
             return [whole[i] for i in range(whole.shape[0])]
         with _jax.outside_tracing():
-            everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.meet("local_results", value)]
+            everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.exchange("local_results", value)]
         for array in everyone:
             self._note(array, M)
         return everyone
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        everyone = self.meet("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
+        everyone = self.exchange("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
         if len({len(theirs) for theirs in everyone}) > 1:
             raise ValueError("merge_call: the replicas' arguments differ in structure")
         computed = [any(column) for column in zip(*everyone, strict=True)]
@@ -156,13 +156,13 @@ class PerReplicaCommunicator:
 
 
 def _sum(*arrays: Any, communicator: PerReplicaCommunicator, timeout: float | None) -> list[Any]:
-    offers = communicator.meet(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
+    offers = communicator.exchange(f"all_reduce of {len(arrays)} arrays", arrays, timeout)
     if offers.result is None:  # the first replica to go on adds up for all
         offers.result = communicator.add(offers)
     return jax.device_put(offers.result, communicator.device)
 
 
-def _added(*arrays: Any, replicas: int) -> list[Any]:
+def _sums(*arrays: Any, replicas: int) -> list[Any]:
     """The sums of the replicas' arrays: ``arrays`` has equally many of each replica."""
     n = len(arrays) // replicas
     if replicas == 1:
@@ -171,8 +171,8 @@ def _added(*arrays: Any, replicas: int) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _adding(replicas: int) -> Callable[..., list[Any]]:
-    return functools.partial(_added, replicas=replicas)
+def _sum_function(replicas: int) -> Callable[..., list[Any]]:
+    return functools.partial(_sums, replicas=replicas)
 
 
 def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int) -> Any:
@@ -186,7 +186,7 @@ def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int) -> Any:
 
 
 def _part(x: Any, *, communicator: PerReplicaCommunicator, axis: int, size: int) -> Any:
-    offers = communicator.meet("the gradient of all_gather", (x, size))
+    offers = communicator.exchange("the gradient of all_gather", (x, size))
     start = sum(size for _, size in offers[: communicator.replica])
     received = [jax.device_put(ct, communicator.device) for ct, _ in offers]
     with communicator.computing():
@@ -195,7 +195,7 @@ def _part(x: Any, *, communicator: PerReplicaCommunicator, axis: int, size: int)
 
 
 sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
-"""``ys = sum xs``: the sums of all replicas' arrays, in one meeting."""
+"""``ys = sum xs``: the sums of all replicas' arrays, in one collective."""
 
 whole_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_whole",

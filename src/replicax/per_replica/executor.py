@@ -1,7 +1,7 @@
 """The per-replica executor: runs the step as plain Python, once for each replica, on that replica's device.
 
 Nothing is compiled. Loops and branches run as Python, with concrete values, so that ``print``, ``breakpoint()``
-and ``if`` work, and replicas may have different shapes. Collectives meet through the
+and ``if`` work, and replicas may have different shapes. Collectives go through the
 :class:`~replicax.per_replica.rendezvous.Rendezvous`. The localities of values are inferred operation by operation, by
 the rules of :mod:`replicax.execution.program.infer`, so that results and errors are those of the compiled program.
 """
@@ -45,7 +45,7 @@ from replicax.workers.heartbeat_page import Phase
 from replicax.workers.replicas import Replicas
 
 
-@heartbeat.phase(Phase.EXACT)
+@heartbeat.phase(Phase.PER_REPLICA)
 def run_per_replica(
     programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
@@ -88,14 +88,14 @@ def _run(
     """The result of the step, and the new arrays of the variables that it writes."""
     replicas = programs.replicas
     adopt = _jax.settings_of_this_thread()
-    mine, bring = [], _bringing(replicas)
-    for i in replicas.local:
-        inputs = _inputs(arguments, i, replicas.devices[i])
-        mine.append(_Replica(replicas, i, fn, adopt, created.again(), bring, *inputs, mask))
-    rendezvous = Rendezvous({r.communicator.replica: r.play for r in mine}, replicas.count, replicas.lockstep)
-    for replica in mine:
+    local, fetch = [], _fetch_function(replicas)
+    for i in replicas.local_replicas:
+        inputs = _inputs(arguments, i, replicas.worker_devices[i])
+        local.append(_Replica(replicas, i, fn, adopt, created.again(), fetch, *inputs, mask))
+    rendezvous = Rendezvous({r.communicator.replica: r.run for r in local}, replicas.num_replicas, replicas.lockstep)
+    for replica in local:
         replica.communicator.rendezvous = rendezvous
-    stores = [r.store for r in mine]
+    stores = [r.store for r in local]
     try:
         with tracing_rules_once():
             returned = rendezvous.run()
@@ -103,7 +103,7 @@ def _run(
         for store in stores:
             store.end()
     everyone = outcomes(returned, stores, replicas)
-    if replicas.count > 1:
+    if replicas.num_replicas > 1:
         check_expectations(everyone)
     return merged(returned, everyone, replicas, mask), new_arrays(stores, everyone, programs.variables)
 
@@ -118,18 +118,18 @@ class _Replica:
         fn: Callable[..., Any],
         adopt: Callable[[], None],
         creations: Creations,
-        bring: Callable[[Variable], None],
+        fetch: Callable[[Variable], None],
         arguments: Callable[[], Any],
-        given: Sequence[tuple[Any, Locality, Place]],
+        arrays: Sequence[tuple[Any, Locality, Place]],
         mask: ExampleMask | None,
     ) -> None:
         localities, places, examples = Localities(), None, None
-        device = replicas.devices[index]
+        device = replicas.worker_devices[index]
         if mask is not None:
             examples = ReplicaExamples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
             places = Places(mask.host.shape[1])
-            given = [*given, (examples.mask, T, Rows(0)), (examples.count, M, None)]
-        for array, locality, place in given:
+            arrays = [*arrays, (examples.mask, T, Rows(0)), (examples.count, M, None)]
+        for array, locality, place in arrays:
             localities.note(array, locality)
             if places is not None:
                 places.note(array, place)
@@ -141,19 +141,21 @@ class _Replica:
             localities.is_of_step,
             examples,
             None if places is None else places.of,
-            replicas.options,
+            replicas.communication_options,
         )
         remote = replicas.remote_variables
-        way = self.communicator if remote is None else remote.communicator(self.communicator, replicas.count)
-        self.store = PerReplicaStore(replicas, way, localities, places, creations, bring)
+        communicator: Any = self.communicator
+        if remote is not None:
+            communicator = remote.communicator(communicator, replicas.num_replicas)
+        self.store = PerReplicaStore(replicas, communicator, localities, places, creations, fetch)
         self._trace = self.store.trace
-        self._context = context.ReplicaContext(replicas, way)
+        self._context = context.ReplicaContext(replicas, communicator)
         self._device = device
         self._fn = fn
         self._arguments = arguments
         self._adopt = adopt
 
-    def play(self) -> Any:
+    def run(self) -> Any:
         self._adopt()
         with (
             jax.disable_jit(),
@@ -168,21 +170,21 @@ class _Replica:
                 return call_step(self._fn, args, kwargs, self.store.values)
 
 
-def _bringing(replicas: Replicas) -> Callable[[Variable], None]:
-    """Brings the value of a variable that lives elsewhere: once in a step, so that all replicas read the same."""
-    remote, brought = replicas.remote_variables, set[Variable]()
+def _fetch_function(replicas: Replicas) -> Callable[[Variable], None]:
+    """A function that fetches a variable that lives elsewhere: once in a step, so that all replicas read the same."""
+    remote, fetched = replicas.remote_variables, set[Variable]()
 
-    def bring(variable: Variable) -> None:
-        if remote is not None and variable not in brought:
-            brought.add(variable)
+    def fetch(variable: Variable) -> None:
+        if remote is not None and variable not in fetched:
+            fetched.add(variable)
             remote.bring([variable.slot])
 
-    return bring
+    return fetch
 
 
 def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], Any], list[tuple[Any, Locality, Place]]]:
     """A function that makes one replica's ``(args, kwargs)``, and its arrays with their localities and places."""
-    given: list[tuple[Any, Locality, Place]] = []
+    arrays: list[tuple[Any, Locality, Place]] = []
 
     def one(leaf: Any) -> Any:
         locality = T if isinstance(leaf, PerReplica) else M
@@ -190,8 +192,8 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
         array = here(as_array(value, "an argument"))
-        given.append((_jax.copy_on(device, array), locality, _place(leaf)))
-        return given[-1][0]
+        arrays.append((_jax.copy_on(device, array), locality, _place(leaf)))
+        return arrays[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
     settings = module_numbers(treedef)
@@ -199,7 +201,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         leaf if i in settings and type(leaf) in (int, float, complex) else one(leaf) for i, leaf in enumerate(leaves)
     ]
     # The replica builds the containers: some remember the trace in which they were made.
-    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), given
+    return lambda: jax.tree_util.tree_unflatten(treedef, leaves), arrays
 
 
 def _place(value: Any) -> Place:
@@ -226,8 +228,8 @@ def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, repl
         if not isinstance(leaf, PerReplica) or isinstance(leaf.form, Local):
             check_integers(leaf, functools.partial(path_of, tree, position))
             continue
-        if leaf.count != replicas.count or leaf.replicas != replicas.local:
-            raise of_another_strategy(tree, position, leaf.count, replicas.count)
+        if leaf.count != replicas.num_replicas or leaf.replicas != replicas.local_replicas:
+            raise of_another_strategy(tree, position, leaf.count, replicas.num_replicas)
         if leaf.mask is not None:
             padded.append((position, leaf.mask, leaf.dim))
     return common_mask(padded, tree) if padded else None

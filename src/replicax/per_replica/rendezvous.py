@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import enum
 import math
 import queue
 import threading
@@ -39,18 +40,27 @@ class Offers(list[Any]):
     result: Any = None
 
 
+@declared
+class _State(enum.Enum):
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    DONE = "done"
+    FAILED = "failed"
+
+
 @dataclasses.dataclass
-class _Player:
-    replica: int
-    turn: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
-    state: str = "ready"  # ready, playing, waiting, done, failed
-    meeting: str = ""
+class _Replica:
+    number: int
+    resume: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
+    state: _State = _State.READY
+    collective: str = ""
     line: str = ""
     deadline: float = math.inf
     timeout: float | None = None
     offer: Any = None
     answer: Any = None
-    abandoned: bool = False
+    is_abandoned: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -61,7 +71,7 @@ class _Report:
     """The state of a replica, as sent to all workers."""
 
     replica: int
-    place: tuple[str, str]
+    place: tuple[_State, str]
     whereabouts: str
     offer: Any
 
@@ -70,22 +80,22 @@ class Rendezvous:
     """Runs one function for each of this worker's replicas; see the module's docstring.
 
     Args:
-      plays: the function of each replica, by its number.
+      functions: the function of each replica, by its number.
       count: the number of replicas of all workers.
       lockstep: the exchange with the other workers.
     """
 
-    def __init__(self, plays: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
-        self._players = [_Player(i) for i in plays]
-        self._by_number = {p.replica: p for p in self._players}
+    def __init__(self, functions: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
+        self._replicas = [_Replica(i) for i in functions]
+        self._by_number = {r.number: r for r in self._replicas}
         self.count = count
         self._lockstep = lockstep
         # Simple queues: an interrupt in the midst of a threading.Semaphore, which is written in Python, breaks it.
-        self._back: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._threads = [
             # A thread drops its arguments when it ends, so they don't keep the arrays of the step alive.
-            threading.Thread(target=self._thread, args=(p, plays[p.replica]), name=f"replica {p.replica}", daemon=True)
-            for p in self._players
+            threading.Thread(target=self._thread, args=(r, fn), name=f"replica {r.number}", daemon=True)
+            for r, fn in zip(self._replicas, functions.values(), strict=True)
         ]
 
     def run(self) -> list[Any]:
@@ -105,125 +115,127 @@ class Rendezvous:
                     thread.start()
             finally:
                 release()
-            for player in self._players:
-                self._give_turn(player)
-            while self._hold_meeting():
+            for replica in self._replicas:
+                self._resume(replica)
+            while self._run_collective():
                 pass
         except BaseException as error:
-            failed = next((f"replica {p.replica}" for p in self._players if p.error is error), "replicas")
+            failed = next((f"replica {r.number}" for r in self._replicas if r.error is error), "replicas")
             self._lockstep.fail(error, f"{failed} of {self.count}")
             raise
         finally:
             self._abandon()
-            for player in self._players:
-                player.error = None  # its traceback refers to the player: a cycle would keep the arrays alive
-        return [p.result for p in self._players]
+            for replica in self._replicas:
+                replica.error = None  # its traceback refers to the replica: a cycle would keep the arrays alive
+        return [r.result for r in self._replicas]
 
-    def meet(self, replica: int, meeting: str, offer: Any, timeout: float | None = None) -> Offers:
+    def exchange(self, number: int, collective: str, offer: Any, timeout: float | None = None) -> Offers:
         """Enter a collective as one replica, and wait for the others.
 
         Args:
-          replica: the number of the replica.
-          meeting: the name of the collective; the same on all replicas.
+          number: the number of the replica.
+          collective: the name of the collective; the same on all replicas.
           offer: the contribution of this replica.
           timeout: the most seconds to wait for the others; ``None``: no limit.
 
         Returns:
           The contributions of all replicas, in their order.
         """
-        player = self._by_number[replica]
-        player.meeting, player.offer, player.line, player.timeout = meeting, offer, users_line(), timeout
-        player.deadline = math.inf if timeout is None else time.monotonic() + timeout
-        player.state = "waiting"
-        self._back.put(None)
-        player.turn.get()
-        if player.abandoned:
+        replica = self._by_number[number]
+        replica.collective, replica.offer, replica.line, replica.timeout = collective, offer, users_line(), timeout
+        replica.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        replica.state = _State.WAITING
+        self._stopped.put(None)
+        replica.resume.get()
+        if replica.is_abandoned:
             raise SystemExit
-        answer: Offers = player.answer
-        player.answer = player.offer = None
+        answer: Offers = replica.answer
+        replica.answer = replica.offer = None
         return answer
 
-    def _thread(self, player: _Player, play: Callable[[], Any]) -> None:
-        player.turn.get()
+    def _thread(self, replica: _Replica, function: Callable[[], Any]) -> None:
+        replica.resume.get()
         try:
-            if not player.abandoned:
-                player.result = play()
-                player.state = "done"
+            if not replica.is_abandoned:
+                replica.result = function()
+                replica.state = _State.DONE
         except BaseException as error:
-            player.error, player.state = error, "failed"
+            replica.error, replica.state = error, _State.FAILED
         finally:
-            self._back.put(None)
+            self._stopped.put(None)
 
-    def _give_turn(self, player: _Player) -> None:
-        player.state = "playing"
-        player.turn.put(None)
+    def _resume(self, replica: _Replica) -> None:
+        """Let a replica run until it waits in a collective or ends; raise its error."""
+        replica.state = _State.RUNNING
+        replica.resume.put(None)
         while True:
             try:
-                self._back.get(timeout=self._patience())
+                self._stopped.get(timeout=self._seconds_left())
                 break
             except queue.Empty:
                 self._check_deadlines()
-        if player.error is not None:
-            if not self._lockstep.is_known(player.error):
-                player.error.add_note(f"(raised by replica {player.replica} of {self.count})")
-            raise player.error
+        if replica.error is not None:
+            if not self._lockstep.is_known(replica.error):
+                replica.error.add_note(f"(raised by replica {replica.number} of {self.count})")
+            raise replica.error
 
-    def _patience(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """The seconds that the running replica has until a waiting one reaches its deadline."""
-        deadline = min((p.deadline for p in self._players if p.state == "waiting"), default=math.inf)
+        deadline = min((r.deadline for r in self._replicas if r.state is _State.WAITING), default=math.inf)
         return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
     def _check_deadlines(self) -> None:
-        if any(p.state == "waiting" and p.deadline < time.monotonic() for p in self._players):
-            raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._players)))
+        if any(r.state is _State.WAITING and r.deadline < time.monotonic() for r in self._replicas):
+            raise DeadlockError("a collective has timed out: " + "; ".join(map(_whereabouts, self._replicas)))
 
-    def _hold_meeting(self) -> bool:
+    def _run_collective(self) -> bool:
         """Let all replicas go on from the collective in which they wait; ``False`` if all have ended."""
         everyone = self._reports()
-        if all(report.place[0] == "done" for report in everyone):
+        if all(report.place[0] is _State.DONE for report in everyone):
             return False
         if len({report.place for report in everyone}) > 1:
             places = "; ".join(report.whereabouts for report in everyone)
-            raise self._lockstep.everywhere(DeadlockError(f"the replicas do not meet: {places}"))
+            raise self._lockstep.everywhere(DeadlockError(f"the replicas call different collectives: {places}"))
         offers = Offers(report.offer for report in everyone)
-        for player in self._players:
-            player.answer = offers
-        for player in self._players:
-            self._give_turn(player)
+        for replica in self._replicas:
+            replica.answer = offers
+        for replica in self._replicas:
+            self._resume(replica)
         return True
 
     def _reports(self) -> list[_Report]:
         """The reports of all replicas, in their order."""
-        here = [
-            _Report(p.replica, (p.state, p.meeting if p.state == "waiting" else ""), _whereabouts(p), p.offer)
-            for p in self._players
+        reports = [
+            _Report(r.number, (r.state, r.collective if r.state is _State.WAITING else ""), _whereabouts(r), r.offer)
+            for r in self._replicas
         ]
         if not self._lockstep.several:
-            return here
+            return reports
         worker = self._lockstep.workers.index
-        mine = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in here]
-        places = "; ".join(report.whereabouts for report in here)
-        everyone = self._lockstep.exchange("runs a step on the per-replica executor:", mine, places, self._patience())
+        places = "; ".join(report.whereabouts for report in reports)
+        reports = [dataclasses.replace(r, whereabouts=f"{r.whereabouts} (on worker {worker})") for r in reports]
+        left = self._seconds_left()
+        everyone = self._lockstep.exchange("runs a step on the per-replica executor:", reports, places, left)
         return [report for theirs in everyone for report in theirs]
 
     def _abandon(self) -> None:
         """End the threads that still run after an error or an interrupt."""
         release = hold_signals()
         try:
-            for player, thread in zip(self._players, self._threads, strict=True):
-                if thread.is_alive() and player.state in ("ready", "waiting", "playing"):
-                    player.abandoned = True
-                    player.turn.put(None)
-                    if player.state == "playing":
+            for replica, thread in zip(self._replicas, self._threads, strict=True):
+                if thread.is_alive() and replica.state in (_State.READY, _State.WAITING, _State.RUNNING):
+                    replica.is_abandoned = True
+                    replica.resume.put(None)
+                    if replica.state is _State.RUNNING:
                         _raise_in(thread, SystemExit)
         finally:
             release()
-        for player, thread in zip(self._players, self._threads, strict=True):
+        for replica, thread in zip(self._replicas, self._threads, strict=True):
             for _ in range(_TRIES if thread.ident is not None else 0):
                 thread.join(timeout=1)
                 if not thread.is_alive():
                     break
-                if player.state == "playing":  # Python drops errors raised in the callback of a weak reference
+                if replica.state is _State.RUNNING:  # Python drops errors raised in the callback of a weak reference
                     _raise_in(thread, SystemExit)
 
 
@@ -233,10 +245,10 @@ def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
 
 
-def _whereabouts(player: _Player) -> str:
-    if player.state == "waiting":
-        patience = "" if player.timeout is None else f", for at most {player.timeout} s,"
-        return f"replica {player.replica} is{patience} in {player.meeting} at {player.line}"
-    if player.state in ("playing", "ready"):
-        return f"replica {player.replica} has not come"
-    return f"replica {player.replica} has returned"
+def _whereabouts(replica: _Replica) -> str:
+    if replica.state is _State.WAITING:
+        limit = "" if replica.timeout is None else f", for at most {replica.timeout} s,"
+        return f"replica {replica.number} is{limit} in {replica.collective} at {replica.line}"
+    if replica.state in (_State.RUNNING, _State.READY):
+        return f"replica {replica.number} has not come"
+    return f"replica {replica.number} has returned"

@@ -34,11 +34,11 @@ class PerReplicaStore:
         localities: Localities,
         places: Places | None,
         creations: Creations,
-        bring: Callable[[Variable], None],
+        fetch: Callable[[Variable], None],
     ) -> None:
         self.create = creations.create
         self.if_it_fails = creations.if_it_fails
-        self._bring = bring
+        self._fetch = fetch
         self.replicas = replicas
         self.communicator = communicator
         self.localities = localities
@@ -55,7 +55,7 @@ class PerReplicaStore:
         if variable not in self.values:
             check_there(variable.dtype, variable.describe)
             with _jax.outside_tracing():
-                self._bring(variable)
+                self._fetch(variable)
                 self.values[variable] = (
                     self._put_together(variable)
                     if variable.is_spread
@@ -97,9 +97,9 @@ class PerReplicaStore:
         """Check the locality of ``value``, which a mark has received."""
         # A difference is an error at once; equality is known only when all replicas have ended.
         refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
-        found = self.localities.of(value)
-        several = self.replicas.count > 1
-        if several and found in refused and (found is T or M not in refused):
+        locality = self.localities.of(value)
+        several = self.replicas.num_replicas > 1
+        if several and locality in refused and (locality is T or M not in refused):
             raise LocalityError(otherwise)
         (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
 
@@ -119,7 +119,7 @@ class PerReplicaStore:
 
 def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
-    device = variable.replicas.devices[replica]
+    device = variable.replicas.worker_devices[replica]
     if not variable.is_stacked:
         return _jax.copy_on(device, here(variable.from_storage()))
     return jax.device_put(jnp.squeeze(components_in(variable.stored())[replica], 0), device)

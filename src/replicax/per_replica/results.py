@@ -24,7 +24,7 @@ from replicax.padding.questions import dim_of_examples
 from replicax.per_replica.replica_store import PerReplicaStore, local_value
 from replicax.pytrees import are_equal, is_leaf, registered
 from replicax.values import Components, ExampleMask, PerReplica
-from replicax.variables.collection import VariableCollection, meet_to_read
+from replicax.variables.collection import VariableCollection, check_all_read
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
 from replicax.workers.codec import declared, dumps, loads
@@ -82,16 +82,16 @@ def outcomes(returned: Sequence[Any], stores: Sequence[PerReplicaStore], replica
 
 def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
     leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
-    of, print_of = store.localities.of, _print_of(several)
+    locality_of, print_of = store.localities.of, _print_of(several)
 
     def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
-        locality = of(value)
+        locality = locality_of(value)
         return _Check(print_of(value) if always or locality in refused else None, locality, refused, text)
 
     def leaf_of(leaf: Any) -> _Leaf:
         if isinstance(leaf, jax.Array):
             place = None if store.places is None else store.places.of(leaf)
-            return _Leaf(print_of(leaf), of(leaf), store.localities.is_of_step(leaf), place)
+            return _Leaf(print_of(leaf), locality_of(leaf), store.localities.is_of_step(leaf), place)
         return _Leaf(None, token=_token(leaf) if several else None)
 
     return Outcome(
@@ -141,7 +141,7 @@ def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Repli
     results = []
     for mine, all_ in zip(columns, everyones, strict=True):
         padded, dim = (False, None) if mask is None else _where_examples_are(all_, mask.host.shape[1])
-        value = _differing(mine, all_, replicas) if padded else _merged_leaf(mine, all_, replicas)
+        value = _per_replica_value(mine, all_, replicas) if padded else _merged_leaf(mine, all_, replicas)
         results.append(PerReplica(value.form, mask, dim) if padded else value)
     return jax.tree_util.tree_unflatten(flat[0][1], results)
 
@@ -155,20 +155,20 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
         if same and not any(leaf.is_of_step for leaf in everyones):
             return first
         if same and all(leaf.locality is not T for leaf in everyones):
-            devices = [replicas.devices[i] for i in replicas.local]
+            devices = [replicas.worker_devices[i] for i in replicas.local_replicas]
             whole = mirror([jax.device_put(v, d) for v, d in zip(mine, devices, strict=True)], replicas)
             # mirror loses a weak type. jax.device_put keeps it, but can't put values on other workers' devices.
             is_weak = getattr(first, "weak_type", False) and whole.is_fully_addressable
             return jax.device_put(first, whole.sharding) if is_weak else whole
-        return _differing(mine, everyones, replicas)
+        return _per_replica_value(mine, everyones, replicas)
     if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
         if _equal(tokens) or all(kind == "plain" and are_equal(loads(text), first) for kind, text in tokens):
             return first
-    return PerReplica(Components(tuple(mine), replicas.local, replicas.count))
+    return PerReplica(Components(tuple(mine), replicas.local_replicas, replicas.num_replicas))
 
 
-def _differing(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> PerReplica:
+def _per_replica_value(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> PerReplica:
     return place_components(mine, replicas, [leaf.print[:2] for leaf in everyones if leaf.print])
 
 
@@ -192,12 +192,12 @@ def new_arrays(
     numbers = dict.fromkeys(n for outcome in everyone for n in outcome.written)
     variables = {v.number: v for store in stores for v in store.written}
     written = [variables[n] if n in variables else of_strategy[n] for n in numbers]
-    return [(v, _stored(v, stores, everyone)) for v in written]
+    return [(v, _stored_array(v, stores, everyone)) for v in written]
 
 
-def _stored(variable: Variable, stores: Sequence[PerReplicaStore], everyone: Sequence[Outcome]) -> jax.Array:
+def _stored_array(variable: Variable, stores: Sequence[PerReplicaStore], everyone: Sequence[Outcome]) -> jax.Array:
     replicas = variable.replicas
-    devices = [replicas.devices[s.communicator.replica] for s in stores]
+    devices = [replicas.worker_devices[s.communicator.replica] for s in stores]
     if variable.is_stacked:
         values = [
             s.values[variable] if variable in s.values else local_value(variable, s.communicator.replica)
@@ -208,7 +208,7 @@ def _stored(variable: Variable, stores: Sequence[PerReplicaStore], everyone: Seq
     written = [outcome.written.get(variable.number) for outcome in everyone]
     old = None
     if not all(written):  # all workers know this, so all enter the collective that may be needed to read it
-        meet_to_read(variable)
+        check_all_read(variable)
         old = here(variable.from_storage())
     values = [
         s.values[variable] if variable in s.values else _jax.copy_on(d, old)

@@ -293,7 +293,9 @@ class _Planner:
                 return (evaluated(jaxpr, values, layouts, localities),)
             given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
             return (
-                evaluated_on_device(jaxpr, values, given, layouts, self.localities, self.program, self.per_device, pieces),
+                evaluated_on_device(
+                    jaxpr, values, given, layouts, self.localities, self.program, self.per_device, pieces
+                ),
             )
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]

@@ -173,8 +173,8 @@ class _Joining:
         return Program(
             name=first.name,
             replicas=first.replicas,
-            at_once=first.at_once,
-            in_order=first.in_order,
+            replicas_at_once=first.replicas_at_once,
+            reproducible=first.reproducible,
             jaxpr=jaxpr,
             reads=tuple(self.reads),
             arguments=tuple(
@@ -195,6 +195,6 @@ class _Joining:
         objects = [value() if isinstance(value, VariableRef) else value for value in column]
         if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]
-        here = self.replicas.local
+        here = self.replicas.local_replicas
         values = tuple(objects[self.parts.size_of[replica]] for replica in here)
         return PerReplica(Components(values, here, len(self.parts.size_of)))

@@ -55,7 +55,7 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
     Raises:
       CantJoinError: no one program can do what the replicas do; says why.
     """
-    of_replicas = arguments.of_replicas(replicas.count)
+    of_replicas = arguments.of_replicas(replicas.num_replicas)
     sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in traced) for traced in of_replicas))
     size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in traced)) for traced in of_replicas)
     questions = _Questions(size_of, sizes)
@@ -93,7 +93,7 @@ def _captured(
     questions: _Questions,
     number: int,
 ) -> Program | Exception:
-    communicator = RaggedCommunicator(questions, number, replicas.options)
+    communicator = RaggedCommunicator(questions, number, replicas.communication_options)
     put_back = state_of_this_thread()
     try:
         return capture(

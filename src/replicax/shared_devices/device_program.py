@@ -32,7 +32,7 @@ class DeviceProgram:
     Attributes:
       jaxpr: over the arrays that a device has: ``[k, *shape]`` of a value of each of its k replicas.
       constants: its first operands.
-      localities: those of its values, between devices.
+      localities: of its values, between devices.
     """
 
     jaxpr: _jax.Jaxpr
@@ -47,7 +47,7 @@ def device_program(
 
     Args:
       jaxpr: the program of a replica.
-      values: what it will be applied to; of pieces it gets the whole.
+      values: its operands; of pieces it gets the whole.
       differ: for each result whether replicas have values of their own.
       local_replicas: the pass, made inside of the trace.
     """
@@ -59,8 +59,8 @@ def device_program(
     ]
 
     def run(*arrays: Any) -> list[Any]:
-        mine = [Each(array) if each else array for array, each in zip(arrays, stacked, strict=True)]
-        return [array_of(result) for result in local_replicas().run(jaxpr, mine, differ)]
+        values = [Each(array) if each else array for array, each in zip(arrays, stacked, strict=True)]
+        return [array_of(result) for result in local_replicas().run(jaxpr, values, differ)]
 
     closed = jax.make_jaxpr(run)(*avals)
     program = _jax.opened(closed.jaxpr)
@@ -85,19 +85,19 @@ def evaluated_on_device(
       values: its operands: of several replicas an :class:`Each` of what they have of their own.
       given: how its operands lie on the devices.
       wanted: how its results are to lie there.
-      localities: those of its values.
-      program: which it is, or a part of which.
+      localities: of its values.
+      program: the program, or the one that it is a part of.
       per_device: how many replicas a device has.
       in_pieces: whether there are pieces of variables among the operands or results.
     """
-    in_order = program.in_order and program.replicas > 1
+    in_order = program.reproducible and program.replicas > 1
     own_dims_first = Rewriting([OwnDimsFirst()])
     if own_dims_first.concerns(jaxpr):
         jaxpr = own_dims_first.rewritten(jaxpr)
         infer(jaxpr, [localities.get(v, M) for v in jaxpr.invars], {}, check=False, localities=localities)
 
     def local_replicas() -> LocalReplicas:
-        return LocalReplicas(program.replicas, per_device, localities, program.at_once, in_order)
+        return LocalReplicas(program.replicas, per_device, localities, program.replicas_at_once, in_order)
 
     if per_device == 1:
         pairs = zip(values, given, strict=True)

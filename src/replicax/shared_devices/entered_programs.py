@@ -1,4 +1,4 @@
-"""Entered programs: loops, branches and calls with collectives inside, which are gone through as well."""
+"""Entered programs: loops, branches and calls with collectives inside, which a walk goes through as well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReplicaWalk(Protocol):
         """Whether a value of the program is to be an :class:`Each`."""
 
     def one(self, value: Any) -> Any:
-        """A value, bare."""
+        """A value as a bare value."""
 
     def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
         """A value, as an :class:`Each` or bare."""
@@ -36,7 +36,7 @@ class BareWalk(abc.ABC):
 
     @abc.abstractmethod
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-        """Those of one operation."""
+        """The results of one operation."""
 
     def differs(self, atom: Any) -> bool:
         return False
@@ -55,13 +55,11 @@ class BareWalk(abc.ABC):
     def run(
         self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
     ) -> list[Any]:
-        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
-        self.go(jaxpr.eqns, env)
-        return [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
+        return _jax.interpret(_jax.opened(jaxpr), [*constants, *values], self.results)
 
 
 def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-    """A loop, a branch or a call whose program is gone through by ``walk``.
+    """Let ``walk`` go through the program of a loop, a branch or a call; return its results.
 
     Raises:
       ValueError: it is none of these.
@@ -83,7 +81,7 @@ def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> li
     return walk.run(called, operands, differ, _jax.closed_over(equation, called))
 
 
-def _wrapped(array: Any, like: bool) -> Any:
+def _as_each(array: Any, like: bool) -> Any:
     return Each(array) if like else array
 
 
@@ -92,29 +90,29 @@ def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands:
     carried = [walk.differs(v) for v in loop.body.invars[n:m]]
     start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[n:m], equation.invars[n:m], carried, strict=True)]
     sliced = [isinstance(v, Each) for v in operands[m:]]
-    made = [walk.differs(v) for v in equation.outvars[loop.carried :]]
+    stacked_differ = [walk.differs(v) for v in equation.outvars[loop.carried :]]
     constants = _jax.closed_over(equation, loop.body)
 
-    def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+    def iteration(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
         values = [
             *operands[:n],
-            *map(_wrapped, carry, carried),
-            *map(_wrapped, slices, sliced),
+            *map(_as_each, carry, carried),
+            *map(_as_each, slices, sliced),
         ]
-        results = [array_of(v) for v in walk.run(loop.body, values, [*carried, *made], constants)]
+        results = [array_of(v) for v in walk.run(loop.body, values, [*carried, *stacked_differ], constants)]
         return results[: m - n], results[m - n :]
 
     with _jax.from_line_of(equation):
         last, stacked = lax.scan(
-            turn,
+            iteration,
             [array_of(v) for v in start],
             [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in operands[m:]],
             length=loop.length,
             reverse=loop.reverse,
             unroll=loop.unroll,
         )
-    results = [Each(jnp.moveaxis(x, 0, 1)) if d else x for x, d in zip(stacked, made, strict=True)]
-    return [*map(_wrapped, last, carried), *results]
+    results = [Each(jnp.moveaxis(x, 0, 1)) if d else x for x, d in zip(stacked, stacked_differ, strict=True)]
+    return [*map(_as_each, last, carried), *results]
 
 
 def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operands: list[Any]) -> list[Any]:
@@ -123,15 +121,15 @@ def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operand
     start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[m:], equation.invars[m:], carried, strict=True)]
 
     def test(carry: list[Any]) -> Any:
-        values = [*operands[:n], *map(_wrapped, carry, carried)]
+        values = [*operands[:n], *map(_as_each, carry, carried)]
         return walk.run(loop.test, values, [False], _jax.closed_over(equation, loop.test))[0]
 
-    def turn(carry: list[Any]) -> list[Any]:
-        values = [*operands[n:m], *map(_wrapped, carry, carried)]
+    def iteration(carry: list[Any]) -> list[Any]:
+        values = [*operands[n:m], *map(_as_each, carry, carried)]
         return [array_of(v) for v in walk.run(loop.body, values, carried, _jax.closed_over(equation, loop.body))]
 
-    last = lax.while_loop(test, turn, [array_of(v) for v in start])
-    return list(map(_wrapped, last, carried))
+    last = lax.while_loop(test, iteration, [array_of(v) for v in start])
+    return list(map(_as_each, last, carried))
 
 
 def _branches(
@@ -146,4 +144,4 @@ def _branches(
         return lambda: [array_of(v) for v in walk.run(program, operands[1:], differ, constants)]
 
     results = lax.switch(walk.one(operands[0]), [branch(program) for program in branches.programs])
-    return list(map(_wrapped, results, differ))
+    return list(map(_as_each, results, differ))

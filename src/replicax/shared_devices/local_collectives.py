@@ -53,7 +53,7 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, i
     Args:
       equation: the collective.
       stacked: its operand.
-      numbers: those of this device's replicas.
+      numbers: the numbers of this device's replicas.
       count: how many replicas there are.
       in_order: whether sums have a fixed order.
 
@@ -86,8 +86,8 @@ def reduced_in_groups(
             f"sizes, {groups}: with several replicas on a device they must have one size"
         )
     members = {member: group for group in groups for member in group}
-    mine = jnp.asarray([members[i] for i in range(len(members))], jnp.int32)[numbers]
-    return [reduce(jnp.take(whole, mine, axis=0), 1).astype(whole.dtype) for whole in wholes]
+    own_groups = jnp.asarray([members[i] for i in range(len(members))], jnp.int32)[numbers]
+    return [reduce(jnp.take(whole, own_groups, axis=0), 1).astype(whole.dtype) for whole in wholes]
 
 
 def everyones(stacked: Any, count: int) -> Any:
@@ -101,54 +101,59 @@ def everyones(stacked: Any, count: int) -> Any:
     return lax.all_gather(stacked, REPLICA_AXIS, axis=0, tiled=True)
 
 
-def _gathered(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
+def _gathered_stack(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     dim, is_tiled = _jax.gathered_along(params)
     whole = jnp.moveaxis(everyones(stacked, count), 0, dim)
-    return _merged(whole, dim) if is_tiled else whole
+    return _with_merged_dims(whole, dim) if is_tiled else whole
 
 
-def _scattered(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
+def _scattered_stack(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     dim, is_tiled = _jax.scattered_along(params)
     total = jnp.sum(stacked, 0).astype(stacked.dtype)
     if stacked.shape[0] < count:
         total = lax.psum_scatter(total, REPLICA_AXIS, scatter_dimension=dim, tiled=True)
-    parts = jnp.moveaxis(_divided(total, dim, stacked.shape[0]), dim, 0)
+    parts = jnp.moveaxis(_with_divided_dim(total, dim, stacked.shape[0]), dim, 0)
     return parts if is_tiled else jnp.squeeze(parts, dim + 1)
 
 
 def _scattered_in_order(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     dim, is_tiled = _jax.scattered_along(params)
     total = added_in_pairs(everyones(stacked.astype(widened(stacked.dtype)), count)).astype(stacked.dtype)
-    parts = jnp.take(jnp.moveaxis(_divided(total, dim, count), dim, 0), numbers, axis=0)
+    parts = jnp.take(jnp.moveaxis(_with_divided_dim(total, dim, count), dim, 0), numbers, axis=0)
     return parts if is_tiled else jnp.squeeze(parts, dim + 1)
 
 
-def _swapped(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
+def _swapped_stack(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     split, joined = _jax.exchanged_along(params)
-    parts = _divided(everyones(stacked, count), split + 1, count)  # [from, …, to, …]
+    parts = _with_divided_dim(everyones(stacked, count), split + 1, count)  # [from, …, to, …]
     mine = jnp.moveaxis(jnp.take(parts, numbers, axis=split + 1), split + 1, 0)  # [k, from, …]
-    return _merged(jnp.moveaxis(mine, 1, joined + 1), joined + 1)
+    return _with_merged_dims(jnp.moveaxis(mine, 1, joined + 1), joined + 1)
 
 
-def _permuted(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
+def _permuted_stack(params: Any, stacked: Any, numbers: Any, count: int) -> Any:
     senders = jnp.asarray(_jax.senders(params, count), jnp.int32)[numbers]
     sent = jnp.take(everyones(stacked, count), jnp.maximum(senders, 0), axis=0)
     comes = jnp.expand_dims(senders >= 0, list(range(1, sent.ndim)))
     return jnp.where(comes, sent, jnp.zeros_like(sent))
 
 
-def _divided(array: Any, dim: int, parts: int) -> Any:
+def _with_divided_dim(array: Any, dim: int, parts: int) -> Any:
     """``array`` with a dim of parts before ``dim``."""
     return array.reshape(*array.shape[:dim], parts, array.shape[dim] // parts, *array.shape[dim + 1 :])
 
 
-def _merged(array: Any, dim: int) -> Any:
-    """The reverse: ``dim`` and the next one are one."""
+def _with_merged_dims(array: Any, dim: int) -> Any:
+    """Merge ``dim`` with the next one: the reverse of :func:`_with_divided_dim`."""
     return array.reshape(*array.shape[:dim], array.shape[dim] * array.shape[dim + 1], *array.shape[dim + 2 :])
 
 
 _RULES: dict[str, Callable[[Any, Any, Any, int], Any]] = by_primitive(
-    {AXIS_GATHERS: _gathered, AXIS_SCATTERS: _scattered, AXIS_EXCHANGES: _swapped, AXIS_PERMUTATIONS: _permuted}
+    {
+        AXIS_GATHERS: _gathered_stack,
+        AXIS_SCATTERS: _scattered_stack,
+        AXIS_EXCHANGES: _swapped_stack,
+        AXIS_PERMUTATIONS: _permuted_stack,
+    }
 )
 
 
@@ -162,7 +167,7 @@ def check_all_take_part(equation: _jax.Equation) -> None:
     """Raise unless a collective is one of all replicas.
 
     Raises:
-      ValueError: it is one of groups of them, or over other axes besides.
+      ValueError: it is a collective of groups, or over other axes as well.
     """
     if not _jax.is_over_all_of(equation.params, REPLICA_AXIS):
         raise ValueError(

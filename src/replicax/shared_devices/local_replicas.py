@@ -39,7 +39,7 @@ from replicax.shared_devices.local_collectives import (
 )
 from replicax.shared_devices.local_sums import LocalSums, wide
 from replicax.shared_devices.replica_stages import ReplicaStage, asks_for_position, stages_of, used_by
-from replicax.shared_devices.replicas_together import ReplicaTerm, can_be_together, terms_of
+from replicax.shared_devices.replicas_together import ReplicaTerm, can_be_together, dtype_of, terms_of
 
 
 class LocalReplicas:
@@ -48,7 +48,7 @@ class LocalReplicas:
     Args:
       count: how many replicas there are.
       per_device: how many of them each device has.
-      localities: those of the values in the program.
+      localities: of the values in the program.
       at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
       in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
     """
@@ -101,7 +101,7 @@ class LocalReplicas:
           jaxpr: the program.
           values: its operands.
           differ: for each result whether it is to be an :class:`Each`, and otherwise bare.
-          constants: what it has closed over.
+          constants: the values that it has closed over.
         """
         stages = stages_of(jaxpr, [isinstance(v, Each) for v in values], self.differs)
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
@@ -114,26 +114,26 @@ class LocalReplicas:
                 operands = [self.one(read(v)) for v in equation.invars]
                 env.update(zip(equation.outvars, self.once.results(equation, operands), strict=True))
             self.segment(stage, env)
-            for equation in stage.meetings:
+            for equation in stage.collectives:
                 env.update(
-                    zip(equation.outvars, self.meeting(equation, [read(v) for v in equation.invars]), strict=True)
+                    zip(equation.outvars, self.collective(equation, [read(v) for v in equation.invars]), strict=True)
                 )
         return [self.as_wanted(read(v), v, d) for v, d in zip(jaxpr.outvars, differ, strict=True)]
 
     def segment(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
-        """What replicas do by themselves between two collectives, one replica after the other."""
+        """Run what replicas do by themselves between two collectives, one replica after the other."""
         if not stage.alone:
             return
         used = used_by(stage.alone)
-        given = [v for v in used if isinstance(env.get(v), Each)]
-        shared = {v: env[v] for v in used if v in env and v not in given}
+        per_replica = [v for v in used if isinstance(env.get(v), Each)]
+        shared = {v: env[v] for v in used if v in env and v not in per_replica}
         together = self.at_once > 1 and can_be_together(stage, self.differs)
         terms = terms_of(stage, self.differs) if together else [ReplicaTerm(v) for v in stage.summed]
 
-        def replica(mine: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
-            number, arrays = mine
+        def replica(inputs: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
+            number, arrays = inputs
             [number] = replica_number_p.bind(number)
-            local = {**shared, **dict(zip(given, arrays, strict=True))}
+            local = {**shared, **dict(zip(per_replica, arrays, strict=True))}
             OneReplica(number).go(stage.alone, local)
             return (
                 [[local[v] for v in t.parts] for t in terms],
@@ -142,37 +142,38 @@ class LocalReplicas:
             )
 
         if self.per_device == 1:
-            parts, alike, kept = replica((self.numbers[0], [env[v].array[0] for v in given]))
+            parts, alike, kept = replica((self.numbers[0], [env[v].array[0] for v in per_replica]))
             env.update((v, Each(array[None])) for v, array in zip(stage.kept, kept, strict=True))
             env.update(zip(stage.alike, alike, strict=True))
             env.update((v, self.sums.of_one(x)) for v, [x] in zip(stage.summed, parts, strict=True))
             return
 
-        def turn(state: tuple[list[Any], list[Any]], mine: Any) -> tuple[Any, list[Any]]:
+        def iteration(state: tuple[list[Any], list[Any]], inputs: Any) -> tuple[Any, list[Any]]:
             if together:
-                parts, alike, kept = jax.vmap(replica)(mine)
+                parts, alike, kept = jax.vmap(replica)(inputs)
                 new = [term.total(arrays) for term, arrays in zip(terms, parts, strict=True)]
                 alike = [x[0] for x in alike]
             else:
-                parts, alike, kept = replica(mine)
+                parts, alike, kept = replica(inputs)
                 new = [wide(x) for [x] in parts]
-            return (self.sums.with_terms(state[0], new, mine[0]), alike), kept
+            return (self.sums.with_terms(state[0], new, inputs[0]), alike), kept
 
         nothing_yet = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in stage.alike]
-        mine = self.numbers, [env[v].array for v in given]
+        inputs = self.numbers, [env[v].array for v in per_replica]
         if together:
-            mine = jax.tree.map(lambda x: x.reshape(self.per_device // self.at_once, self.at_once, *x.shape[1:]), mine)
-        (totals, alike), kept = lax.scan(turn, (self.sums.no_terms(stage.summed), nothing_yet), mine)
+            n = self.per_device // self.at_once
+            inputs = jax.tree.map(lambda x: x.reshape(n, self.at_once, *x.shape[1:]), inputs)
+        (totals, alike), kept = lax.scan(iteration, (self.sums.no_terms(stage.summed), nothing_yet), inputs)
         if together:
             kept = [x.reshape(self.per_device, *x.shape[2:]) for x in kept]
         env.update((v, Each(array)) for v, array in zip(stage.kept, kept, strict=True))
         env.update(zip(stage.alike, alike, strict=True))
         env.update(zip(stage.summed, self.sums.finished(totals, stage.summed), strict=True))
 
-    # --- where replicas meet ----------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------------
 
-    def meeting(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-        """A collective, or what has one inside."""
+    def collective(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        """The results of a collective, or of an operation that has one inside."""
         if not over_replicas(equation.params):
             return enter(self, equation, operands)
         if equation.primitive is all_reduce_p:
@@ -197,7 +198,7 @@ class LocalReplicas:
 
 
 class OneReplica(BareWalk):
-    """Does what one replica does by itself; all that differs between replicas is in the values."""
+    """Computes what one replica does by itself; all that differs between replicas is in the values."""
 
     def __init__(self, number: Any) -> None:
         self.number = number
@@ -214,7 +215,7 @@ class OneReplica(BareWalk):
 
 
 class OnceForAll(BareWalk):
-    """Does what all replicas would do alike.
+    """Computes once what all replicas would do alike.
 
     Args:
       in_order: whether elements are added up in an order that does not depend on how an array lies in memory: a norm
@@ -239,8 +240,4 @@ class OnceForAll(BareWalk):
 
 def _adds_up(equation: _jax.Equation) -> bool:
     """Whether it adds up elements of an array, and rounds."""
-    return equation.primitive.name in SUMS and jnp.issubdtype(_dtype(equation.invars[0]), jnp.inexact)
-
-
-def _dtype(atom: Any) -> Any:
-    return atom.aval.dtype
+    return equation.primitive.name in SUMS and jnp.issubdtype(dtype_of(equation.invars[0]), jnp.inexact)

@@ -33,7 +33,7 @@ class LocalTotal:
 
 
 class LocalSums:
-    """How the replicas of a device, and all devices, add up.
+    """Sums over the replicas of a device, and over all devices.
 
     Args:
       count: how many replicas there are.
@@ -87,13 +87,13 @@ class LocalSums:
         return list(all_reduce_p.bind(*local, **{**equation.params, "per_device": self.per_device}))
 
     def in_group(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
-        """What reduces the values of a group of replicas, along a dim."""
+        """The function that reduces the values of a group of replicas, along a dim."""
         if self.blocks is None or reduce is not jnp.sum:
             return reduce
         return lambda array, dim: added_in_pairs(jnp.moveaxis(wide(array), dim, 0))
 
     def _together(self, value: Any, reduce: Callable[..., Any], is_a_sum: bool) -> Any:
-        """What the replicas of this device make of a value, before the devices meet."""
+        """A value reduced over the replicas of this device, before the collective of the devices."""
         if isinstance(value, LocalTotal):
             return value.array
         if isinstance(value, Each):

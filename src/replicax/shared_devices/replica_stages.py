@@ -1,4 +1,4 @@
-"""Stages of a program for devices with several replicas: what they compute alike, what each does, where they meet."""
+"""Stages of a program for devices with several replicas: what all compute alike, what each does, the collectives."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _SUMS = AXIS_SUMS | {all_reduce_p.name}
 
 @dataclasses.dataclass(slots=True)
 class ReplicaStage:
-    """What is done after some collectives, and before the next.
+    """The operations after some collectives and before the next ones.
 
     Attributes:
       common: operations on values that all replicas have alike, in their order.
       alone: what each replica does by itself, in its order.
-      meetings: the collectives at the end.
-      kept: what ``alone`` computes and is needed outside of it.
-      alike: the same, of which all replicas compute the same.
-      summed: what it computes of which only the sum over all replicas is needed.
+      collectives: the collectives at the end.
+      kept: results of ``alone`` that are needed outside of it.
+      alike: those results of which all replicas compute the same; ``kept`` has the others.
+      summed: results of ``alone`` of which only the sum over all replicas is needed.
     """
 
     common: list[_jax.Equation] = dataclasses.field(default_factory=list)
     alone: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    meetings: list[_jax.Equation] = dataclasses.field(default_factory=list)
+    collectives: list[_jax.Equation] = dataclasses.field(default_factory=list)
     kept: list[Any] = dataclasses.field(default_factory=list)
     alike: list[Any] = dataclasses.field(default_factory=list)
     summed: list[Any] = dataclasses.field(default_factory=list)
@@ -49,9 +49,9 @@ def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[A
     Raises:
       ValueError: a mutable array is used both before and after a collective.
     """
-    stages, of_mutable, _ = _staged(jaxpr, differ, may_differ, 0)
+    stages, of_mutable, _ = _stages_from(jaxpr, differ, may_differ, 0)
     if of_mutable:
-        stages, latest, line = _staged(jaxpr, differ, may_differ, of_mutable)
+        stages, latest, line = _stages_from(jaxpr, differ, may_differ, of_mutable)
         if latest > of_mutable:
             raise ValueError(
                 f"a mutable array (jax.new_ref) is used both before a collective and after it, at {line}: with several "
@@ -61,51 +61,53 @@ def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[A
     return stages
 
 
-def _staged(
+def _stages_from(
     jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[Any], bool], of_mutable: int
 ) -> tuple[list[ReplicaStage], int, str]:
     """The stages, if uses of mutable arrays are in stage ``of_mutable`` or later; the last of these, and its line."""
     stages: list[ReplicaStage] = []
-    made: dict[Any, tuple[int, bool]] = {v: (0, d) for v, d in zip(jaxpr.invars, differ, strict=True)}
-    made.update((v, (0, False)) for v in jaxpr.constvars)
+    sources: dict[Any, tuple[int, bool]] = {v: (0, d) for v, d in zip(jaxpr.invars, differ, strict=True)}
+    sources.update((v, (0, False)) for v in jaxpr.constvars)
     acted, latest, line = 0, of_mutable, ""
     for equation in jaxpr.eqns:
         operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
-        acts, meets = is_action(equation), is_collective(equation)
+        acts, communicates = is_action(equation), is_collective(equation)
         mutates = any(map(_jax.is_mutable, [*operands, *equation.outvars]))
-        number = max([made[v][0] for v in operands], default=0)
+        number = max([sources[v][0] for v in operands], default=0)
         if acts:
             number = max(number, acted)
-            acted = number + meets
+            acted = number + communicates
         if mutates:
             number = max(number, of_mutable)
-            if number + meets > latest:
-                latest, line = number + meets, _jax.source_line(equation)
-        # What a segment has computed of values that all replicas have alike is anyone's when the segment is over.
-        alone = not meets and (
+            if number + communicates > latest:
+                latest, line = number + communicates, _jax.source_line(equation)
+        # When a segment is over, all may use what it has computed of values that all replicas have alike.
+        alone = not communicates and (
             acts
             or mutates
             or asks_for_position(equation)
             or any(map(may_differ, equation.outvars))
-            or any(made[v][1] and (may_differ(v) or made[v][0] == number) for v in operands)
+            or any(sources[v][1] and (may_differ(v) or sources[v][0] == number) for v in operands)
         )
         while len(stages) <= number:
             stages.append(ReplicaStage())
         stage = stages[number]
-        (stage.meetings if meets else stage.alone if alone else stage.common).append(equation)
-        made.update((v, (number + meets, alone or (meets and may_differ(v)))) for v in equation.outvars)
+        (stage.collectives if communicates else stage.alone if alone else stage.common).append(equation)
+        sources.update(
+            (v, (number + communicates, alone or (communicates and may_differ(v)))) for v in equation.outvars
+        )
     return stages, latest, line
 
 
 def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Callable[[Any], bool]) -> None:
-    """Find out what segments have to keep."""
+    """Find out which results segments have to keep."""
     sums: set[Any] = set()
     needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
     for stage in stages:
-        own = {v for e in stage.alone for v in e.outvars}
-        needed.update(v for v in used_by(stage.alone) if v not in own)
+        computed = {v for e in stage.alone for v in e.outvars}
+        needed.update(v for v in used_by(stage.alone) if v not in computed)
         needed.update(used_by(stage.common))
-        for equation in stage.meetings:
+        for equation in stage.collectives:
             (sums if is_sum(equation) else needed).update(used_by([equation]))
     for stage in stages:
         results: list[Any] = [v for e in stage.alone for v in e.outvars if not _jax.is_mutable(v)]
@@ -116,7 +118,7 @@ def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Ca
 
 
 def used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
-    """The operands, in their order."""
+    """The operands of the equations, in their order."""
     return dict.fromkeys(v for e in equations for v in e.invars if not isinstance(v, _jax.Literal))
 
 

@@ -23,11 +23,11 @@ from replicax.shared_devices.replica_stages import ReplicaStage, is_action
 
 
 def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> bool:
-    """Whether several replicas can do what each does by itself at the same time, and each gets what it would alone.
+    """Whether several replicas can run ``stage.alone`` at the same time, and each gets what it would alone.
 
-    Not what acts, calls other programs or changes mutable arrays. Not a branch in which replicas may go different ways:
-    together they would go all of them, and what ends for those that belong there may not end for others. And not what
-    JAX can't do for several at once, nor random bits of a generator that makes others for several keys at once.
+    They can't run operations that act, call other programs or change mutable arrays. Nor a branch in which replicas may
+    go different ways: together they would go all of them, and a loop in one may never end for other replicas.
+    Nor operations that JAX has no batching for, or random bits of a generator that differ for several keys at once.
     """
 
     def is_for_one(equation: _jax.Equation) -> bool:
@@ -36,7 +36,7 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
         return (
             is_action(equation)
             or name in HOST_CALLS | FOREIGN_CALLS | UNBATCHED
-            or any(is_key(_dtype(v)) and _dtype(v) != _threefry() for v in operands)
+            or any(is_key(dtype_of(v)) and dtype_of(v) != _threefry() for v in operands)
             or any(map(_jax.is_mutable, [*operands, *equation.outvars]))
             or (decides and may_differ(operands[0]))
         )
@@ -46,8 +46,8 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
     )
 
 
-def _dtype(value: Any) -> Any:
-    """That of a value; ``None`` if it is no array."""
+def dtype_of(value: Any) -> Any:
+    """The dtype of a value; ``None`` if it is no array."""
     return getattr(value.aval, "dtype", None)
 
 
@@ -59,7 +59,7 @@ def _threefry() -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaTerm:
-    """What each replica has of a sum over replicas.
+    """The term of each replica in a sum over replicas.
 
     Attributes:
       value: the term.
@@ -73,7 +73,7 @@ class ReplicaTerm:
 
     @property
     def parts(self) -> Sequence[Any]:
-        """What is to be known of each replica."""
+        """The values of each replica that :meth:`total` needs."""
         return [self.value] if self.product is None else self.product.invars
 
     def total(self, arrays: Sequence[Any]) -> Any:
@@ -86,7 +86,7 @@ class ReplicaTerm:
         if self.product is None:
             return jnp.sum(arrays[0], 0, dtype=dtype)
         lhs, rhs = arrays
-        result = _jax.summed_up(self.product, lhs, rhs, widened(_dtype(self.product.outvars[0])))
+        result = _jax.summed_up(self.product, lhs, rhs, widened(dtype_of(self.product.outvars[0])))
         for move in self.moves:
             if move.primitive.name in TRANSPOSITIONS:
                 [result] = _jax.bind(move, [result])
@@ -116,7 +116,7 @@ def _term(value: Any, made_by: Mapping[Any, _jax.Equation], differ: Callable[[An
 
 
 def _keeps_sums(equation: _jax.Equation) -> bool:
-    """Whether it makes no difference if a sum is taken before or after: but for precision, which is not less before."""
+    """Whether a sum may as well be taken before the operation: its precision is then not less."""
     name = equation.primitive.name
-    floats = all(jnp.issubdtype(_dtype(v), jnp.inexact) for v in (*equation.invars, *equation.outvars))
+    floats = all(jnp.issubdtype(dtype_of(v), jnp.inexact) for v in (*equation.invars, *equation.outvars))
     return name in TRANSPOSITIONS or (name in CASTS and floats)

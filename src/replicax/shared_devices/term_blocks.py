@@ -39,7 +39,7 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """The number of the largest blocks whose terms the device has all: an odd number."""
+        """The number of the largest blocks of which the device has all terms: an odd number."""
         return self.fans[-1] if self.fans and self.fans[-1] % 2 else 1
 
     def no_terms(self, shape: tuple[int, ...], dtype: Any) -> Known:
@@ -75,7 +75,7 @@ def _with_term(sums: Any, term: Any, number: Any, in_pairs: bool) -> Any:
     """Add one more term to the sums of pairs; or keep it as a term."""
     if not in_pairs:
         return lax.dynamic_update_index_in_dim(sums, term, number, 0)
-    # One non-negative index for both: so that the compiler sees that they are in the same place.
+    # One non-negative index for both, so that the compiler sees that they are in the same place.
     place = [(number // 2).astype(jnp.uint32), *[jnp.uint32(0)] * term.ndim]
     before = lax.dynamic_slice(sums, place, (1, *term.shape))
     return lax.dynamic_update_slice(sums, jnp.where(number % 2 == 1, before + term[None], term[None]), place)

@@ -141,7 +141,7 @@ def _check_initialised() -> None:
         )
 
 
-def _agreed_devices(mine: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
+def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
     """The devices of all workers' replicas, after checking that the workers agree.
 
     Raises:
@@ -152,16 +152,16 @@ def _agreed_devices(mine: np.ndarray, lockstep: Lockstep, choices: Mapping[str, 
     seen = {
         "the version of JAX": jax.__version__,
         "the version of jaxlib": jaxlib.version.__version__,
-        "the platform": mine[0, 0].platform,
+        "the platform": devices[0, 0].platform,
         "the number of processes": jax.process_count(),
         "the number of devices of all processes": jax.device_count(),
-        "the number of logical devices of a replica": mine.shape[1],
+        "the number of logical devices of a replica": devices.shape[1],
         "jax_enable_x64": jax.config.values["jax_enable_x64"],
         "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
         "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
         **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in choices.items()},
     }
-    offers = lockstep.exchange("creates a strategy for several workers", (seen, [d.id for d in mine.flat]))
+    offers = lockstep.exchange("creates a strategy for several workers", (seen, [d.id for d in devices.flat]))
     for worker, (theirs, _) in enumerate(offers):
         for what, value in theirs.items():
             if value != offers[0][0][what]:
@@ -169,9 +169,9 @@ def _agreed_devices(mine: np.ndarray, lockstep: Lockstep, choices: Mapping[str, 
                     f"the workers do not fit together: {what} is {offers[0][0][what]!r} on worker 0 and {value!r} on "
                     f"worker {worker}"
                 )
-    by_id = {d.id: d for d in jax.devices(mine[0, 0].platform)}
+    by_id = {d.id: d for d in jax.devices(devices[0, 0].platform)}
     everyones = np.array([by_id[i] for _, ids in offers for i in ids], dtype=object)
-    return everyones.reshape(-1, mine.shape[1])
+    return everyones.reshape(-1, devices.shape[1])
 
 
 @jax.disable_jit(False)

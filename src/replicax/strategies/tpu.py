@@ -143,7 +143,7 @@ class TPUStrategy(Strategy):
           AbsentDeviceError: the slice is only described.
           RuntimeError: the sum over the replicas is wrong.
         """
-        self._meet("strategy.initialize")
+        self._sum_ones("strategy.initialize")
 
     def finalize(self) -> None:
         """Wait until every device has done its work, host callbacks included. One all-reduce.
@@ -151,16 +151,16 @@ class TPUStrategy(Strategy):
         Raises:
           ContextError: called inside a step.
         """
-        self._meet("strategy.finalize")
+        self._sum_ones("strategy.finalize")
         jax.effects_barrier()
 
-    def _meet(self, method: str) -> None:
+    def _sum_ones(self, method: str) -> None:
         context.check_cross_replica(self._replicas, method, "Call it outside, before and after all steps.")
         context.check_present(self._replicas, method)
         ones = self.distribute_values_from_function(lambda _: 1)
-        found = int(self.reduce("sum", ones))
-        if found != self.num_replicas_in_sync:
-            raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {found} answered")
+        total = int(self.reduce("sum", ones))
+        if total != self.num_replicas_in_sync:
+            raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {total} answered")
 
 
 def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int | None) -> Lockstep | None:

@@ -1,4 +1,4 @@
-"""What reading and assigning a variable do: synchronization × aggregation, in both contexts.
+"""The rules of reading and assigning a variable: synchronization × aggregation, in both contexts.
 
 ============  ==================  ==========================  =================================
               cross assign        replica assign              cross read

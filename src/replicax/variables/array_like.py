@@ -17,7 +17,7 @@ from replicax.pytrees import Opaque
 
 
 class ArrayLike(NameHints, Opaque, abc.ABC):
-    """A thing with a value, which it acts like wherever an array is expected."""
+    """An object with a value, which it acts like wherever an array is expected."""
 
     shape: Any
 

@@ -1,4 +1,4 @@
-"""The variables of a strategy, and the values of them that all workers must agree on."""
+"""The variables of a strategy, and the values on which all workers must agree."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class VariableCollection:
     """The variables of a strategy, by number and name. Both are the same on all workers.
 
     Args:
-      replicas: on whose devices they lie.
-      partitioner: into how many pieces on-write variables are split; ``None`` if they are not.
+      replicas: the replicas on whose devices the variables lie.
+      partitioner: splits on-write variables; ``None`` if they are not split.
       default_layout: of on-write variables that are not split.
       run: runs a step in cross-replica context; needed to combine copies that differ.
     """
@@ -72,17 +72,17 @@ class VariableCollection:
         self._owners[name] = owner
 
     def slot(self, array: jax.Array) -> Slot:
-        """Where the stored array of a new variable is kept."""
+        """The slot for the stored array of a new variable."""
         return Slot(array)
 
     def add(self, variable: Variable) -> int:
-        """The number of a new variable."""
+        """Add a new variable, and return its number."""
         number = next(self._numbers)
         self._variables[number] = variable
         return number
 
     def __iter__(self) -> Iterator[Variable]:
-        """Those that there are, in the order in which they were made."""
+        """Iterate over the variables that exist, in the order of their creation."""
         return (self._variables[number] for number in sorted(self._variables))
 
     def __getitem__(self, number: int) -> Variable:
@@ -91,13 +91,13 @@ class VariableCollection:
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """What a new variable begins with on this worker.
+    """The initial value of a new variable on this worker.
 
     Attributes:
       stored: makes the stored array.
       whole: makes this worker's own value, whole.
-      print: makes what tells it from another worker's. It is asked of a variable that is split over the replicas: each
-        worker has other pieces then, which can't be compared.
+      print: makes a digest of it to compare with other workers'. Used for variables that are split over the replicas:
+        each worker has other pieces then, which can't be compared.
     """
 
     stored: Callable[[], jax.Array]
@@ -125,7 +125,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     if stored is None:
         prints = [initial.print()]
     else:
-        own = isinstance(variable.layout, Copies)  # of these one, as all begin alike
+        own = isinstance(variable.layout, Copies)  # one of them, as all begin alike
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
         prints = [digest(part) for part in parts.values()]
     offer_here = (kind_of(variable), kind, prints, variable.name)
@@ -148,8 +148,8 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     return _from_first(variable, stored)
 
 
-def meet_to_read(variable: Variable) -> None:
-    """Before the pieces of a variable are gathered from several workers: raise unless all are about to.
+def check_all_read(variable: Variable) -> None:
+    """Raise unless all workers are about to read the variable, if its pieces are to be gathered from several.
 
     Raises:
       DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
@@ -180,9 +180,9 @@ def check_agreed(variable: Variable, value: Any) -> None:
 
 @jax.disable_jit(False)
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
-    """What all replicas are to store, from what replica 0 has of ``array`` (one all-reduce).
+    """The stored array for all replicas, from replica 0's part of ``array`` (one all-reduce).
 
-    That is the stored array, or of a split variable the whole value. Workers have different ones.
+    ``array`` is the stored array, or the whole value of a split variable. Workers have different ones.
     """
     is_split = isinstance(variable.layout, Split)
     spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)

@@ -41,7 +41,7 @@ _colocation = contextvars.ContextVar("colocation", default=())
 
 @contextlib.contextmanager
 def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
-    """New variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
+    """A context in which new variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
     token = _colocation.set((*_colocation.get(), (replicas, layout, what)))
     try:
         yield
@@ -64,8 +64,10 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
             f"{variable.describe()} is created inside colocate_vars_with, and lies where {place[2]} does: leave "
             "partitioner, partition_dimensions and logical_device out, or create it outside"
         )
-    own = variable.is_on_read and replicas.count > 1
-    return _beside(place[1], variable.shape, replicas.mesh, replicas.count, own, not is_key(variable.dtype))
+    is_stacked = variable.is_on_read and replicas.num_replicas > 1
+    return _beside(
+        place[1], variable.shape, replicas.mesh, replicas.num_replicas, is_stacked, not is_key(variable.dtype)
+    )
 
 
 def layout_for(
@@ -106,8 +108,8 @@ def layout_for(
     usual, shape = collection.default_layout, variable.shape
     chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
     if partition_dimensions is None:
-        if variable.is_on_read and replicas.count > 1:
-            return Copies(replicas.count)
+        if variable.is_on_read and replicas.num_replicas > 1:
+            return Copies(replicas.num_replicas)
         split = _layout_by(chosen, variable.name, shape, variable.dtype, replicas)
         return usual if isinstance(split, Mirrored) else split
     if usual.home is not None and not variable.is_on_read:
@@ -117,7 +119,7 @@ def layout_for(
         )
     axes = parted(shape, partition_dimensions, replicas.num_logical_devices, variable.describe())
     if variable.is_on_read:
-        return Copies(replicas.count, axes=axes) if replicas.count > 1 else Mirrored(axes=axes)
+        return Copies(replicas.num_replicas, axes=axes) if replicas.num_replicas > 1 else Mirrored(axes=axes)
     counts = [int(count) for count in partition_dimensions]
     part = tuple(size // count for size, count in zip(shape, counts, strict=True))
     split = _layout_by(chosen, variable.name, part, variable.dtype, replicas)
@@ -194,7 +196,7 @@ def _layout_by(
 
 
 def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
-    """A value of ``shape`` in ``pieces`` pieces along ``dim``, at most one for each replica of a group."""
+    """The layout of a value in ``pieces`` pieces along ``dim``, at most one for each replica of a group."""
     pieces = min(pieces, replicas, shape[dim])
     if pieces <= 1:
         return Mirrored()
@@ -214,26 +216,28 @@ def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[
     return dataclasses.replace(split, size=shape[split.dim], piece=split.piece * parts, logical_parts=parts, axes=axes)
 
 
-def _beside(layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, own: bool, splits: bool) -> Layout:
+def _beside(
+    layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, is_stacked: bool, splits: bool
+) -> Layout:
     """The layout of a value beside another value.
 
     It is split like the other if its shape allows: along the same dim, into as many pieces as there, or as many as it
     has room for. Otherwise it is whole in the same places.
 
     Args:
-      layout: of the other value.
-      shape: of the value.
-      mesh: of the strategy.
-      replicas: how many there are.
-      own: whether each of several replicas has its own value.
+      layout: the layout of the other value.
+      shape: the shape of the value.
+      mesh: the mesh of the strategy.
+      replicas: the number of replicas.
+      is_stacked: whether each of several replicas has its own value.
       splits: whether the value can be split over the replicas.
     """
-    if not own and layout.home is not None:
+    if not is_stacked and layout.home is not None:
         return layout
     parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]
     fits = len(parts) == len(shape) and all(size % count == 0 for size, count in zip(shape, parts, strict=True))
     axes = layout.axes if fits else ()
-    if own:
+    if is_stacked:
         return Copies(replicas, axes=axes, logical_device=layout.logical_device)
     if splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
         if fits or not any(layout.axes):

@@ -51,12 +51,12 @@ class Layout(abc.ABC):
 
     @property
     def spec(self) -> PartitionSpec:
-        """Of the stored array, in a program."""
+        """The partition spec of the stored array in a program."""
         return spec_of(self.axes)
 
     @property
     def whole_spec(self) -> PartitionSpec:
-        """Of the whole value; only for layouts in which all replicas have the same value."""
+        """The partition spec of the whole value; only for layouts in which all replicas have the same value."""
         return spec_of(self.axes)
 
     def mesh(self, mesh: Mesh) -> Mesh:
@@ -64,7 +64,7 @@ class Layout(abc.ABC):
         return mesh if self.logical_device is None else logical_device_mesh(mesh, self.logical_device)
 
     def sharding(self, mesh: Mesh) -> Sharding:
-        """Of the stored array, between programs."""
+        """The sharding of the stored array between programs."""
         return NamedSharding(self.mesh(mesh), self.spec)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,27 +72,27 @@ class Layout(abc.ABC):
         return self.laid_out_shape(shape)
 
     def laid_out(self, value: Any) -> Any:
-        """``value``, of one replica's shape and the same for all, as it is laid out: with what fills it up."""
+        """A value of one replica's shape, the same for all, as it is laid out: filled up."""
         return value
 
     def laid_out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of that."""
+        """The shape of a value of ``shape`` as it is laid out."""
         return shape
 
     def laid_out_on(self, mesh: Mesh) -> NamedSharding:
-        """How it lies on ``mesh``, which is a part of the strategy's or all of it."""
+        """The sharding of a value laid out on ``mesh``, which is the strategy's or a part of it."""
         return NamedSharding(mesh, self.spec)
 
     def laid_out_sharding(self, mesh: Mesh) -> Sharding:
-        """The same between programs: on the part of the strategy's mesh that has it, or at its home."""
+        """The sharding of a value laid out between programs: on its part of the strategy's mesh, or at its home."""
         return self.sharding(mesh)
 
     def to_stored(self, laid_out: jax.Array, mesh: Mesh) -> jax.Array:
-        """The stored array of what is laid out on the devices: the same memory."""
+        """The stored array of a value that is laid out on the devices: the same memory."""
         return laid_out
 
     def from_stored(self, stored: jax.Array, mesh: Mesh) -> jax.Array:
-        """The other way round."""
+        """The value laid out, from its stored array: the same memory."""
         return stored
 
     def whole(self, laid_out: Any) -> Any:
@@ -104,7 +104,7 @@ class Layout(abc.ABC):
         return (whole,) * len(replicas)
 
     def describe(self, mesh: Mesh, per_device: int = 1) -> str:
-        """Where the value is, in words, if each device (of a replica's, the first) runs so many replicas."""
+        """Say where the value is, if each device (the first of a replica's) runs ``per_device`` replicas."""
         logical = mesh.size // mesh.shape[REPLICA_AXIS]
         replicas = mesh.shape[REPLICA_AXIS] * per_device
         where = self._on_replicas(replicas, logical if self.logical_device is None else 1)
@@ -119,7 +119,7 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def _on_replicas(self, replicas: int, logical: int) -> str:
-        """Where the value is, in words, without its logical devices."""
+        """Say where the value is, without its logical devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Split(Layout):
     All pieces are stored with the same size. If the value does not divide evenly, the last pieces are filled up
     with zeros, which are not part of the value.
 
-    If the logical devices of a replica have different parts of the value (``axes``), what is split over the replicas is
-    the part of each logical device. Along one dim it divides evenly then.
+    If the logical devices of a replica have different parts of the value (``axes``), the part of each logical device is
+    split over the replicas; if along the same dim, evenly.
 
     Attributes:
       dim: the dim along which the value is split.
@@ -201,7 +201,7 @@ class Split(Layout):
 
     @property
     def filling(self) -> int:
-        """How many entries along the dim of what is laid out are not part of the value."""
+        """The number of entries along the dim, as it is laid out, that are not part of the value."""
         return self.replicas * self.piece - self.size
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -231,19 +231,19 @@ class Split(Layout):
         return lax.slice_in_dim(laid_out, 0, self.size, axis=self.dim) if self.filling else laid_out
 
     def bounds(self, replica: int) -> tuple[int, int]:
-        """Which part of the dim, without the filling, a replica has; with ``logical_parts``, of the pieces in turn."""
+        """A replica's part of the dim, without the filling; with ``logical_parts``, of the pieces in turn."""
         first, last = (min((replica % self.replicas + i) * self.piece, self.size) for i in (0, 1))
         return first, last
 
     def parts(self, whole: Any, replicas: Sequence[int]) -> tuple[Any, ...]:
-        in_turn = self._regrouped(whole, self.logical_parts, self.replicas)
+        in_turn = self._regrouped_pieces(whole, self.logical_parts, self.replicas)
         return tuple(lax.slice_in_dim(in_turn, *self.bounds(replica), axis=self.dim) for replica in replicas)
 
     def joined(self, pieces: Sequence[Any]) -> Any:
         """The whole value, from the pieces of a group without their filling."""
-        return self._regrouped(jnp.concatenate(pieces, self.dim), self.replicas, self.logical_parts)
+        return self._regrouped_pieces(jnp.concatenate(pieces, self.dim), self.replicas, self.logical_parts)
 
-    def _regrouped(self, array: Any, outer: int, inner: int) -> Any:
+    def _regrouped_pieces(self, array: Any, outer: int, inner: int) -> Any:
         """``array`` with the dim, which is ``outer`` times ``inner`` pieces, in the order ``inner`` times ``outer``."""
         if self.logical_parts == 1:
             return array
@@ -260,13 +260,13 @@ class Split(Layout):
         for shard in stored.addressable_shards:
             shards.setdefault((shard.index[self.dim].start or 0) // self.piece, []).append(shard)
         pieces: dict[int, jax.Array] = {}
-        for replica, mine in sorted(shards.items()):
-            piece = mine[0].data
+        for replica, shards_of in sorted(shards.items()):
+            piece = shards_of[0].data
             if any(self.axes):
                 over_mesh: Any = stored.sharding
                 where = NamedSharding(devices_of(over_mesh.mesh, replica), spec_of(self.axes))
                 shape = (*stored.shape[: self.dim], self.piece, *stored.shape[self.dim + 1 :])
-                piece = jax.make_array_from_single_device_arrays(shape, where, [s.data for s in mine])
+                piece = jax.make_array_from_single_device_arrays(shape, where, [s.data for s in shards_of])
             first, last = self.bounds(replica)
             pieces[replica] = jnp.copy(lax.slice_in_dim(piece, 0, last - first, axis=self.dim))
         return pieces

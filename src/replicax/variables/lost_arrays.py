@@ -65,7 +65,7 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
 
 
 def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Slot]:
-    """After a program that uses the variables of ``slots`` has failed: mark those whose arrays are lost."""
+    """Mark the variables of ``slots`` whose arrays are lost, after a program that uses them has failed."""
     lost = [slot for slot in slots if isinstance(slot.array, jax.Array) and slot.array.is_deleted()]
     for slot in lost:
         slot.array = LostArray(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)
@@ -77,6 +77,6 @@ def _not_known() -> bool:  # of random keys, which have no is_ready
 
 
 def _line(error: BaseException) -> str:
-    """An error in one line."""
+    """The error as one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -94,7 +94,7 @@ class MaxSizePartitioner:
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> list[int]:
         if not shape:
             return []
-        rows = shape[_checked(shape, self.dim)]
+        rows = shape[_checked_dim(shape, self.dim)]
         row_bytes = max(1, _bytes(shape, dtype) // max(1, rows))
         rows_in_one = max(1, self.max_shard_bytes // row_bytes)
         pieces = -(-rows // rows_in_one)
@@ -152,12 +152,12 @@ class GroupPartitioner:
         checked_partitioner(self.partitioner)
 
     def size(self, replicas: int, slices: int, per_device: int = 1) -> int:
-        """How many replicas a group has, of which those that share a device count as one.
+        """The number of replicas in a group; those that share a device count as one.
 
         Args:
-          replicas: how many there are, counted so.
-          slices: in how many slices they lie, one after the other, with as many in each; 0: they lie otherwise.
-          per_device: how many share each device.
+          replicas: the number of replicas, counted so.
+          slices: the number of slices in which they lie, one after the other, as many in each; 0: they lie otherwise.
+          per_device: the number that share each device.
 
         Raises:
           ValueError: the size does not divide the number of replicas; or there is none, and groups can't be slices.
@@ -200,7 +200,7 @@ def over_all(replicas: int, min_bytes: int = 1024) -> PieceCounts:
 
 
 def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int | None, int]:
-    """Along which dim, and into how many pieces, a partitioner splits the variable ``name``.
+    """The dim along which a partitioner splits the variable ``name``, and the number of pieces.
 
     Returns:
       ``(None, 1)`` if it is not split.
@@ -239,11 +239,11 @@ def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
 def _along(shape: tuple[int, ...], dim: int, pieces: int) -> list[int]:
     if not shape:
         return []
-    split = _checked(shape, dim)
+    split = _checked_dim(shape, dim)
     return [max(1, min(pieces, size)) if d == split else 1 for d, size in enumerate(shape)]
 
 
-def _checked(shape: tuple[int, ...], dim: int) -> int:
+def _checked_dim(shape: tuple[int, ...], dim: int) -> int:
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"partitioner: dim {dim} is out of range for a variable of shape {shape}")
     return dim % len(shape)

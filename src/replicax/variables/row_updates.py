@@ -26,7 +26,7 @@ class RowUpdates:
     describe: Any
     check_casts: Any
     _in_replica: Any
-    _combined: Any
+    _combined_value: Any
     _write: Any
 
     def scatter_add(self, slices: IndexedSlices) -> Any:
@@ -76,7 +76,7 @@ class RowUpdates:
         self.check_casts(jnp.asarray(slices.values))
         slices = IndexedSlices(jnp.asarray(slices.values, self.dtype), slices.indices, self.shape)
         if self._in_replica():
-            slices = self._combined(slices)
+            slices = self._combined_value(slices)
         elif self.is_stacked:
             raise ValueError(
                 f"{self.describe()}: {method} in cross-replica context would change every copy; call it inside a step"

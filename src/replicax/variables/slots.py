@@ -17,7 +17,7 @@ import jax
 
 
 class View(Protocol):
-    """An object outside Replicax that has the array of a variable as its own."""
+    """An object outside Replicax that holds the array of a variable as its own."""
 
     def show(self) -> None:
         """Give it the present array."""
@@ -29,7 +29,7 @@ class SlotGroup:
     Attributes:
       slots: the slots of the arrays, in order; empty if a slot has left the group.
       arrays: the present arrays; a call that writes all of them replaces the list.
-      views: weak references to those of the slots.
+      views: weak references to the views of the slots.
     """
 
     __slots__ = ("arrays", "slots", "views")
@@ -113,9 +113,9 @@ def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
 
 
 def exchanging() -> contextlib.AbstractContextManager[Any]:
-    """Holds :data:`launching` while code outside a program reads or changes an array.
+    """Hold :data:`launching` while code outside a program reads or changes an array.
 
-    It does not hold it on a thread of XLA: there a host callback runs, and its program may hold the lock.
+    On a thread of XLA the lock is not taken: a host callback runs there, and its program may hold the lock.
     """
     is_callback = isinstance(threading.current_thread(), threading._DummyThread)
     return contextlib.nullcontext() if is_callback else launching

@@ -1,4 +1,4 @@
-"""Stores: where the values of variables are read and written.
+"""Stores: they read and write the values of variables.
 
 A variable is a handle. Outside a step its value is an array in a :class:`Slot`; inside a step that is being
 traced, or inside ``value_and_grad``, it is a traced value. A :class:`Store` hides the difference; variables use
@@ -20,7 +20,7 @@ from replicax.devices.logical_axes import constrained
 from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
-from replicax.variables.collection import VariableCollection, check_agreed, meet_to_read
+from replicax.variables.collection import VariableCollection, check_agreed, check_all_read
 from replicax.variables.slots import escaped, exchanging
 from replicax.workers.replicas import Replicas
 
@@ -87,7 +87,7 @@ class ConcreteStore:
             return jnp.zeros(shape, variable.dtype)  # only the shapes of this program are used
         if variable.replicas.is_absent:
             context.check_present(variable.replicas, f"reading {variable.describe()}")
-        meet_to_read(variable)
+        check_all_read(variable)
         with exchanging():
             value = variable.from_storage()
             if value is variable.slot.array:
@@ -172,7 +172,7 @@ class Creations:
             undo()
 
     def again(self) -> Creations:
-        """The same for another replica, which gets the same variables in the same order."""
+        """The creations of another replica, which gets the same variables in the same order."""
         other = Creations(self._replicas, self._variables)
         other._undo = self._undo
         return other
@@ -194,7 +194,7 @@ def current_collection() -> VariableCollection:
 def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
     """Run ``step`` on the replicas of ``variable``, outside of every step, so that its copies can be combined.
 
-    It is the strategy that runs steps; see :class:`~replicax.variables.collection.VariableCollection`.
+    The strategy runs the step; see :class:`~replicax.variables.collection.VariableCollection`.
 
     Raises:
       ContextError: the caller is inside another strategy's scope.

@@ -147,31 +147,31 @@ def assign(variables: Tree, values: Tree) -> None:
 def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     """Assign each variable its value, as ``variable.assign`` does, one after the other.
 
-    Those that are mirrored go to the devices in one transfer, outside of a step.
+    Mirrored variables get theirs in one transfer, outside of a step.
 
     Raises:
       ValueError, TypeError, LocalityError: as ``variable.assign`` does. A shape or a dtype that does not fit is found
         before any variable is changed.
     """
-    checked = [(variable, _checked(variable, value)) for variable, value in pairs]
-    together: dict[Variable, Any] = {}
+    checked = [(variable, _checked_value(variable, value)) for variable, value in pairs]
+    coalesced: dict[Variable, Any] = {}
     is_outside = isinstance(current_store(), ConcreteStore) and _jax.current_trace() is _jax.eval_trace()
     for variable, value in checked:
         if is_outside and _is_plain(variable):
-            together[variable] = value
+            coalesced[variable] = value
         else:
             variable.assign(value)
-    if not together:
+    if not coalesced:
         return
-    shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in together]
-    stored = put_copies(list(together.values()), shardings)
+    shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in coalesced]
+    stored = put_copies(list(coalesced.values()), shardings)
     with exchanging():
-        for variable, array in zip(together, stored, strict=True):
+        for variable, array in zip(coalesced, stored, strict=True):
             variable.slot.array = array
             escaped.discard(variable.slot)
 
 
-def _checked(variable: Variable, value: Any) -> Any:
+def _checked_value(variable: Variable, value: Any) -> Any:
     """An array of the variable's shape and dtype; of the host, if it is there, in memory that is never written to."""
     if (
         isinstance(value, jax.Array)
@@ -185,7 +185,7 @@ def _checked(variable: Variable, value: Any) -> Any:
 
 
 def _is_plain(variable: Variable) -> bool:
-    """Whether every device is to have the whole value, and what other workers have need not be compared."""
+    """Whether every device gets the whole value, and no other worker's value has to be compared."""
     replicas = variable.replicas
     is_here = not (replicas.is_absent or replicas.lockstep.several)
     return is_here and type(variable) is Variable and type(variable.layout) is Mirrored

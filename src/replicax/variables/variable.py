@@ -195,10 +195,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
         self._set_kind(aval.shape, aval.dtype)
-        return Initial(lambda: self._computed(program), program, of_program)
+        return Initial(lambda: self._computed_array(program), program, of_program)
 
-    def _computed(self, program: Callable[[], Any]) -> jax.Array:
-        """The stored array of what a program computes, of which each device computes its part."""
+    def _computed_array(self, program: Callable[[], Any]) -> jax.Array:
+        """The stored array of a program's result, of which each device computes its part."""
         mesh = self.replicas.mesh
         laid_out = compute(lambda: self.layout.laid_out(program()), (), self.layout.laid_out_sharding(mesh))
         return self.layout.to_stored(laid_out, mesh)
@@ -228,12 +228,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     @property
     def ndim(self) -> int:
-        """How many dims one copy has."""
+        """The number of dims of one copy."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements one copy has."""
+        """The number of elements of one copy."""
         return self._aval.size
 
     @property
@@ -248,12 +248,12 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
 
     @property
     def is_spread(self) -> bool:
-        """Whether the pieces of the value are on several workers, so that all must take part in putting it together."""
+        """Whether the pieces of the value are on several workers, so that all must take part in joining them."""
         return isinstance(self.layout, Split) and self.replicas.lockstep.several
 
     @property
     def sharding(self) -> Sharding:
-        """How the stored array lies on the strategy's devices."""
+        """The sharding of the stored array on the strategy's devices."""
         return self.layout.sharding(self.replicas.mesh)
 
     def describe(self) -> str:
@@ -272,7 +272,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         return "<{}: {}>".format(*self._about_and_value())
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it is, and below it the value as NumPy prints it."""
+        """For notebooks: the variable, and below it the value as NumPy prints it."""
         about, value = self._about_and_value()
         return f"<code>{html.escape(about)}</code><pre>{html.escape(value)}</pre>"
 
@@ -348,10 +348,10 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             )
         copies = current_store().copies(self)
         if isinstance(copies.form, Local):
-            mine, communicator = copies.form.value, copies.form.communicator
+            value, communicator = copies.form.value, copies.form.communicator
             if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-                return communicator.from_first(mine)
-            return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [mine])[0]
+                return communicator.from_first(value)
+            return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [value])[0]
         return run_across(self, combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:
@@ -380,7 +380,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         """
         value = self.checked(value)
         if self._in_replica():
-            return self._write(self._combined(value))
+            return self._write(self._combined_value(value))
         if self.is_stacked and self.aggregation is Aggregation.SUM:
             return self._share_out(value)
         return self._write(value)
@@ -392,7 +392,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             return self
         form = current_store().copies(self).form
         assert isinstance(form, Local)
-        return self._write(share_of(value, form.communicator.replica_id(), self.replicas.count))
+        return self._write(share_of(value, form.communicator.replica_id(), self.replicas.num_replicas))
 
     def assign_add(self, delta: Any) -> Variable:
         """Add ``delta``, combined over the replicas as in :meth:`assign`, and return the variable.
@@ -415,7 +415,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         delta = self.checked(delta)
         store = current_store()
         if self._in_replica():
-            return self._write(change(store.read(self), self._combined(delta)))
+            return self._write(change(store.read(self), self._combined_value(delta)))
         if not self.is_stacked:
             present = store.read(self)
             if isinstance(delta, jax.Array) and _jax.current_trace() is _jax.eval_trace():
@@ -431,7 +431,7 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
         run_across(self, getattr(Variable, method), self, delta)
         return self
 
-    def _combined(self, value: Any) -> Any:
+    def _combined_value(self, value: Any) -> Any:
         """The replicas' arrays, or rows, combined into one value."""
         if self.is_on_read or self.aggregation is Aggregation.NONE:
             return value

@@ -46,7 +46,7 @@ class Phase(enum.IntEnum):
     CALLBACKS = "in a callback"
     INPUT = "waiting for its input", LONG
     COMPILE = "compiling", LONG
-    EXACT = "in a step on the per-replica executor", LONG
+    PER_REPLICA = "in a step on the per-replica executor", LONG
     EVALUATION = "evaluating", LONG
     SAVING = "saving", LONG
     RESTORING = "restoring", LONG

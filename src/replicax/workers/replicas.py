@@ -19,26 +19,28 @@ if TYPE_CHECKING:
 
 
 class RemoteVariables(Protocol):
-    """Where the variables of a strategy live, if not in this process, and who else uses them.
+    """The variables of a strategy that live in other processes, and the other replicas that use them.
 
-    A step runs on copies: they are brought before it, and what it has changed is sent after it. The rooms below the
+    A step runs on copies: they are fetched before it, and its changes are sent after it. The rooms below the
     strategy call these methods, and know nothing of servers.
     """
 
     @property
     def groups(self) -> int:
-        """How many groups of replicas, each in a process, train in step; 1 if each goes its own way."""
+        """The number of groups of replicas, each in a process, that train in step; 1 if each trains alone."""
 
     def bring(self, slots: Iterable[Any]) -> None:
-        """Bring the present values of these slots."""
+        """Fetch the present values of these slots."""
 
     def send(self, slots: Iterable[Any]) -> None:
         """Send what a step has written into these slots."""
 
     def communicator(self, here: Any, count: int) -> Any:
-        """How a replica reaches all others, given how it reaches the ``count`` of its group: ``here``.
+        """The :class:`replicax.collectives.Communicator` of a replica with all others.
 
-        Both are a :class:`replicax.collectives.Communicator`.
+        Args:
+          here: its communicator with the ``count`` replicas of its group.
+          count: the number of replicas in the group.
         """
 
 
@@ -49,67 +51,66 @@ class Replicas:
     A strategy has one of these, which no other has, so it tells strategies apart, too.
 
     Attributes:
-      strategy: the one that has them. ``ReplicaContext.strategy`` and ``merge_call`` hand it out; the rooms below use
-        nothing else of it.
-      count: how many run a step together. Those of one device have consecutive numbers.
-      local: the numbers of this worker's.
-      devices: the first device of each, in the order of the replicas. Several replicas may be on one.
-      logical_devices: the devices that each runs on: ``[replicas, logical devices]``.
-      slices: how many slices the devices are of, one after the other, with as many replicas in each; 1 if of none, and
-        0 if they lie otherwise.
-      mesh: of all these devices.
+      strategy: the strategy. Lower rooms only hand it out, and find its programs and variables by it.
+      num_replicas: the number of replicas that run a step together. Those of one device have consecutive numbers.
+      local_replicas: the numbers of this worker's replicas.
+      worker_devices: the first device of each replica, in their order. Several replicas may be on one.
+      logical_devices: the devices of each replica: ``[replicas, logical devices]``.
+      slices: the number of slices of the devices, one after the other, with as many replicas in each; 1 if there are no
+        slices, and 0 if they are arranged otherwise.
+      mesh: the mesh of all these devices.
       is_absent: whether the devices are only described: plan mode.
-      lockstep: what their workers tell each other to stay together.
-      options: of collectives that are given none; ``None`` for the usual ones.
-      at_once: how many of the replicas that share a device run at the same time, where they can.
-      in_order: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any number
-        of devices.
-      remote_variables: where the variables live, and which other replicas use them, if not these alone.
+      lockstep: the exchanges that keep the workers together.
+      communication_options: for collectives without their own; ``None`` for the defaults.
+      replicas_at_once: how many of the replicas that share a device run at the same time, where they can.
+      reproducible: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any
+        number of devices.
+      remote_variables: where the variables live and which other replicas use them; ``None`` if these alone do.
 
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
-    >>> replicas.count, replicas.local, dict(replicas.mesh.shape)
+    >>> replicas.num_replicas, replicas.local_replicas, dict(replicas.mesh.shape)
     (2, (0, 1), {'replica': 2})
     """
 
     strategy: Strategy
-    count: int
-    local: tuple[int, ...]
-    devices: tuple[jax.Device, ...]
+    num_replicas: int
+    local_replicas: tuple[int, ...]
+    worker_devices: tuple[jax.Device, ...]
     logical_devices: np.ndarray
     slices: int
     mesh: Mesh
     is_absent: bool
     lockstep: Lockstep
-    options: CommunicationOptions | None
-    at_once: int = 1
-    in_order: bool = False
+    communication_options: CommunicationOptions | None
+    replicas_at_once: int = 1
+    reproducible: bool = False
     remote_variables: RemoteVariables | None = None
 
     @property
     def in_sync(self) -> int:
-        """How many replicas share a global batch: these, and those of other groups that train in step with them."""
-        return self.count if self.remote_variables is None else self.count * self.remote_variables.groups
+        """The number of replicas that share a global batch: these, and those of groups that train in step with them."""
+        return self.num_replicas * (1 if self.remote_variables is None else self.remote_variables.groups)
 
     @property
     def num_logical_devices(self) -> int:
-        """How many devices each replica runs on."""
+        """The number of devices of each replica."""
         return int(self.logical_devices.shape[1])
 
     @property
     def device_count(self) -> int:
-        """How many devices run replicas; the logical devices of a replica count as one."""
+        """The number of devices that run replicas; the logical devices of a replica count as one."""
         return int(self.mesh.shape[REPLICA_AXIS])
 
     @property
     def per_device(self) -> int:
-        """How many replicas each device runs."""
-        return self.count // self.device_count
+        """The number of replicas of each device."""
+        return self.num_replicas // self.device_count
 
     @property
-    def here(self) -> dict[int, jax.Device]:
-        """This worker's replicas in their order, each with its (first) device."""
-        return {i: self.devices[i] for i in self.local}
+    def local_devices(self) -> dict[int, jax.Device]:
+        """The (first) device of each of this worker's replicas, by the replica's number."""
+        return {i: self.worker_devices[i] for i in self.local_replicas}
 
     def __repr__(self) -> str:
-        return repr(self.strategy)  # which is what users know them by
+        return repr(self.strategy)  # the name that users know

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tests.oracle.library import Library
 from tests.oracle.program import Topic
-from tests.oracle.reasons import BRANCH, BRANCH_EXACT
+from tests.oracle.reasons import BRANCH, BRANCH_PER_REPLICA
 
 topic = Topic("merge_call")
 
@@ -177,7 +177,7 @@ def raises(d: Library) -> Any:
     return _run(d, merge)
 
 
-@topic.program("on one replica only", differs=BRANCH, executors_differ=BRANCH_EXACT)
+@topic.program("on one replica only", differs=BRANCH, executors_differ=BRANCH_PER_REPLICA)
 def one_replica_only(d: Library) -> Any:
     def step(x: Any) -> Any:
         return d.context.merge_call(lambda strategy, x: x, args=(x,)) if x > 1.5 else x

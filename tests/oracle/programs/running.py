@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.oracle.library import Library
 from tests.oracle.program import Topic
-from tests.oracle.reasons import BRANCH, BRANCH_EXACT
+from tests.oracle.reasons import BRANCH, BRANCH_PER_REPLICA
 
 topic = Topic("run")
 
@@ -117,7 +117,7 @@ def too_many_components(d: Library) -> Any:
     return d.each(d.strategy.run(lambda x: x, args=(wider.per_replica([1.0, 2.0, 3.0, 4.0]),)))
 
 
-@topic.program("replicas return different structures", differs=BRANCH, executors_differ=BRANCH_EXACT)
+@topic.program("replicas return different structures", differs=BRANCH, executors_differ=BRANCH_PER_REPLICA)
 def different_structures(d: Library) -> Any:
     def step(x: Any) -> Any:
         return (x,) if x > 1.5 else [x]
@@ -125,7 +125,7 @@ def different_structures(d: Library) -> Any:
     return d.strategy.run(step, args=(d.per_replica([1.0, 2.0]),))
 
 
-@topic.program("replicas branch in Python by their own values", differs=BRANCH, executors_differ=BRANCH_EXACT)
+@topic.program("replicas branch in Python by their own values", differs=BRANCH, executors_differ=BRANCH_PER_REPLICA)
 def branches(d: Library) -> Any:
     def step(x: Any) -> Any:
         return x * 10.0 if x > 1.5 else x

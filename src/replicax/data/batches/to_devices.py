@@ -46,7 +46,7 @@ def placed(element: GlobalBatch, replicas: Replicas) -> Any:
         mask = example_mask(element.sizes, element.filled[0].shape[1], replicas.mesh)
         leaves = padded(_place_stacks(element.filled, replicas), mask)
     elif element.alike:
-        bare = replicas.count == 1
+        bare = replicas.num_replicas == 1
         arrays = _place_stacks(_stacks(element), replicas, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
     else:
@@ -58,7 +58,7 @@ def placed(element: GlobalBatch, replicas: Replicas) -> Any:
 
 
 def _placed_group(staged: Staged, replicas: Replicas) -> ElementGroup:
-    mesh, bare = replicas.mesh, replicas.count == 1 and not staged.is_padded
+    mesh, bare = replicas.mesh, replicas.num_replicas == 1 and not staged.is_padded
     stacks = staged.stacks()
     masks = None
     if staged.is_padded:
@@ -86,7 +86,7 @@ def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool =
     if sharding.is_fully_addressable:
         arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
         return arrays
-    return [jax.make_array_from_process_local_data(sharding, s, (replicas.count, *s.shape[1:])) for s in stacks]
+    return [jax.make_array_from_process_local_data(sharding, s, (replicas.num_replicas, *s.shape[1:])) for s in stacks]
 
 
 @functools.lru_cache(maxsize=64)  # JAX analyses a sharding at its first use, and stores the result in it

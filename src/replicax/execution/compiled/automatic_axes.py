@@ -1,4 +1,4 @@
-"""Automatic axes: what JAX and XLA don't do while some axes of a mesh are automatic is said in another way.
+"""Automatic axes: rewrites of operations that JAX and XLA refuse while some axes of a mesh are automatic.
 
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
 refuses to call the host from there, and XLA refuses branches whose results are split in different ways. So calls of the
@@ -24,7 +24,7 @@ from replicax.execution.compiled.program_rewriting import Rewriting, Rule, insid
 
 
 class AutomaticAxes(Rule):
-    """The rule, for a replica whose logical devices are along the axes ``logical``."""
+    """The rule for replicas whose logical devices lie along the axes ``logical``."""
 
     def __init__(self, logical: tuple[str, ...]) -> None:
         self.logical = logical
@@ -51,8 +51,8 @@ class AutomaticAxes(Rule):
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
 
     def on_first(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        """The host is called by the first logical device, unless it does not matter; all of them get its answer."""
-        # A call that nothing goes into or comes out of is one that XLA does not know where to make.
+        """Call the host from the first logical device, unless all may call it; all of them get its answer."""
+        # XLA does not know where to make a call without operands and results.
         values = operands or [lax.axis_index(REPLICA_AXIS)]
 
         def ask(*values: Any) -> list[Any]:
@@ -68,7 +68,7 @@ class AutomaticAxes(Rule):
 
         def manual(*values: Any) -> list[Any]:
             if equation.primitive.name in PURE_HOST_CALLS and not of_watch(equation):
-                return ask(*values)  # by all: if it fails, it fails for all, and none waits for another
+                return ask(*values)  # all of them: if it fails, it fails for all, and none waits for another
             answers = lax.cond(lax.axis_index(self.logical) == 0, ask, wait, *values)
             return [lax.all_gather(answer, self.logical)[0] for answer in answers]
 
@@ -80,7 +80,7 @@ class AutomaticAxes(Rule):
 
 
 def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
-    """A branch whose results are those of an operation that says nothing of how they are split."""
+    """A branch whose results come from an operation that does not say how they are split."""
 
     def run(*values: Any) -> list[Any]:
         results = _jax.evaluate(branch, values)

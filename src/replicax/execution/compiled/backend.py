@@ -1,7 +1,6 @@
-"""Backends: what the compiler for one platform needs and others do not.
+"""Backends: rules and options for the compiler of one platform.
 
-A package at the edge (:mod:`replicax.backends`) has them. Nothing here knows which there are: a platform without
-one gets programs as the other passes leave them.
+They are in :mod:`replicax.backends`, which registers them. Without one, programs stay as the other passes leave them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from replicax.system import registry
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """How a program is about to be compiled.
+    """How a program will be compiled.
 
     Attributes:
       in_a_loop: whether it will be in a loop as a whole.
@@ -37,14 +36,14 @@ class Target:
 
 
 class Backend:
-    """What one platform's compiler needs: nothing, unless a subclass says otherwise."""
+    """The rules and options for one platform's compiler; by default none."""
 
     def rules(self, jaxpr: _jax.Jaxpr, target: Target) -> list[Rule]:
-        """The rules of the pass that comes last, for a program that has something for them to do."""
+        """The rules of the last pass that apply to a program."""
         return []
 
     def options(self, target: Target) -> Mapping[str, Any] | None:
-        """What the compiler is told besides what ``XLA_FLAGS`` says."""
+        """Options of the compiler, in addition to those in ``XLA_FLAGS``."""
         return None
 
 

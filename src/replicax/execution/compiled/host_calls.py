@@ -1,9 +1,9 @@
-"""Calls of the host don't fail inside a program: what they raise is noted, and raised when the program is over.
+"""Calls of the host don't fail inside a program: their errors are noted, and raised when the program is over.
 
-XLA can't break a program off. A device whose call has failed would end, and the others would wait for it in their next
+XLA can't abort a program. A device whose call has failed would end, and the others would wait for it in their next
 collective: on CPUs until XLA ends the process after a minute, on GPUs for ever. So after an error nothing is called any
-more, and the results of calls are zeros. Not so for calls inside a ``shard_map`` of the user's, and in loops and
-branches that take mutable arrays: these fail where they are.
+more, and the results of calls are zeros. Calls inside a user's ``shard_map``, and in loops and branches that take
+mutable arrays, fail where they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HostErrors:
     Attributes:
       are_noted: whether a run is waited for, after which its first error is raised.
       first: the first error of that run, if there is one.
-      since: when it came, by ``time.monotonic``.
+      since: the time of that error, by ``time.monotonic``.
     """
 
     def __init__(self) -> None:
@@ -41,26 +41,26 @@ class HostErrors:
         self._unfinished: Any = None
 
     def begin(self) -> None:
-        """A run begins. One that is not waited for any more must be over, or its errors would be those of this run."""
+        """Begin a run, when one that was left unfinished is over, as its errors would be taken for this run's."""
         with contextlib.suppress(Exception):
             jax.block_until_ready(self._unfinished)
         self._unfinished = self.first = None
         self.are_noted = True
 
     def note(self, error: BaseException) -> None:
-        """A call has raised ``error``."""
+        """Note the error of a call."""
         if self.first is None:
             self.since, self.first = time.monotonic(), error
 
     def end(self, unfinished: Any = None) -> BaseException | None:
-        """The first error of a run that is over, or is not waited for any more: then it will return ``unfinished``."""
+        """The first error of the run, which is over, or is left to compute the arrays ``unfinished``."""
         error, self.first = self.first, None
         self.are_noted, self._unfinished = False, unfinished
         return error
 
 
 class HostCalls(Rule):
-    """The rule; it comes first.
+    """The rule for calls of the host; it comes first.
 
     Args:
       errors: where errors are noted.
@@ -102,5 +102,5 @@ class _GuardedCall:
 
 
 def of_watch(equation: _jax.Equation) -> bool:
-    """Whether a call of the host is one of the watch's, which counts the replicas that call."""
+    """Whether a call of the host is the watch's, which counts the replicas that have come."""
     return getattr(_jax.host_function(equation), "__module__", None) == communication.__name__

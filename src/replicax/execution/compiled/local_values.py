@@ -1,4 +1,4 @@
-"""Local values: what the replicas of a device have of an array that all devices have a part of."""
+"""Local values: the parts of arrays that the replicas of one device have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicax.variables.layout import Copies, Layout, Mirrored, Split
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Each:
-    """A value of each of this device's replicas.
+    """A value for each of this device's replicas.
 
     Attributes:
       array: ``[k, *shape]``.
@@ -27,12 +27,12 @@ class Each:
 
 
 def of_value(locality: Locality, replicas: int) -> Layout:
-    """How an argument or result lies on the devices of so many replicas."""
+    """The layout of an argument or result on the devices of this many replicas."""
     return Copies(replicas) if locality is T else Mirrored()
 
 
 def entered(stored: jax.Array, layout: Layout) -> Any:
-    """What a replica, or those that share a device, have of a stored array."""
+    """Unwrap a stored array for this device's replicas."""
     if not stored.size:
         stored = _nothing_like(stored)
     if isinstance(layout, Split):
@@ -43,7 +43,7 @@ def entered(stored: jax.Array, layout: Layout) -> Any:
 
 
 def _nothing_like(empty: jax.Array) -> jax.Array:
-    """An array without elements that is no argument: at those the compiler of JAX 0.11 ends the process."""
+    """An array without elements that is no argument: such arguments crash the compiler of JAX 0.11."""
     if not is_key(empty.dtype):
         return jnp.zeros(empty.shape, empty.dtype)
     data = jax.eval_shape(jax.random.key_data, empty)
@@ -51,22 +51,22 @@ def _nothing_like(empty: jax.Array) -> jax.Array:
 
 
 def left(value: Any, layout: Layout) -> jax.Array:
-    """What is stored of a value of the replicas here."""
+    """The stored array of a value of this device's replicas."""
     array: jax.Array = array_of(value)
     return array[None] if isinstance(layout, Copies) and not isinstance(value, Each) else array
 
 
-def stored_here(use: Use, here: int) -> Any:
-    """What the replicas of a device, of which there are so many, have of a variable's stored array."""
+def stored_here(use: Use, per_device: int) -> Any:
+    """The shape and dtype of the part of a variable's stored array that a device with ``per_device`` replicas has."""
     shape, layout = use.aval.shape, use.layout
     if isinstance(layout, Split):
         return use.aval.update(shape=(*shape[: layout.dim], layout.piece, *shape[layout.dim + 1 :]))
-    return of_replicas_here(use.aval, layout, here)
+    return of_replicas_here(use.aval, layout, per_device)
 
 
-def of_replicas_here(aval: Any, layout: Layout, here: int) -> Any:
-    """The shape of what all replicas of a device have of a value, from that of one replica's."""
-    return aval.update(shape=(here, *aval.shape)) if here > 1 and isinstance(layout, Copies) else aval
+def of_replicas_here(aval: Any, layout: Layout, per_device: int) -> Any:
+    """The shape and dtype of a value of all replicas of a device, from those of one replica's value."""
+    return aval.update(shape=(per_device, *aval.shape)) if per_device > 1 and isinstance(layout, Copies) else aval
 
 
 def array_of(value: Any) -> Any:
@@ -74,11 +74,11 @@ def array_of(value: Any) -> Any:
     return value.array if isinstance(value, Piece | Each) else value
 
 
-def wrapped(array: Any, layout: Layout, here: int) -> Any:
-    """An array as what it is to a program: a piece, or that of each of several replicas."""
+def wrapped(array: Any, layout: Layout, per_device: int) -> Any:
+    """An array as a program has it: as a :class:`Piece`, or as an :class:`Each` of several replicas."""
     if isinstance(layout, Split):
         return Piece(array, layout)
-    return Each(array) if here > 1 and isinstance(layout, Copies) else array
+    return Each(array) if per_device > 1 and isinstance(layout, Copies) else array
 
 
 def zeros_like(aval: Any) -> jax.Array:

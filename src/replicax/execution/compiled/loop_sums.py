@@ -1,8 +1,8 @@
-"""Loop sums: what a loop may sum over the replicas and scatter in each of its turns, instead of once at its end.
+"""Loop sums: sums over the replicas that a loop scatters in each iteration, instead of once at its end.
 
 A loop over the layers of a model stacks their gradients; of each slice the sum is taken at once. A loop over the
-replicas of a device adds up the gradients of each; of each term the sum over the devices is taken at once. In both, all
-of it need not be in memory: what the loop stacks or carries is in pieces.
+replicas of a device adds up the gradients of each; of each term the sum over the devices is taken at once. In both, the
+whole need not be in memory: the loop stacks or carries pieces.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class WantedSum:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopSum:
-    """How a loop makes a sum over the replicas, turn by turn.
+    """How a loop makes a sum over the replicas, iteration by iteration.
 
     Attributes:
-      of_turn: which pieces of what a turn makes are needed.
+      of_iteration: which pieces of an iteration's result are needed.
       split: which pieces of the stack of all slices, or of the total, these make up.
-      adds: whether it is a total to which the turns add.
-      in_group: whether the turns sum in each group only, so that the groups come together once, after the loop.
-      first: operations on what a turn makes, before it is summed. So a gradient that is cast to a wider dtype is summed
-        in that one.
+      adds: whether it is a total to which the iterations add.
+      in_group: whether the iterations sum in each group only, so that the groups come together once, after the loop.
+      first: operations on an iteration's result, before it is summed. So a gradient that is cast to a wider dtype is
+        summed in that one.
       last: operations on the pieces, after the loop.
     """
 
-    of_turn: Split
+    of_iteration: Split
     split: Split
     adds: bool
     in_group: bool
@@ -58,25 +58,24 @@ class LoopSum:
     last: tuple[Any, ...] = ()
 
     def summand(self, array: Any) -> Any:
-        """What a turn has made, as it is to be summed."""
-        return _applied(self.first, array)
+        """The term to be summed, from an iteration's result."""
+        return _after(self.first, array)
 
     def result(self, array: Any) -> Piece:
         """The pieces that the loop has stacked or added up, as pieces of the sum that is wanted."""
         total = summed_over_groups(array, self.split) if self.adds else array
-        return Piece(_applied(self.last, total), self.split, summed=True)
+        return Piece(_after(self.last, total), self.split, summed=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopPlan:
-    """What a loop does in pieces.
+    """How a loop computes in pieces.
 
     Attributes:
-      body: the program of one turn. Of a total that the turns add to, the result is what this turn adds.
+      body: the program of one iteration. For a total to which the iterations add, its result is the term.
       sums: for each of its results how it is summed; ``None`` if it is not.
-      number: which of its inputs is the number of the replica whose turn it is; ``None`` if it is no loop over replicas
-        that share a device.
-      shared: for each of the loop's constants whether it is gathered in each turn, if it is in pieces.
+      number: which of its inputs is the replica's number; ``None`` if it is no loop over replicas that share a device.
+      shared: for each of the loop's constants whether it is gathered in each iteration, if it is in pieces.
     """
 
     body: _jax.Jaxpr
@@ -85,22 +84,23 @@ class LoopPlan:
     shared: list[bool]
 
     def wanted(self) -> dict[Any, WantedSum]:
-        """What a turn makes of which only pieces of sums are needed. Slices are summed when it is over."""
+        """The values in an iteration of which only pieces of sums are needed. Slices are summed after it."""
         results = zip(self.body.outvars, self.sums, strict=True)
-        return {v: WantedSum(s.of_turn, in_group=True) for v, s in results if s is not None and s.adds}
+        return {v: WantedSum(s.of_iteration, in_group=True) for v, s in results if s is not None and s.adds}
 
 
 def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, WantedSum]) -> LoopPlan:
-    """What a loop may do in pieces.
+    """How a loop computes in pieces.
 
-    A loop over the replicas of a device gathers what is large in each turn, or the device would have all of the model;
-    what is small it gathers once, and sums once. Another loop gathers what its turns share once, as it may have many.
+    A loop over the replicas of a device gathers large values in each iteration, or the device would have all of the
+    model; small ones it gathers once, and sums once. Another loop gathers once what its iterations share, as it may
+    have many.
 
     Of the values in ``sunk`` only pieces of sums are needed.
     """
-    wanted = [sunk.get(v) for v in equation.outvars]
+    totals = [sunk.get(v) for v in equation.outvars]
     sums: list[LoopSum | None] = [None] * loop.carried
-    for total in wanted[loop.carried :]:
+    for total in totals[loop.carried :]:
         is_stacked = total is not None and total.split.dim > 0
         sums.append(_of_slices(total) if total is not None and is_stacked else None)
     marks = [e for e in loop.body.eqns if e.primitive is replica_number_p]
@@ -109,7 +109,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     inputs: list[Any] = loop.body.invars
     uses, makers = _uses(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
     outputs: list[Any] = list(loop.body.outvars)
-    for i, (before, total) in enumerate(zip(inputs[loop.constants :], wanted[: loop.carried], strict=False)):
+    for i, (before, total) in enumerate(zip(inputs[loop.constants :], totals[: loop.carried], strict=False)):
         if total is None or is_small(before) or any(e.primitive.name not in CASTS for e in total.before):
             continue
         maker = makers.get(outputs[i])
@@ -125,7 +125,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
 
 
 def is_small(atom: Any) -> bool:
-    """Whether a value is so small that it is not worth a collective in each turn of a loop."""
+    """Whether a value is so small that it is not worth a collective in each iteration of a loop."""
     return bool(atom.aval.size * atom.aval.dtype.itemsize <= PACK_LIMIT)
 
 
@@ -137,23 +137,23 @@ def wanted_sums(
     Args:
       jaxpr: the program.
       hints: which of its values are needed in pieces only.
-      results: of its results those of which only pieces of sums are needed.
+      results: those of its results of which only pieces of sums are needed.
     """
     uses = _uses(jaxpr)
     sunk = {v: total for v, total in (results or {}).items() if not isinstance(v, _jax.Literal) and uses[v] == 1}
     for equation in reversed(jaxpr.eqns):
-        found: list[WantedSum | None]
+        totals: list[WantedSum | None]
         if equation.primitive is all_reduce_p and may_scatter(equation):
-            found = [WantedSum(hints[v]) if v in hints else None for v in equation.outvars]
+            totals = [WantedSum(hints[v]) if v in hints else None for v in equation.outvars]
         elif equation.primitive is mark_p or any(
             v in sunk and says_nothing_new(equation, sunk[v].split) for v in equation.outvars
         ):
-            found = [sunk.get(v) for v in equation.outvars]
+            totals = [sunk.get(v) for v in equation.outvars]
         elif _is_of_one_value(equation) and (later := sunk.get(equation.outvars[0])) is not None:
-            found = [WantedSum(later.split, (equation, *later.before), later.in_group)] * len(equation.invars)
+            totals = [WantedSum(later.split, (equation, *later.before), later.in_group)] * len(equation.invars)
         else:
             continue
-        for v, total in zip(equation.invars, found, strict=True):
+        for v, total in zip(equation.invars, totals, strict=True):
             if total is not None and not isinstance(v, _jax.Literal) and uses[v] == 1:
                 sunk[v] = total
     return sunk
@@ -163,7 +163,7 @@ def _of_slices(total: WantedSum) -> LoopSum:
     return LoopSum(without_dims(total.split, [0]), total.split, False, total.in_group, first=total.before)
 
 
-def _applied(equations: Sequence[Any], array: Any) -> Any:
+def _after(equations: Sequence[Any], array: Any) -> Any:
     """``array`` after operations of one value each."""
     for equation in equations:
         operands = [v.val if isinstance(v, _jax.Literal) else array for v in equation.invars]
@@ -183,7 +183,7 @@ def _is_of_one_value(equation: Any) -> bool:
 
 
 def _uses(jaxpr: _jax.Jaxpr) -> collections.Counter[Any]:
-    """How often each value is used, a result of the program once more."""
+    """The number of uses of each value; a result of the program has one more."""
     uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
     uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     return uses

@@ -41,19 +41,19 @@ class Piece:
 
 
 def without_dims(split: Split, dims: Collection[int]) -> Split:
-    """How a value is split of which these dims are gone."""
+    """The split of a value without these dims."""
     axes = tuple(dim for d, dim in enumerate(split.axes) if d not in dims)
     return dataclasses.replace(split, dim=split.dim - sum(d < split.dim for d in dims), axes=axes)
 
 
 def own_number(split: Split) -> Any:
-    """Which of the pieces this replica has (int32)."""
+    """The number of this replica's piece (int32)."""
     replica = lax.axis_index(REPLICA_AXIS)
     return replica if split.groups == 1 else replica % split.replicas
 
 
 def start_of_own(split: Split) -> Any:
-    """Where in the whole this replica's piece begins, along the dim that is split (int32), if it is in one place."""
+    """The index at which this replica's piece begins, along the dim that is split (int32), if it is in one place."""
     return own_number(split) * split.piece
 
 
@@ -67,7 +67,7 @@ def own_piece(whole: Any, split: Split) -> Any:
 
 
 def own_piece_along(array: Any, split: Split, dim: int) -> Any:
-    """This replica's part of an array: one of as many along ``dim`` as a group has replicas."""
+    """This replica's part of an array that is divided along ``dim`` among the replicas of a group."""
     size = array.shape[dim] // split.replicas
     return lax.dynamic_slice_in_dim(array, own_number(split) * size, size, axis=dim)
 
@@ -82,15 +82,15 @@ def gathered(piece: Any, split: Split) -> Any:
 
 
 def stacked_parts(part: Any, split: Split) -> Any:
-    """``[replicas of a group, *shape]``: what each replica of the group has (one all-gather)."""
+    """``[replicas of a group, *shape]``: the part of each replica of the group (one all-gather)."""
     return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=in_group_of(split))
 
 
 def summed_parts(part: Any, split: Split) -> Any:
-    """The sum of what the replicas of the group have: one all-reduce, or an all-gather if there are several groups.
+    """The sum of the parts of a group: one all-reduce, or an all-gather if there are several groups.
 
-    All groups must get the same bits, as it may change what they have copies of. All-reduces of different devices need
-    not add in the same order.
+    All groups must get the same bits, as the sum may change their copies of a value. All-reduces of different devices
+    need not add in the same order.
     """
     if split.groups == 1:
         return lax.psum(part, REPLICA_AXIS)
@@ -127,7 +127,7 @@ def summed_pieces(
 
 
 def summed_over_groups(piece: Any, split: Split) -> Any:
-    """The sum over the groups of what each has as this piece: one all-reduce, if there are several."""
+    """The sum of this piece over the groups: one all-reduce, if there are several."""
     if split.groups == 1:
         return piece
 
@@ -138,15 +138,15 @@ def summed_over_groups(piece: Any, split: Split) -> Any:
 
 
 def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool, in_order: bool) -> list[Any]:
-    """The same for arrays with the same groups."""
+    """The result of :func:`summed_pieces` for arrays with the same groups."""
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, PACK_LIMIT)
     for i in whole:
-        results[i] = _scattered(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim, in_group, in_order)
+        results[i] = _scattered_sum(splits[i].laid_out(arrays[i]), splits[i], splits[i].dim, in_group, in_order)
     for members in groups:
         rows = [jnp.moveaxis(splits[i].laid_out(arrays[i]), splits[i].dim, 0) for i in members]
         flat = [row.reshape(splits[i].replicas, -1) for i, row in zip(members, rows, strict=True)]
-        pack = _scattered(jnp.concatenate(flat, axis=1), splits[members[0]], 0, in_group, in_order)
+        pack = _scattered_sum(jnp.concatenate(flat, axis=1), splits[members[0]], 0, in_group, in_order)
         offset = 0
         for i, row, part in zip(members, rows, flat, strict=True):
             piece = lax.slice_in_dim(pack, offset, offset + part.shape[1], axis=1)
@@ -155,8 +155,8 @@ def _packed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: boo
     return results
 
 
-def _scattered(array: Any, split: Split, dim: int, in_group: bool, in_order: bool) -> Any:
-    """This replica's part of the sum: one of as many along ``dim`` as a group has replicas."""
+def _scattered_sum(array: Any, split: Split, dim: int, in_group: bool, in_order: bool) -> Any:
+    """This replica's part of the sum, divided along ``dim`` among the replicas of a group."""
     if in_order:
         assert not in_group, "loops whose groups come together at the end add in another order"
         if split.groups == 1:
@@ -164,7 +164,7 @@ def _scattered(array: Any, split: Split, dim: int, in_group: bool, in_order: boo
         return own_piece_along(sum_in_order(array[None], split.replicas * split.groups), split, dim)
     groups = in_group_of(split)
 
-    def in_turn(array: Any) -> Any:
+    def scattered(array: Any) -> Any:
         piece = lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
         several = split.groups > 1 and not in_group
         return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split)) if several else piece
@@ -175,11 +175,11 @@ def _scattered(array: Any, split: Split, dim: int, in_group: bool, in_order: boo
 
     def scatter(array: Any) -> Any:
         if _jax.coordination_client() is None:
-            return in_turn(array)
+            return scattered(array)
         # Between processes, CPUs sum by Gloo, whose reduce-scatter waits for 30 s only, whatever JAX is told, and gives
         # wrong numbers on some builds of jaxlib (jax#40831, jax#40830). Its all-reduce does neither, and takes no
         # longer.
-        return lax.platform_dependent(array, cpu=own_of_sum, default=in_turn)
+        return lax.platform_dependent(array, cpu=own_of_sum, default=scattered)
 
     return on_logical_devices(scatter, split.axes)(array)
 
@@ -194,24 +194,26 @@ class Gathers:
 
     Args:
       ahead: bytes.
-      turn: what the first gathers wait for, in a loop over replicas: as all turns gather the same, the compiler would
-        do it once for all, before the loop.
+      iteration: a value for which the first gathers wait, in a loop over replicas: as all iterations gather the same,
+        the compiler would do it once for all, before the loop.
     """
 
-    def __init__(self, ahead: int, turn: Any = None) -> None:
+    def __init__(self, ahead: int, iteration: Any = None) -> None:
         self.ahead = ahead
         self._total = 0
         self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
-        if turn is not None:
-            self._tokens.append((-ahead, turn))
-        self._computed: dict[int, tuple[int, Any]] = {}  # by id: when, and the value, so that the id stays its own
+        if iteration is not None:
+            self._tokens.append((-ahead, iteration))
+        self._computed: dict[
+            int, tuple[int, Any]
+        ] = {}  # by id: its place in time, and the value, so that the id stays its own
 
     def whole(self, piece: Piece) -> Any:
         """The value that ``piece`` is a part of."""
-        known = self._recent.get(id(piece))
-        if known is not None and self._total - known[0] <= self.ahead:
-            return known[2]
+        recent = self._recent.get(id(piece))
+        if recent is not None and self._total - recent[0] <= self.ahead:
+            return recent[2]
         while len(self._tokens) > 1 and self._tokens[1][0] <= self._total - self.ahead:
             self._tokens.popleft()
         array = piece.array
@@ -225,13 +227,13 @@ class Gathers:
         return whole
 
     def computed(self, values: Sequence[Any]) -> None:
-        """These are the next values of the program."""
+        """Note the next values of the program."""
         for value in values:
             if isinstance(value, jax.Array) and value.size and jnp.issubdtype(value.dtype, jnp.floating):
                 self._computed[id(value)] = len(self._computed), value
 
     def used_with(self, values: Sequence[Any]) -> None:
-        """Gathered values are used together with ``values``, the latest of which tells how far the program is."""
-        known = [self._computed[id(value)] for value in values if id(value) in self._computed]
-        if known:
-            self._tokens.append((self._total, max(known, key=lambda entry: entry[0])[1]))
+        """Note that gathered values are used with ``values``, the latest of which tells how far the program is."""
+        computed = [self._computed[id(value)] for value in values if id(value) in self._computed]
+        if computed:
+            self._tokens.append((self._total, max(computed, key=lambda entry: entry[0])[1]))

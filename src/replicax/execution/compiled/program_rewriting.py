@@ -24,14 +24,14 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def replaced(self, equation: _jax.Equation, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        """The results of one that is. What it is replaced by, the pass does not look at again by itself."""
+        """The results of an operation that it replaces. The pass does not rewrite these again by itself."""
 
 
 class Rewriting:
     """The pass over one program, and those inside it.
 
     Args:
-      rules: the first to say that an operation is its own replaces it.
+      rules: the first one that ``is_ours`` names replaces an operation.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -40,7 +40,7 @@ class Rewriting:
         self._rewritten: dict[int, tuple[Any, Any]] = {}
 
     def applied_to(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, whose operations are said in the other way as part of whatever traces it."""
+        """``fn`` with its operations replaced, as part of whatever traces it."""
 
         def call(*args: Any) -> Any:
             flat, tree = jax.tree_util.tree_flatten(args)
@@ -63,10 +63,10 @@ class Rewriting:
 
     def concerns(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether there is anything to rewrite."""
-        known = self._concerned.get(id(jaxpr))
-        if known is None:
-            known = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
-        return known[1]
+        concerned = self._concerned.get(id(jaxpr))
+        if concerned is None:
+            concerned = self._concerned[id(jaxpr)] = jaxpr, any(map(self._concerns, jaxpr.eqns))
+        return concerned[1]
 
     def _concerns(self, equation: _jax.Equation) -> bool:
         return self._rule_for(equation) is not None or self._concerns_programs_of(equation)
@@ -78,13 +78,13 @@ class Rewriting:
         return next((rule for rule in self._rules if rule.is_ours(equation)), None)
 
     def _replacement(self, equation: _jax.Equation) -> Callable[..., list[Any]] | None:
-        """What takes the place of an operation. What uses mutable arrays stays as it is."""
+        """A function to take the place of an operation; ``None`` if it stays, as all with mutable arrays do."""
         if not self._concerns(equation) or any(map(_jax.is_mutable, equation.invars)):
             return None
         return lambda *operands: self._equation(equation, list(operands))
 
     def rule_after(self, rule: Rule, equation: _jax.Equation) -> Rule | None:
-        """Which of the rules that come after ``rule`` would replace an operation."""
+        """The rule after ``rule`` that would replace an operation."""
         later = self._rules[self._rules.index(rule) + 1 :]
         return next((other for other in later if other.is_ours(equation)), None)
 
@@ -99,14 +99,14 @@ class Rewriting:
         return _jax.bind(equation, operands, self._params(equation))
 
     def _params(self, equation: _jax.Equation) -> dict[str, Any]:
-        """Its params, with programs rewritten. One that is called again is the same again, so JAX lowers it once."""
-        found = {}
+        """Params with programs rewritten. One that is called again is the same object, so JAX lowers it once."""
+        params = {}
         for name, value in equation.params.items():
             if id(value) not in self._rewritten:
                 new = _jax.map_jaxprs({name: value}, inside(self.rewritten))[name]
                 self._rewritten[id(value)] = value, new
-            found[name] = self._rewritten[id(value)][1]
-        return found
+            params[name] = self._rewritten[id(value)][1]
+        return params
 
 
 def inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:

@@ -44,40 +44,40 @@ from replicax.workers.launch_log import Label
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class HomeTransfer:
-    """Where the arrays of variables go before and after each call."""
+    """The shardings of variables' arrays inside the program, and between calls."""
 
     donated: list[NamedSharding]
     kept: list[NamedSharding]
     homes: list[Sharding]
-    """Of the written ones, between calls."""
+    """The shardings of the written ones between calls."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LaunchPolicy:
-    """What a program needs for its variables to outlive a call that fails.
+    """How a program is launched, so that its variables outlive a call that fails.
 
     Attributes:
       donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
         it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
       waits: whether a call is over when the program is.
       ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
-      known: how many kinds of calls JAX can make without Python in between, as of a call that was not the first of its
-        kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
+      cached_calls: the number of kinds of calls that JAX can make without Python in between, as of a call that was not
+        the first of its kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
       errors: of the user's Python that it calls on the host.
     """
 
     donates: bool
     waits: bool
     ends_together: bool
-    known: int | None = None
+    cached_calls: int | None = None
     errors: HostErrors = dataclasses.field(default_factory=HostErrors)
 
 
 def policy_for(program: Program) -> LaunchPolicy:
-    """How ``program`` is to be launched.
+    """The launch policy of ``program``.
 
     A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
-    wrong. But it is waited for, so that this is told.
+    wrong. But each call waits for it, and raises that error.
     """
     fails_alone = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans()
     may_fail = fails_alone or program.timeout is not None
@@ -101,7 +101,7 @@ class Executable:
 
     program: Program
     localities: tuple[Locality, ...]
-    """Of the step's computed results."""
+    """The localities of the step's computed results."""
     call: Any
     donated: tuple[Slot, ...]
     kept: tuple[Slot, ...]
@@ -109,17 +109,17 @@ class Executable:
     """The donated ones first, in the same order."""
     mesh: Mesh
     home_transfer: HomeTransfer | None
-    """If arrays of variables are somewhere else between calls than in the program."""
+    """Set if arrays of variables lie elsewhere between calls than in the program."""
     padded: tuple[bool, ...] | None = None
-    """Of the step's computed results, which have rows that may be padding; ``None`` if no argument has."""
+    """Which of the step's computed results have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
-    """Along which of their dims; ``None`` if that can't be told."""
+    """The dim of these rows in each result; ``None`` if that can't be told."""
     steps: int | None = None
     """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
     label: Label = dataclasses.field(default_factory=Label)
-    """What tells it from other programs on all workers."""
+    """Tells it from other programs, on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
-    """What :meth:`repeated` has made."""
+    """The results of :meth:`repeated`, by the number of steps."""
     policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(True, False, False))
     """How it is launched."""
 
@@ -129,7 +129,7 @@ class Executable:
         return True
 
     def ready(self) -> Any:
-        """What calls it, with as much done as can be done without its arrays."""
+        """A function that calls it, with as much done as can be done without its arrays."""
         return self.call
 
     def repeated(self, steps: int) -> Executable:
@@ -139,7 +139,7 @@ class Executable:
         return self.repetitions[steps]
 
     def placement(self) -> Any:
-        """Where each operation and byte is, of a step that assigns values to logical devices.
+        """The place of each operation and byte of a step that assigns values to logical devices.
 
         Returns:
           A ``PlacementReport`` (see ``replicax.pipeline``).
@@ -167,24 +167,25 @@ class Executable:
         return lowered
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """What ``call`` takes, as shapes, dtypes and shardings."""
+        """The inputs of ``call``, as shapes, dtypes and shardings."""
         uses = self.program.uses
         donated, kept = (
-            [self._stored(uses[slot].aval, uses[slot].layout) for slot in slots] for slots in (self.donated, self.kept)
+            [self._stored_aval(uses[slot].aval, uses[slot].layout) for slot in slots]
+            for slots in (self.donated, self.kept)
         )
         several = () if self.steps is None else (self.steps,)
         arguments = [
-            self._stored(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.program.replicas))
+            self._stored_aval(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.program.replicas))
             for aval, locality in self.program.arguments
         ]
         return donated, kept, arguments, self.program.constants
 
-    def _stored(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
+    def _stored_aval(self, aval: jax.ShapeDtypeStruct, layout: Layout) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, layout.spec)
         return aval.update(shape=layout.stored_shape(aval.shape), sharding=sharding)
 
     def placed(self, arguments: Arguments) -> list[Any]:
-        """The arguments of a call where the program takes them."""
+        """The arguments of a call, on the devices where the program takes them."""
         return arguments.placed(self.mesh)
 
     def compiled_text(self) -> str:
@@ -224,10 +225,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     (6.0, 2)
     """
     count = program.replicas
-    several, here = count > 1, count // mesh.shape[REPLICA_AXIS]
+    several, per_device = count > 1, count // mesh.shape[REPLICA_AXIS]
     split = any(isinstance(use.layout, Split) for use in program.uses.values())
-    in_order = program.in_order and several
-    localities: dict[Any, Locality] | None = {} if split or here > 1 or in_order else None
+    in_order = program.reproducible and several
+    localities: dict[Any, Locality] | None = {} if split or per_device > 1 or in_order else None
     outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, localities=localities)
     n_written = len(program.writes)
     result_localities = outputs[n_written:]
@@ -256,10 +257,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         reads: dict[int, Any] = dict(zip([*donated, *kept], [*groups[0], *groups[1]], strict=True))
         values = [*(reads[i] for i in range(len(program.reads))), *groups[2], *groups[3]]
         wanted = [*(use.layout for use in program.writes), *layouts_out[1]]
-        if here > 1 or in_order:
+        if per_device > 1 or in_order:
             given = [*(use.layout for use in program.reads), *layouts_in[2], *layouts_in[3]]
             evaluate = registry.evaluate_on_device()
-            results = evaluate(program.jaxpr, values, given, wanted, localities, program, here, split)
+            results = evaluate(program.jaxpr, values, given, wanted, localities, program, per_device, split)
         elif rewriting is not None and localities is None:  # there is no other pass
             results = _jax.called(rewriting.rewritten(program.jaxpr), values)
         else:
@@ -268,28 +269,28 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
 
     def run_in_a_loop(*groups: list[Any]) -> Groups[Any]:
         state, kept_values, elements, constants = groups
-        # What is written without being read, and the results, start as zeros, which are never seen.
-        unread = [zeros_like(stored_here(program.writes[i], here)) for i in written[len(donated) :]]
+        # Variables that are written without being read, and the results, start as zeros, which are never seen.
+        unread = [zeros_like(stored_here(program.writes[i], per_device)) for i in written[len(donated) :]]
         start = [array_of(v) for v in state] + unread
         nothing_yet = [
-            zeros_like(of_replicas_here(v.aval, layout, here))
+            zeros_like(of_replicas_here(v.aval, layout, per_device))
             for v, layout in zip(program.jaxpr.outvars[n_written:], layouts_out[1], strict=True)
         ]
 
         def step(carry: tuple[list[Any], list[Any]], element: list[Any]) -> tuple[Any, None]:
-            values = [wrapped(v, layout, here) for v, layout in zip(carry[0], layouts_in[0], strict=False)]
-            one_by_one = [wrapped(v, layout, here) for v, layout in zip(element, layouts_in[2], strict=True)]
+            values = [wrapped(v, layout, per_device) for v, layout in zip(carry[0], layouts_in[0], strict=False)]
+            one_by_one = [wrapped(v, layout, per_device) for v, layout in zip(element, layouts_in[2], strict=True)]
             new, results = run(values, kept_values, one_by_one, constants)
             return (list(map(array_of, new)), list(map(array_of, results))), None
 
-        # The steps of an element that several replicas here have come after the replicas.
-        turns = [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in elements]
-        last: Groups[Any] = lax.scan(step, (start, nothing_yet), turns, length=steps)[0]
-        return _each(lambda v, layout: wrapped(v, layout, here), last, layouts_out)
+        # In an Each the dim of the steps comes after that of the replicas.
+        slices = [jnp.moveaxis(v.array, 1, 0) if isinstance(v, Each) else v for v in elements]
+        last: Groups[Any] = lax.scan(step, (start, nothing_yet), slices, length=steps)[0]
+        return _each(lambda v, layout: wrapped(v, layout, per_device), last, layouts_out)
 
     repeatedly = run if steps is None else run_in_a_loop
     policy = policy_for(program)
-    in_a_loop = steps is not None or here > 1 or in_order
+    in_a_loop = steps is not None or per_device > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
     settings = backend_of(mesh).options(target)
     rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
@@ -322,7 +323,7 @@ Groups = tuple[list[Item], ...]
 
 
 def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, host_errors: HostErrors) -> Rewriting | None:
-    """The pass that comes last where ``jaxpr`` is compiled for ``mesh``, if there is anything for it to do."""
+    """The last pass over ``jaxpr``, compiled for ``mesh``; ``None`` if there is nothing to rewrite."""
     rules: list[Rule] = [HostCalls(host_errors, _jax.calls_back_in_loops(jaxpr))] if _jax.calls_back(jaxpr) else []
     rules += [AutomaticAxes(_logical_axes_of(mesh))] if target.automatic else []
     rules += backend_of(mesh).rules(jaxpr, target)
@@ -330,7 +331,7 @@ def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, host_errors: Ho
 
 
 def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: bool = False, in_order: bool = False) -> Target:
-    """How a program for ``mesh`` is about to be compiled; see :class:`Target`."""
+    """The :class:`Target` of a program for ``mesh``."""
     is_absent = _jax.is_absent(mesh.devices.flat[0])
     return Target(in_a_loop, bool(_logical_axes_of(mesh)), in_pieces, in_order, is_absent)
 
@@ -353,8 +354,8 @@ def over_replicas_of(
 ) -> Any:
     """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
 
-    The arrays of its first group are donated, if ``donates`` says so. What comes out of all other passes is gone
-    through by the ``rewriting``. The compiler gets the ``settings``.
+    The arrays of its first group are donated, if ``donates`` says so. The ``rewriting`` comes after all other passes.
+    The compiler gets the ``settings``.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
@@ -365,7 +366,7 @@ def over_replicas_of(
         _each(lambda layout: over_replicas(layout.spec), layouts) for layouts in (layouts_in, layouts_out)
     )
     mapped = jax.shard_map(
-        _named(rewritten, name),
+        _with_name(rewritten, name),
         mesh=mesh,
         in_specs=specs_in,
         out_specs=specs_out,
@@ -376,7 +377,7 @@ def over_replicas_of(
     sharding = functools.cache(functools.partial(NamedSharding, mesh))
     shardings = _each(lambda layout: sharding(layout.spec), layouts_out)
     return jax.jit(
-        _named(mapped, name),
+        _with_name(mapped, name),
         donate_argnums=(0,) if donates else (),
         out_shardings=shardings,
         compiler_options=None if settings is None else dict(settings),
@@ -384,11 +385,11 @@ def over_replicas_of(
 
 
 def _each(fn: Callable[..., Any], *groups: Any) -> Any:
-    """``fn`` of each item, or of the items that belong together."""
+    """Apply ``fn`` to each item of groups, or to the items that belong together."""
     return tuple([fn(*items) for items in zip(*lists, strict=True)] for lists in zip(*groups, strict=True))
 
 
-def _named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _with_name(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
     """``fn`` under ``name``, which profilers show."""
 
     def call(*args: Any) -> Any:

@@ -40,7 +40,7 @@ from replicax.execution.compiled.wanted_pieces import PASSED_ON, inlined, may_sc
 from replicax.locality import Locality, M, T
 from replicax.variables.layout import Layout, Split
 
-_INDICES = 64  # numbers that say where to move may come along; a batch of rows to look up does not
+_INDICES = 64  # few enough to be computed again with a move of elements; a batch of rows to look up is not
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Partition:
           jaxpr: the program.
           values: its operands.
           wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
-          sums: of the results those of which only pieces of sums over the replicas will be needed; they may come so.
+          sums: those of the results of which only pieces of sums over the replicas will be needed; they may come so.
         """
         hints = wanted_pieces(jaxpr, wanted)
         sunk = wanted_sums(jaxpr, hints, sums)
@@ -105,7 +105,7 @@ class Partition:
         return own_piece(self.whole(value), split)
 
     def leaving(self, value: Any, split: Split) -> Any:
-        """The same for the outside, where the filling is zero: it must not look like a NaN that the step computed."""
+        """This replica's piece of a result, filled up with zeros: NaNs there would look like computed ones."""
         array = self.piece(value, split)
         if not split.filling or not isinstance(value, Piece):
             return array
@@ -188,7 +188,7 @@ class Partition:
         return _jax.bind(equation, [parts[:filled]], reduced_along(equation.params, [0]))[0]
 
     def elements(self, equation: Any, operand: Piece) -> Any:
-        """A sum of elements in order: what has been added up of each piece is gathered, before the last dim is."""
+        """A sum of elements in order: each piece is added up along all dims but the last, and then gathered."""
         split, dims = operand.split, equation.params["along"]
         if split.dim not in dims:
             return Piece(_jax.bind(equation, [operand.array])[0], without_dims(split, dims))
@@ -198,7 +198,7 @@ class Partition:
         return lax.squeeze(added_along(part, split.dim), dims)
 
     def changed_rows(self, equation: Any, operands: list[Any]) -> Piece:
-        """Rows that are set or added to: each replica takes those that are in its piece, and drops the others."""
+        """Set rows, or add to them: each replica takes those that are in its piece, and drops the others."""
         piece, indices, updates = operands[0], self.whole(operands[1]), self.whole(operands[2])
         start = start_of_own(piece.split).astype(indices.dtype)
         params = dropping(equation.params)
@@ -230,9 +230,9 @@ class Partition:
     def scan(self, equation: Any, operands: list[Any], sunk: Mapping[Any, WantedSum]) -> list[Any]:
         """A loop over slices of a split variable, such as a stack of layers, or over the replicas of a device.
 
-        Each slice is gathered when it is its turn; and if the loop makes the gradient of the stack, slice by slice,
+        Each slice is gathered in its iteration; and if the loop makes the gradient of the stack, slice by slice,
         the sum of each over the replicas is scattered at once. In a loop over the replicas of a device, what is large
-        is gathered in each turn anew, and of a sum over these replicas each term is summed over the devices and
+        is gathered in each iteration anew, and of a sum over these replicas each term is summed over the devices and
         scattered at once. So a device never has all of the model, or of its gradients.
         """
         loop = _jax.scan_of(equation.params)
@@ -240,7 +240,7 @@ class Partition:
         plan = loop_plan(equation, loop, sunk)
         sliced = operands[n_consts + n_carry :]
         splits = [v.split if isinstance(v, Piece) and v.split.dim > 0 else None for v in sliced]
-        consts = [v if own else self.whole(v) for v, own in zip(operands[:n_consts], plan.shared, strict=True)]
+        consts = [v if stays else self.whole(v) for v, stays in zip(operands[:n_consts], plan.shared, strict=True)]
         if not any(splits) and not any(plan.sums) and not any(map(_in_pieces, consts)):
             return self.on_whole(equation, [*consts, *operands[n_consts:]])
         inner = [None if s is None else without_dims(s, [0]) for s in splits]
@@ -248,10 +248,10 @@ class Partition:
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             values = [*consts, *carry, *(x if s is None else Piece(x, s) for x, s in zip(xs, inner, strict=True))]
             gathers = Gathers(self.gathers.ahead, None if plan.number is None else values[plan.number])
-            turn = Partition(self.localities, gathers, self.in_order)
-            made = turn.summed(turn.run(plan.body, values, [], plan.wanted()), plan.sums)
-            totals = zip(carry, made, plan.sums, strict=False)
-            return [x if s is None else lax.add(before, x) for before, x, s in totals], made[n_carry:]
+            iteration = Partition(self.localities, gathers, self.in_order)
+            results = iteration.summed(iteration.run(plan.body, values, [], plan.wanted()), plan.sums)
+            totals = zip(carry, results, plan.sums, strict=False)
+            return [x if s is None else lax.add(before, x) for before, x, s in totals], results[n_carry:]
 
         start = zip(operands[n_consts : n_consts + n_carry], plan.sums, strict=False)
         with _jax.from_line_of(equation):
@@ -266,7 +266,7 @@ class Partition:
         return [x if s is None else s.result(x) for x, s in zip([*carry, *stacked], plan.sums, strict=True)]
 
     def summed(self, values: Sequence[Any], sums: Sequence[LoopSum | None]) -> list[Any]:
-        """What a turn of a loop has made: pieces of the sums over the replicas, and anything else whole."""
+        """The results of an iteration: pieces of the sums over the replicas, and anything else whole."""
         arrays = [v.array if isinstance(v, Piece) and v.summed else None for v in values]
         for in_group in (False, True):
             late = [
@@ -274,7 +274,7 @@ class Partition:
             ]
             summands = [s.summand(self.whole(values[i])) for i, s in late]
             for (i, _), piece in zip(
-                late, summed_pieces(summands, [s.of_turn for _, s in late], in_group, self.in_order), strict=True
+                late, summed_pieces(summands, [s.of_iteration for _, s in late], in_group, self.in_order), strict=True
             ):
                 arrays[i] = piece
         return [self.whole(v) if array is None else array for v, array in zip(values, arrays, strict=True)]
@@ -299,7 +299,7 @@ def _changes_rows(equation: Any, target: Any) -> bool:
 
 
 def _index(piece: Any, split: Split) -> Any:
-    """Where in the whole each element of this replica's piece is, along the dim that is split."""
+    """The index in the whole of each element of this replica's piece, along the dim that is split."""
     return start_of_own(split) + lax.broadcasted_iota(jnp.int32, piece.shape, split.dim)
 
 
@@ -316,7 +316,7 @@ def evaluated(
       jaxpr: a program over one replica's values.
       values: its operands.
       wanted: how each result is to lie on the devices.
-      localities: those of the values in the program; ``None`` if there are no pieces.
+      localities: of the values in the program; ``None`` if there are no pieces.
       in_order: whether sums have a fixed order.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which values of a program are needed in pieces only, found by going through it from its results backwards."""
+"""Finds the values of a program that are needed in pieces only, from its results backwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSED_ON = frozenset({mark_p, share_p, share_back_p, alone_p, gathered_p})
 
 
 def wanted_pieces(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any, Split]:
-    """In which pieces values are needed, as they go element by element into what is wanted in pieces."""
+    """The splits of values that go element by element into results wanted in pieces."""
     hints: dict[Any, Split] = {}
 
     def want(atom: Any, split: Split | None) -> None:
@@ -29,27 +29,27 @@ def wanted_pieces(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any
     for atom, split in zip(jaxpr.outvars, wanted, strict=False):
         want(atom, split)
     for equation in reversed(jaxpr.eqns):
-        found = [hints.get(v) for v in equation.outvars]
-        if not any(found):
+        splits = [hints.get(v) for v in equation.outvars]
+        if not any(splits):
             continue
         if equation.primitive in PASSED_ON:
-            for atom, split in zip(equation.invars, found, strict=True):
+            for atom, split in zip(equation.invars, splits, strict=True):
                 want(atom, split)
         elif equation.primitive.name in ELEMENTWISE:
             for atom in equation.invars:
                 if _shape(atom) == _shape(equation.outvars[0]):
-                    want(atom, found[0])
+                    want(atom, splits[0])
         elif (called := inlined(equation)) is not None:
-            inner = wanted_pieces(called, found)
+            inner = wanted_pieces(called, splits)
             for atom, v in zip(equation.invars, called.invars, strict=True):
                 want(atom, inner.get(v))
     return hints
 
 
 def inlined(equation: Any) -> Any:
-    """The program that an equation applies, if it may as well stand in its place."""
+    """The program that an equation calls, if it may be inlined; else ``None``."""
     called = _jax.called_program(equation)
-    # What jax.checkpoint wraps is there to be computed twice: it gets what it needs whole, both times.
+    # A jax.checkpoint is computed twice, and gets whole operands both times.
     stays = equation.primitive.name in CHECKPOINTS or called is None or called.constvars
     return None if stays else called
 
@@ -60,7 +60,7 @@ def may_scatter(equation: Any) -> bool:
 
 
 def says_nothing_new(equation: Any, split: Split) -> bool:
-    """Whether an equation only says that a value is in the same parts on the logical devices as its pieces."""
+    """Whether an equation only asks for the parts on logical devices that the pieces of a value have already."""
     if equation.primitive.name not in SPLITS or not any(split.axes):
         return False
     return bool(wanted_sharding(equation.params) == spec_of(split.axes))

@@ -1,4 +1,4 @@
-"""Groups: consecutive elements of a dataset side by side on the devices, for one program that goes through them."""
+"""Groups: consecutive elements of a dataset side by side on the devices, for one program that loops over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replicax.values import ExampleMask, PerReplica, Stacked
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Masks:
-    """Which rows are examples, in elements that are padded.
+    """The masks of padded elements: which rows are examples.
 
     Attributes:
       array: bool ``[num_replicas, count, rows]``, a slice on each replica's device.
@@ -35,7 +35,7 @@ class Masks:
     sizes: tuple[tuple[int, ...], ...]
 
     def of(self, index: int, mesh: Mesh) -> ExampleMask:
-        """That of one element."""
+        """The mask of element ``index``."""
         return example_mask(self.sizes[index], self.array.shape[2], mesh)
 
 
@@ -50,7 +50,7 @@ class ElementGroup:
       count: how many elements there are.
       mesh: the replicas' devices.
       bare: whether elements are bare arrays.
-      masks: if elements are padded.
+      masks: of padded elements; ``None`` if they are not padded.
     """
 
     tree: Any
@@ -62,40 +62,40 @@ class ElementGroup:
 
     @property
     def inputs(self) -> list[jax.Array]:
-        """What a program for these elements takes."""
+        """The inputs of a program for these elements."""
         return self.arrays if self.masks is None else [*self.arrays, self.masks.array, self.masks.counts]
 
     @property
     def mask(self) -> ExampleMask | None:
-        """That of the last element, if it is padded."""
+        """The mask of the last element, if it is padded."""
         return None if self.masks is None else self.masks.of(-1, self.mesh)
 
     @property
     def kind(self) -> Any:
-        """What groups must have in common to be joined."""
+        """A key that is equal for groups that can be joined."""
         rows = None if self.masks is None else self.masks.array.shape[2]
         return self.tree, self.bare, rows, self._kinds
 
     @property
     def described(self) -> Any:
         """An element with ``jax.ShapeDtypeStruct`` in the place of arrays."""
-        return _described(self.tree, self.bare, self._kinds, self.mask)
+        return _described_element(self.tree, self.bare, self._kinds, self.mask)
 
     @property
     def arguments(self) -> Arguments:
-        """Those of a step that gets an element, as it is described."""
+        """The arguments of a step that gets an element, as it is described."""
         if self.masks is not None:
             return Arguments((self.described,), {})
         return _arguments(self.tree, self.bare, self._kinds)
 
     @property
     def _kinds(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
-        """Shape and dtype of each array of an element."""
+        """The shape and dtype of each array of an element."""
         at = self._axis
         return tuple(((*a.shape[:at], *a.shape[at + 1 :]), a.dtype) for a in self.arrays)
 
     def elements(self) -> list[Any]:
-        """One by one, as iterating over the dataset gives them."""
+        """The elements one by one, as iterating over the dataset gives them."""
         return [self._element(i) for i in range(self.count)]
 
     def split(self, count: int) -> tuple[ElementGroup, ElementGroup]:
@@ -134,14 +134,14 @@ class ElementGroup:
         return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
 
 
-def _described(tree: Any, bare: bool, kinds: Any, mask: ExampleMask | None) -> Any:
+def _described_element(tree: Any, bare: bool, kinds: Any, mask: ExampleMask | None) -> Any:
     arrays: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
     return jax.tree_util.tree_unflatten(tree, arrays if bare else [PerReplica(Stacked(a), mask) for a in arrays])
 
 
 @functools.lru_cache(maxsize=256)  # asked for at every call
 def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
-    return Arguments((_described(tree, bare, kinds, None),), {})
+    return Arguments((_described_element(tree, bare, kinds, None),), {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class Single:
 
 
 def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
-    """A group of one element, of which no copy is made if no program can hold it."""
+    """A group of one element; the element itself, without a copy, if no program can hold it."""
     leaves, tree = jax.tree_util.tree_flatten(registered(element), is_leaf=is_leaf)
     if any(isinstance(leaf, PerReplica) and not isinstance(leaf.form, Stacked) for leaf in leaves):
         return Single(element)
@@ -183,9 +183,9 @@ def joined(groups: Sequence[ElementGroup]) -> ElementGroup:
     ]
     masks = None
     if first.masks is not None:
-        each = [g.masks for g in groups if g.masks is not None]
-        sizes = tuple(size for m in each for size in m.sizes)
-        array, counts = _concatenate([m.array for m in each], 1), _concatenate([m.counts for m in each], 0)
+        masks_of = [g.masks for g in groups if g.masks is not None]
+        sizes = tuple(size for m in masks_of for size in m.sizes)
+        array, counts = _concatenate([m.array for m in masks_of], 1), _concatenate([m.counts for m in masks_of], 0)
         masks = first._masks(array, counts, sizes)
     return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), masks=masks)
 

@@ -1,6 +1,6 @@
 """The loop: many steps in one dispatch.
 
-A group of elements is gone through by the captured program of one step, in a loop on the devices (see
+The captured program of one step runs in a loop on the devices, over a group of elements (see
 :func:`replicax.execution.compiled.replicate.replicate`). So it means what the steps mean one at a time, its Python
 runs once for all lengths of groups, and an element whose replicas differ in size is a step of its own.
 """
@@ -29,17 +29,17 @@ from replicax.user_functions import checked_result, function_name
 
 
 class StepSource(Protocol):
-    """Where elements come from."""
+    """A source of elements."""
 
     def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """The next elements: at least one; fewer than ``steps`` if there are no more, or an error stands in between.
+        """The next elements: at least one; fewer than ``steps`` if there are no more, or an error comes first.
 
         Raises:
           StopIteration, Exception: there is none, or the error comes at once.
         """
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """These have not been used: the last of what :meth:`take` gave."""
+        """Take back the last groups that :meth:`take` gave, which have not been used."""
 
 
 class Step(Wrapper):
@@ -47,9 +47,9 @@ class Step(Wrapper):
 
     Args:
       fn: the user's function.
-      initial_loop_values: what its outputs must be like, or ``None``. It is looked at where the Python of the step
+      initial_loop_values: a dict of values like its outputs, or ``None``. It is compared where the Python of the step
         runs: a step that raises has changed nothing, on either executor.
-      kind: what else tells it from others around ``fn``.
+      kind: what else tells it from other steps around ``fn``.
     """
 
     argument = "element"
@@ -72,20 +72,20 @@ class Step(Wrapper):
         checked_result(result, self.fn, "strategy.run_steps")
         if self._expected is not None and (found := _kinds(ctx.last_step_outputs)) != self._expected:
             raise ValueError(_difference(self.__name__, self._expected, "initial_loop_values", found, "the step"))
-        return ctx._closed()
+        return ctx._closed_outputs()
 
 
 def _check_takes(fn: Callable[..., Any], ctx: MultiStepContext, inputs: Sequence[Any]) -> None:
     """Raise a TypeError unless ``fn`` takes a context and these parts of an element."""
-    with contextlib.suppress(ValueError):  # it does not tell its parameters
+    with contextlib.suppress(ValueError):  # it has no signature
         signature = inspect.signature(fn)
         try:
             signature.bind(ctx, *inputs)
         except TypeError as why:
             name = function_name(fn)
-            given = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
+            parts = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
             raise TypeError(
-                f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {given}, but "
+                f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {parts}, but "
                 f"it is {name}{signature}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
             ) from None
 
@@ -97,9 +97,9 @@ def run_steps(
     call = stateful_call(programs.replicas, fn, (), None)
     if call is not None:
         fn = call.fn
-    exact = default_options().executor == "per_replica"
-    groups, error = source.take(steps, not exact)
-    if exact:
+    per_replica = default_options().executor == "per_replica"
+    groups, error = source.take(steps, not per_replica)
+    if per_replica:
         groups = [Single(element) for group in groups for element in group.elements()]
     launches: list[list[Any]] = []
     returned: Any = None
@@ -126,17 +126,17 @@ def run_steps(
 def _one_by_one(
     groups: Sequence[ElementGroup | Single], programs: Sequence[Executable | None]
 ) -> tuple[list[ElementGroup | Single], list[Executable | None]]:
-    """The same, where groups whose program can't loop are single elements.
+    """The groups and their programs, with single elements in place of groups whose program can't loop.
 
     A pipeline over logical devices is many programs, which keep the devices busy by themselves.
     """
-    found: list[tuple[ElementGroup | Single, Executable | None]] = []
+    pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
     for group, program in zip(groups, programs, strict=True):
         if program is None or program.loops:
-            found.append((group, program))
+            pairs.append((group, program))
         else:
-            found += [(Single(element), None) for element in group.elements()]
-    return [group for group, _ in found], [program for _, program in found]
+            pairs += [(Single(element), None) for element in group.elements()]
+    return [group for group, _ in pairs], [program for _, program in pairs]
 
 
 def _run_group(
@@ -146,7 +146,7 @@ def _run_group(
     program: Executable | None,
     launched: list[Any],
 ) -> Any:
-    """What the last step of a group returns; ``launched`` is not empty any more when its variables are written."""
+    """Run a group, and return the result of its last step; ``launched`` gets an item when its variables are written."""
     if isinstance(group, Single):
         return run(programs, step, (group.element,), None, launched=launched)
     assert program is not None
@@ -166,18 +166,18 @@ def _check_outputs(name: str, programs: Sequence[Executable | None], groups: Seq
     """Raise unless all steps have the same outputs.
 
     Raises:
-      ValueError: they have not; the message names the first that differs.
+      ValueError: they don't; the message names the first that differs.
     """
     expected, whose = None, ""
     start = 0
     for group, program in zip(groups, programs, strict=True):
         if program is not None:
-            found = _kinds(_outputs(program.program))
-            if expected is not None and found != expected:
+            kinds = _kinds(_outputs(program.program))
+            if expected is not None and kinds != expected:
                 last = start + group.count - 1
                 where = f"step {start}" if last == start else f"steps {start} to {last}"
-                raise ValueError(_difference(name, expected, whose, found, where))
-            expected, whose = found, f"step {start} of these"
+                raise ValueError(_difference(name, expected, whose, kinds, where))
+            expected, whose = kinds, f"step {start} of these"
         start += group.count
 
 
@@ -192,13 +192,13 @@ def _outputs(program: Program) -> Any:
 
 
 def _kinds(outputs: Any) -> dict[str, str]:
-    """By path: dtype and shape of each output."""
-    found = {}
+    """The dtype and shape of each output, by its path."""
+    kinds = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(outputs))[0]:
         array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
         dtype = array.dtype if is_key(array.dtype) else jax.dtypes.canonicalize_dtype(array.dtype)
-        found[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
-    return found
+        kinds[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
+    return kinds
 
 
 def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], where: str) -> str:

@@ -1,4 +1,4 @@
-"""``MultiStepContext``: what a step among several says that its caller shall see."""
+"""``MultiStepContext``: the outputs of a step among several."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MultiStepContext:
         At most one all-reduce.
         """
         self._check("set_last_step_output", name)
-        op = _parsed(name, reduce_op)
+        op = _parsed_aggregation(name, reduce_op)
         value = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _as_output(f"{name!r}{jax.tree_util.keystr(path)}", leaf),
             registered(output),
@@ -127,8 +127,8 @@ class MultiStepContext:
                 "values can't leave: return the value (value_and_grad has has_aux for that), and set it afterwards"
             )
 
-    def _closed(self) -> dict[str, dict[str, Any]]:
-        """What the step has set; from here on nothing more is."""
+    def _closed_outputs(self) -> dict[str, dict[str, Any]]:
+        """The outputs that the step has set; it can set no more."""
         self._open = False
         return {"last": self.last_step_outputs, "objects": self.non_tensor_outputs}
 
@@ -141,7 +141,7 @@ class MultiStepContext:
         return done
 
 
-def _parsed(name: str, op: Any) -> Aggregation | None:
+def _parsed_aggregation(name: str, op: Any) -> Aggregation | None:
     choice = op.value if isinstance(op, ReduceOp | Aggregation) else op
     if choice is None:
         return None
@@ -168,12 +168,12 @@ def _as_output(name: str, leaf: Any) -> Any:
             "objects there is set_non_tensor_output"
         )
     array = as_array(leaf, f"set_last_step_output: {name}")
-    # Strongly typed, as what goes from step to step is.
+    # Strongly typed, as all values are that go from step to step.
     return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def _reduced_across(op: Aggregation | None, value: Any) -> Any:
-    """In cross-replica context: as the replicas see it, and the same for all if it is combined."""
+    """An output in cross-replica context: as the replicas see it, and the same for all if it is combined."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica) or not isinstance(leaf.form, Local):

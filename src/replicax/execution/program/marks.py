@@ -62,7 +62,7 @@ def assigns(jaxpr: _jax.Jaxpr) -> bool:
 
 
 replica_number_p = _jax.identity_primitive("replicax_replica_number")
-"""``n = replica_number i``: ``n`` is ``i``, the replica that an iteration of a loop over a device's replicas computes.
+"""``n = replica_number i``: ``n`` is ``i``, the replica's number in an iteration of a loop over a device's replicas.
 
 What such a loop carries is all the same to its replicas, or a sum over them that begins with zeros.
 """

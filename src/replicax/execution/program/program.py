@@ -79,9 +79,9 @@ class Program:
     name: str
     replicas: int
     """The number of replicas that run it together."""
-    at_once: int
+    replicas_at_once: int
     """The number of replicas that a device computes at the same time, if several share it."""
-    in_order: bool
+    reproducible: bool
     """Whether sums over them are taken in a fixed order: results then have the same bits on any number of devices."""
     jaxpr: _jax.Jaxpr
     reads: tuple[Use, ...]

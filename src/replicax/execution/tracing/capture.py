@@ -136,12 +136,12 @@ def capture(
     def body(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal store, result_tree, asked_for_count
         examples = None if example_dims is None else ReplicaExamples(*values[-2:])
-        spmd = communicator or SpmdCommunicator(examples, replicas.options)
+        of_group = communicator or SpmdCommunicator(examples, replicas.communication_options)
         remote = replicas.remote_variables
-        of_step = spmd if remote is None else remote.communicator(spmd, replicas.count)
+        of_replica = of_group if remote is None else remote.communicator(of_group, replicas.num_replicas)
         results.clear()
-        store = TracedStore(replicas, of_step, creations.again())
-        replica = context.ReplicaContext(replicas, of_step)
+        store = TracedStore(replicas, of_replica, creations.again())
+        replica = context.ReplicaContext(replicas, of_replica)
         args, kwargs = rebuild(values)
         reads = store.reads
         with context.replica(replica), use_store(store), explaining(fn, paths, lambda: [v.name for v in reads]):
@@ -163,7 +163,7 @@ def capture(
                 results.append(Result(None, VariableRef(leaf) if isinstance(leaf, Variable) else leaf))
         written = [store.values[v] for v in store.writes]
         store.values.clear()  # traced values end here
-        spmd.examples = None
+        of_group.examples = None
         return written, computed
 
     body.__name__ = name  # as which profilers show it
@@ -190,9 +190,9 @@ def capture(
         constants = [put(value, everywhere) for value in closed_over]
     program = Program(
         name=name,
-        replicas=replicas.count,
-        at_once=replicas.at_once,
-        in_order=replicas.in_order,
+        replicas=replicas.num_replicas,
+        replicas_at_once=replicas.replicas_at_once,
+        reproducible=replicas.reproducible,
         jaxpr=_jax.replace_inputs(jaxpr, [*inputs, *jaxpr.invars], equations, jaxpr.outvars),
         reads=tuple(map(_use, store.reads)),
         arguments=tuple(arguments),
@@ -214,7 +214,7 @@ def checked(
     programs: list[Program], replicas: Replicas, fn: Callable[..., Any], paths: Callable[[], Sequence[str]]
 ) -> list[Program]:
     """The programs of a new step, one for each size, after the registered checks have warned of mistakes in them."""
-    if replicas.count > 1:
+    if replicas.num_replicas > 1:
         names = [as_written(path, fn) for path in paths()]
         for load in registry.step_checks:
             programs = load()(programs, names, replicas.remote_variables is not None)
@@ -248,7 +248,7 @@ def traced_inside(
     A step with logical devices needs a mesh for what it says of their axes; so does one that casts JAX's types of what
     varies along an axis (``jax.lax.pcast``), which is traced again.
     """
-    axis_env = [(REPLICA_AXIS, replicas.count)]
+    axis_env = [(REPLICA_AXIS, replicas.num_replicas)]
 
     def traced(mesh: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh):

@@ -91,7 +91,7 @@ class Feed:
     def batch(self, data: Any) -> Batch:
         """Convert a batch to ``PerReplica`` arrays (with one replica, to plain ones)."""
         leaves, (sizes, copies, structure) = self._taken_apart(data)
-        if self._replicas.count == 1:
+        if self._replicas.num_replicas == 1:
             alone: Batch = jax.tree_util.tree_unflatten(structure, leaves)  # the program takes host arrays
             return alone
         placed: Batch = self._placer(self._element(leaves, sizes, copies, structure))
@@ -116,7 +116,9 @@ class Feed:
             if not runs or tree != given or not runs[-1].added(leaves):
                 leaves, kind = self._taken_apart(data)
                 if not runs or tree != given or not runs[-1].added(leaves):
-                    runs.append(_Run(kind, leaves, room - sum(run.count for run in runs), self._replicas.local))
+                    runs.append(
+                        _Run(kind, leaves, room - sum(run.count for run in runs), self._replicas.local_replicas)
+                    )
                     runs[-1].added(leaves)
                     given = tree
         return runs
@@ -136,7 +138,7 @@ class Feed:
         if kind is None:
             rows = _rows(data)
             leaves, tree = jax.tree_util.tree_flatten(registered(data))
-            sizes, copies = sizes_of(rows, self._replicas.count)
+            sizes, copies = sizes_of(rows, self._replicas.num_replicas)
             whole = Batch(jax.tree_util.tree_unflatten(tree, leaves), sizes, copies)
             kind = sizes, copies, jax.tree_util.tree_structure(whole)
             if len(lengths) == 1 and None not in lengths:  # otherwise it is checked each time
@@ -146,10 +148,10 @@ class Feed:
     def _element(self, leaves: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any) -> GlobalBatch:
         batch = BatchRows(list(leaves), sum(sizes) // copies)
         if copies > 1:
-            parts = [batch for _ in self._replicas.local]
+            parts = [batch for _ in self._replicas.local_replicas]
         else:
             starts = list(itertools.accumulate(sizes, initial=0))
-            parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local]
+            parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local_replicas]
         return GlobalBatch(structure, parts, sizes, len(set(sizes)) == 1)
 
 

@@ -56,7 +56,7 @@ class StepFunction:
         self._statistics: set[int] = set()
         self._options = RunOptions("per_replica") if model.run_eagerly else None
         replicas = strategy.extended.replicas
-        self._is_alone = replicas.count == 1 and self._options is None and not replicas.lockstep.several
+        self._is_alone = replicas.num_replicas == 1 and self._options is None and not replicas.lockstep.several
         self._known: dict[Any, Dispatch] = {}
 
         def step(batch: Batch) -> Any:
@@ -105,7 +105,7 @@ class StepFunction:
             count = sum(group.count for group in groups)
             programs = self._strategy.extended.programs
             result = run_steps(programs, self._steps, Group(groups), count, None).last_step_outputs
-        if self._method != "predict_step" and self._strategy.extended.replicas.count > 1:
+        if self._method != "predict_step" and self._strategy.extended.replicas.num_replicas > 1:
             result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
         return result
 

@@ -1,9 +1,9 @@
 """The derivatives of single operations, each traced once.
 
 JAX traces the rule of an operation's derivative anew whenever the operation is differentiated. That is little beside a
-compilation, but where nothing is compiled it is most of what a gradient takes. A rule comes to the same for operands
-of the same kinds, so here what it has come to is kept: a program that computes the results with all that the derivative
-needs of the operands, and the derivative, which is linear.
+compilation, but where nothing is compiled it is most of what a gradient takes. A rule gives the same for operands of
+the same kinds, so here its result is kept: a program that computes the results with all that the derivative needs of
+the operands, and the derivative, which is linear.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _jaxs_rule = _ad.fallback_linearize_rule
 
 
 class Derivative:
-    """What the rule of one operation's derivative comes to, for operands of certain kinds."""
+    """The derivative of one operation for operands of certain kinds, as programs."""
 
     def __init__(
         self, rule: Callable[..., Any], multiple: bool, nonzeros: Sequence[bool], avals: Sequence[Any], params: Any
     ) -> None:
-        found: list[Any] = []
+        parts: list[Any] = []
 
         def forward(*operands: Any) -> Any:
             with jax.disable_jit():
                 results, nonzero, residuals, *structured, linear = rule(*operands, **params)
-            found[:] = nonzero, structured, linear
+            parts[:] = nonzero, structured, linear
             return [*(results if multiple else [results]), *residuals]
 
         program = jax.make_jaxpr(forward)(*map(shape_of, avals))
-        nonzero, structured, linear = found
+        nonzero, structured, linear = parts
         self.is_pure = not program.consts and not program.effects and all(s is None for s in structured)
         self._multiple = multiple
         self._nonzero = list(nonzero) if multiple else [nonzero]
@@ -55,10 +55,10 @@ class Derivative:
         self._structured = structured
         self._tangents = [a.to_tangent_aval() for a in program.out_avals[: len(self._nonzero)]]
         self._read_program(program)
-        self._linear = self._traced(linear, avals, program.out_avals[len(self._nonzero) :])
+        self._linear = self._traced_map(linear, avals, program.out_avals[len(self._nonzero) :])
 
     def _read_program(self, program: Any) -> None:
-        """Which outputs are operands, and what the others are computed from."""
+        """Find out which outputs are operands, and from which operands the others are computed."""
         jaxpr = getattr(program, "jaxpr", program)
         needs = {v: {i} for i, v in enumerate(jaxpr.invars)}
         for equation in jaxpr.eqns:
@@ -75,7 +75,7 @@ class Derivative:
             for v in jaxpr.outvars
         ]
         self.needs = [sorted(needs[v]) for v in computed]
-        """For each array that is computed, which of the operands it is computed from."""
+        """For each computed array, the operands that it is computed from."""
         places = [jaxpr.outvars.index(v) for v in computed]
 
         def compute(*operands: Any) -> list[Any]:
@@ -83,9 +83,9 @@ class Derivative:
             return [outputs[i] for i in places]
 
         self.compute = compute
-        """Computes from the operands what is not an operand itself."""
+        """Computes, from the operands, the outputs that are not operands."""
 
-    def _traced(self, linear: Any, avals: Sequence[Any], residuals: Sequence[Any]) -> LinearMap:
+    def _traced_map(self, linear: Any, avals: Sequence[Any], residuals: Sequence[Any]) -> LinearMap:
         """The derivative as a program of the residuals and of those tangents that aren't zero."""
         kinds = [a.to_tangent_aval() for a in avals]
 
@@ -93,8 +93,8 @@ class Derivative:
             rest = iter(nonzero)
             tangents = [next(rest) if nz else _Zero(k) for k, nz in zip(kinds, self._in_nonzero, strict=True)]
             with jax.disable_jit():
-                found = linear(residuals, *self._structured, *tangents)
-            return [t for t in (found if self._multiple else [found]) if type(t) is not _Zero]
+                results = linear(residuals, *self._structured, *tangents)
+            return [t for t in (results if self._multiple else [results]) if type(t) is not _Zero]
 
         nonzero = [k for k, nz in zip(kinds, self._in_nonzero, strict=True) if nz]
         program = jax.make_jaxpr(apply)(list(map(shape_of, residuals)), list(map(shape_of, nonzero)))
@@ -102,7 +102,7 @@ class Derivative:
         return LinearMap(program.jaxpr)
 
     def linearized(self, operands: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, ...]:
-        """What a rule of JAX returns, from the operands and the results of ``compute``."""
+        """The return value of JAX's rule, from the operands and the results of ``compute``."""
         outputs = [v if c is None else computed[v] if c else operands[v] for c, v in self._outputs]
         n = len(self._nonzero)
         results, residuals = outputs[:n], outputs[n:]
@@ -110,8 +110,10 @@ class Derivative:
         def linear(residuals: Any, *structured_and_tangents: Any) -> Any:
             tangents = structured_and_tangents[len(self._structured) :]
             nonzero = [t for t, nz in zip(tangents, self._in_nonzero, strict=True) if nz]
-            found = iter(self._linear.bind([*residuals, *nonzero]))
-            everyone = [next(found) if nz else _Zero(a) for nz, a in zip(self._nonzero, self._tangents, strict=True)]
+            tangents_out = iter(self._linear.bind([*residuals, *nonzero]))
+            everyone = [
+                next(tangents_out) if nz else _Zero(a) for nz, a in zip(self._nonzero, self._tangents, strict=True)
+            ]
             return everyone if self._multiple else everyone[0]
 
         structured = [None] * len(self._structured)
@@ -138,23 +140,27 @@ def derivative_of(
         if everywhere not in _derivatives:
             try:
                 with enable_x64_for(avals):
-                    found: Derivative | None = Derivative(rule, primitive.multiple_results, nonzeros, avals, params)
+                    derivative: Derivative | None = Derivative(
+                        rule, primitive.multiple_results, nonzeros, avals, params
+                    )
             except Exception:  # it asks for values; JAX raises again whatever is wrong
-                found = None
-            _derivatives[everywhere] = found if found is not None and found.is_pure else None
+                derivative = None
+            _derivatives[everywhere] = derivative if derivative is not None and derivative.is_pure else None
         _derivatives[key] = _derivatives[everywhere]
         while len(_derivatives) > _MOST:
             del _derivatives[next(iter(_derivatives))]
         return _derivatives[key]
 
 
-def _linearized(primitive: Primitive, is_vjp: Any, nonzeros: Sequence[bool], /, *operands: Any, **params: Any) -> Any:
+def _linearized_operation(
+    primitive: Primitive, is_vjp: Any, nonzeros: Sequence[bool], /, *operands: Any, **params: Any
+) -> Any:
     linearize = getattr(_core.trace_ctx.trace, "linearize", None)
     if linearize is not None:  # a trace of ours computes
         rule = functools.partial(_jaxs_rule, primitive, is_vjp, nonzeros)
-        found = linearize(rule, primitive, nonzeros, operands, params)
-        if found is not None:
-            return found
+        linearized = linearize(rule, primitive, nonzeros, operands, params)
+        if linearized is not None:
+            return linearized
     return _jaxs_rule(primitive, is_vjp, nonzeros, *operands, **params)
 
 
@@ -163,7 +169,7 @@ _users = 0
 
 @contextlib.contextmanager
 def tracing_rules_once() -> Iterator[None]:
-    """Inside, the rules of derivatives that a trace of ours computes are traced once; afterwards JAX has its own back.
+    """A context in which the derivative rules of our traces are traced once; JAX's own function is back afterwards.
 
     JAX asks one function for the derivative of an operation that has no rule for it, and has no other way to give it
     one but for a single operation, for good. While ``replicax.debug()`` runs a step, that function asks our traces
@@ -172,7 +178,7 @@ def tracing_rules_once() -> Iterator[None]:
     global _users
     with _lock:
         _users += 1
-        _ad.fallback_linearize_rule = _linearized  # type: ignore[assignment]
+        _ad.fallback_linearize_rule = _linearized_operation  # type: ignore[assignment]
     try:
         yield
     finally:

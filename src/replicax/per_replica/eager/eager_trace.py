@@ -90,14 +90,14 @@ class WatchingTrace(EagerTrace):
         return derivative.linearized(args, results)
 
     def compute_at_once(self, fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
-        """What a library's function computes; see :func:`replicax._jax.at_once`."""
+        """The results of a library's function; see :func:`replicax._jax.at_once`."""
         return computed_at_once(self.compute_program, fn, of, args)
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         """The results of a library's program; ``None`` if it has to be computed operation by operation."""
-        return self._computed(program, args)
+        return self._computed_results(program, args)
 
-    def _computed(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
+    def _computed_results(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         with of_no_generation():
             results = None if self._each else self._operations.compute_program(program, args)
         if results is not None:
@@ -106,7 +106,7 @@ class WatchingTrace(EagerTrace):
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         if primitive is linear_p:
-            results = self._computed(params["map"].program, args)
+            results = self._computed_results(params["map"].program, args)
             if results is not None:
                 return results
         evaluate = _STEP_BY_STEP.get(primitive.name)
@@ -151,11 +151,11 @@ def _while(args: list[Any], params: Any) -> list[Any]:
     while (going := np.asarray(_call(params["cond_jaxpr"], [*test, *state])[0])).any():
         new = _call(params["body_jaxpr"], [*body, *state])
         # Of a loop under jax.vmap each row goes on for as long as it has to itself.
-        state = [_selected(going, a, b) for a, b in zip(new, state, strict=True)] if going.ndim else new
+        state = [_selected_rows(going, a, b) for a, b in zip(new, state, strict=True)] if going.ndim else new
     return state
 
 
-def _selected(rows: Any, new: Any, old: Any) -> Any:
+def _selected_rows(rows: Any, new: Any, old: Any) -> Any:
     return jax.lax.select(jax.lax.broadcast_in_dim(rows, new.shape, range(rows.ndim)), new, old)
 
 

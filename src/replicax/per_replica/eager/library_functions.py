@@ -1,7 +1,7 @@
 """Functions of libraries, computed at once where a step runs operation by operation.
 
-That a step runs operation by operation is for those who look into it: their ``print`` and ``breakpoint()`` see values.
-A library's function has neither, and its parts are known, so there one program does.
+A step runs operation by operation so that ``print`` and ``breakpoint()`` in it see values. A library's function has
+neither, and its parts are known, so one program computes it.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ def computed_at_once(compute: Callable[..., Any], fn: Callable[..., Any], of: Ca
     Args:
       compute: gives the results of a program; ``None`` if it can't.
       fn: takes and returns pytrees of arrays.
-      of: what it calls, which decides whether it may be one program: see :func:`what_it_is`.
+      of: the library's function that it calls: if :func:`identity_of` knows it, ``fn`` may be one program.
       args: of ``fn``.
     """
-    identity = None if _is_watched() else what_it_is(of)
+    identity = None if _is_watched() else identity_of(of)
     leaves, tree = jax.tree_util.tree_flatten(args)
     if identity is None or not all(type(leaf) is _jaxlib.ArrayImpl for leaf in leaves):
         return fn(*args)
     with of_no_generation():
         with jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
-            known = _programs.setdefault(fn, {})
+            programs = _programs.setdefault(fn, {})
             key = identity, tree, _config.trace_context(), *(leaf.aval for leaf in leaves)
-            if key not in known:
-                known[key] = _traced(fn, tree, leaves)
-                while len(known) > _MOST:
-                    del known[next(iter(known))]
-            program = known[key]
+            if key not in programs:
+                programs[key] = _traced_program(fn, tree, leaves)
+                while len(programs) > _MOST:
+                    del programs[next(iter(programs))]
+            program = programs[key]
         results = None if program is None else compute(program[0], leaves)
     if program is None or results is None:
         return fn(*args)
     return jax.tree_util.tree_unflatten(program[1], results)
 
 
-def _traced(fn: Callable[..., Any], tree: Any, leaves: list[Any]) -> tuple[Any, Any] | None:
+def _traced_program(fn: Callable[..., Any], tree: Any, leaves: list[Any]) -> tuple[Any, Any] | None:
     def flat(*leaves: Any) -> Any:
         return fn(*jax.tree_util.tree_unflatten(tree, leaves))
 
@@ -86,18 +86,20 @@ class _UnknownError(Exception):
     pass
 
 
-def what_it_is(fn: Callable[..., Any]) -> Hashable | None:
-    """Equal for functions that compute the same; ``None`` if any of it is not a library's, or can't be compared.
+def identity_of(fn: Callable[..., Any]) -> Hashable | None:
+    """A key that is equal for functions that compute the same; ``None`` if a part is no library's, or has no key.
 
-    A function is its code with everything that it has captured: numbers, containers and other functions. What the user
-    has written, such as a schedule or a mask, may print or stop in a debugger. What a library's module holds is
-    the library's.
+    A function is its code with everything that it has captured: numbers, containers and other functions. Code of
+    users, such as a schedule or a mask, may print or stop in a debugger. Globals of a library's module are the
+    library's.
 
     >>> import jax, optax
-    >>> from replicax.per_replica.eager.library_functions import what_it_is
-    >>> what_it_is(optax.adam(0.1).update) == what_it_is(optax.adam(0.1).update) != what_it_is(optax.adam(0.2).update)
+    >>> from replicax.per_replica.eager.library_functions import identity_of
+    >>> identity_of(optax.adam(0.1).update) == identity_of(optax.adam(0.1).update) != identity_of(
+    ...     optax.adam(0.2).update
+    ... )
     True
-    >>> what_it_is(optax.adam(lambda count: 0.1).update) is None
+    >>> identity_of(optax.adam(lambda count: 0.1).update) is None
     True
     """
     try:

@@ -1,7 +1,7 @@
 """Linear maps: programs that are linear in some of their operands, as single operations.
 
-The derivative of an operation is such a map, and so is what takes cotangents back through it. JAX would transpose it
-operation by operation at each gradient; here it is transposed once, and is one program both ways.
+The derivative of an operation is such a map, and so is its transpose. JAX would transpose it operation by operation at
+each gradient; here it is transposed once, and is one program both ways.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicax._jax.traces import of_no_generation
 
 
 class LinearMap:
-    """A program without constants."""
+    """A linear program without constants."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.program = ClosedJaxpr(jaxpr, ())
@@ -29,26 +29,26 @@ class LinearMap:
         self._lock = threading.RLock()
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """Its results, operation by operation."""
+        """The results, computed operation by operation."""
         return list(jax.core.eval_jaxpr(self.program.jaxpr, (), *operands, propagate_source_info=False))
 
     def bind(self, operands: Sequence[Any]) -> list[Any]:
-        """Its results, at once where possible."""
+        """The results, computed at once where possible."""
         if not self.program.jaxpr.eqns:
             return self(*operands)
         return linear_p.bind(*operands, map=self)
 
     def transpose(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
-        """From the other operands, and the cotangents of results that aren't zero, to those of the linear operands."""
+        """The map from other operands, and cotangents of results that aren't zero, to those of linear operands."""
         with of_no_generation(), jax.disable_jit(False), jax.default_device(None):
             key = tuple(is_linear), tuple(is_nonzero), _config.trace_context()
             if key not in self._transposes:
                 x64 = enable_x64_as_in(self.program.jaxpr)
                 with self._lock, _core.set_current_trace(_core.eval_trace), x64:
-                    self._transposes[key] = self._transposed(is_linear, is_nonzero)
+                    self._transposes[key] = self._transposed_map(is_linear, is_nonzero)
             return self._transposes[key]
 
-    def _transposed(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
+    def _transposed_map(self, is_linear: Sequence[bool], is_nonzero: Sequence[bool]) -> LinearMap:
         operands = [shape_of(a) for a in self.program.in_avals]
         results = self.program.out_avals
         linear = [a for a, is_ in zip(operands, is_linear, strict=True) if is_]
@@ -60,9 +60,9 @@ class LinearMap:
                 rest, own = iter(others), iter(linear)
                 return self(*(next(own) if is_ else next(rest) for is_ in is_linear))
 
-            given = iter(cotangents)
+            nonzeros = iter(cotangents)
             everyone = [
-                next(given) if nonzero else jnp.zeros(a.shape, a.to_ct_aval().dtype)
+                next(nonzeros) if nonzero else jnp.zeros(a.shape, a.to_ct_aval().dtype)
                 for a, nonzero in zip(results, is_nonzero, strict=True)
             ]
             return jax.linear_transpose(forward, *linear)(everyone)
@@ -76,7 +76,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, map: LinearMap) -> 
     return jax.jvp(map, tuple(primals), tuple(_ad.instantiate_zeros(t) for t in tangents))
 
 
-def _batched(args: Sequence[Any], dims: Sequence[Any], *, map: LinearMap) -> Any:
+def _batched_results(args: Sequence[Any], dims: Sequence[Any], *, map: LinearMap) -> Any:
     results = jax.vmap(map, in_axes=list(dims))(*args)
     return results, [0] * len(results)
 
@@ -87,13 +87,13 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, map: LinearMap) -> lis
     if not any(is_nonzero):
         return [_ad.Zero(x.aval) if is_ else None for x, is_ in zip(operands, is_linear, strict=True)]
     others = [x for x, is_ in zip(operands, is_linear, strict=True) if not is_]
-    given = [ct for ct in cotangents if type(ct) is not _ad.Zero]
-    found = iter(map.transpose(is_linear, is_nonzero).bind([*others, *given]))
-    return [next(found) if is_ else None for is_ in is_linear]
+    nonzeros = [ct for ct in cotangents if type(ct) is not _ad.Zero]
+    results = iter(map.transpose(is_linear, is_nonzero).bind([*others, *nonzeros]))
+    return [next(results) if is_ else None for is_ in is_linear]
 
 
 linear_p = Primitive("replicax_linear")
-"""A :class:`LinearMap`, its param ``map``."""
+"""``y, … = linear[map=m] x, …``: the results of the :class:`LinearMap` ``m``."""
 
 linear_p.multiple_results = True
 linear_p.def_impl(lambda *operands, map: map(*operands))
@@ -101,4 +101,4 @@ linear_p.def_abstract_eval(lambda *_, map: list(map.program.out_avals))
 _mlir.register_lowering(linear_p, _mlir.lower_fun(lambda *operands, map: map(*operands), multiple_results=True))
 _ad.primitive_jvps[linear_p] = _jvp
 _ad.primitive_transposes[linear_p] = _transpose
-_batching.primitive_batchers[linear_p] = _batched
+_batching.primitive_batchers[linear_p] = _batched_results

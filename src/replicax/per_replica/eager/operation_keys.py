@@ -15,7 +15,7 @@ class _NotHashableError(Exception):
 
 
 class _OperationKeys(Keys):
-    """Parameters are as JAX compares them, but for programs; a program with constants has no key."""
+    """Keys of parameters: as JAX compares them, except for programs; a program with constants has no key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ _keys = _OperationKeys()
 def operation_key(
     primitive: Primitive, params: dict[str, Any], avals: Sequence[Any], any_power: bool = False
 ) -> Hashable | None:
-    """What is equal for equal operations on operands of equal kinds; ``None`` if that can't be told."""
+    """A key that is equal for equal operations on operands of equal kinds; ``None`` if there is none."""
     try:
         key = (primitive, any_power, *_keys.of_each(params), *avals)
         hash(key)
@@ -53,7 +53,7 @@ def operation_key(
 
 
 def program_key(program: ClosedJaxpr) -> Hashable | None:
-    """What is equal for equal programs; ``None`` if that can't be told."""
+    """A key that is equal for equal programs; ``None`` if there is none."""
     try:
         return "program", _keys.of_program(program)
     except (TypeError, _NotHashableError):

@@ -52,13 +52,13 @@ class Operations:
     def compute(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
         """The results of an operation; ``None`` if JAX is to compute it.
 
-        That is so for what JAX does not compile, for what does something besides computing, for tangents of integers
-        (``float0``, of which JAX alone knows how they are passed on), and where an operand lies elsewhere:
-        :meth:`brought` brings it.
+        JAX computes operations that it does not compile, or that do something besides computing, tangents of integers
+        (``float0``, which JAX alone can pass on), and operations on operands that lie elsewhere:
+        :meth:`brought` brings these.
         """
         if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
             aval = jax.typeof(args[0])
-            return [_placed(np.array(args[0], aval.dtype), aval, self._device)]
+            return [_placed_array(np.array(args[0], aval.dtype), aval, self._device)]
         if not _is_compiled(primitive) or _dispatch.needs_check_special():
             return None
         apply: Callable[..., Any] = primitive.bind
@@ -73,25 +73,25 @@ class Operations:
         return None if call is None else call(arrays, committed)
 
     def has(self, value: Any) -> bool:
-        """Whether an operand is on the device, or can't be: a number, a mutable array, what is on other processes."""
+        """Whether an operand is on the device, or can't be: a number, a mutable array, an array of other processes."""
         if not isinstance(value, jax.Array) or is_mutable(value) or value.sharding == self._sharding:
             return True
         return not (value.is_fully_addressable or value.is_fully_replicated)
 
     def brought(self, value: Any) -> Any:
-        """An operand as it is on the device: a copy, where the step closed over an array that lies elsewhere."""
+        """An operand on the device: a copy, where the step closed over an array that lies elsewhere."""
         return value if self.has(value) else copy_on(self._device, value)
 
     def kinds(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The kinds of an operation's operands; ``None`` if JAX is to compute it, or if it is another one each time."""
+        """The kinds of an operation's operands; ``None`` if JAX is to compute it, or if it differs each time."""
         if not _is_compiled(primitive) or _dispatch.needs_check_special():
             return None
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
             return None
-        here = (
+        are_placed = (
             isinstance(a, _NUMBERS) or (type(a) is _jaxlib.ArrayImpl and a.sharding == self._sharding) for a in args
         )
-        return tuple(jax.typeof(a) for a in args) if all(here) else None
+        return tuple(jax.typeof(a) for a in args) if all(are_placed) else None
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
         """The results of ``function``, compiled once for operands of one kind; ``None`` if it can't be compiled."""
@@ -138,7 +138,7 @@ class Operations:
         with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
             kind = self._device.client, self._device.device_kind, _config.trace_context(), operation
             if kind not in _programs:
-                _programs[kind] = _compiled(apply, params, avals, self._device)
+                _programs[kind] = _compiled_program(apply, params, avals, self._device)
             program = _programs[kind]
             _calls[key] = None if program is None else program.on(self._device)
             for kept in (_programs, _calls):
@@ -150,7 +150,7 @@ class Operations:
         """A constant on the device; kept if it may be wanted ``again``."""
         number = np.array(number, aval.dtype)  # a copy, which can't change later
         if number.ndim or not again:
-            return _placed(number, aval, self._device)
+            return _placed_array(number, aval, self._device)
         return _placed_number(number.tobytes(), aval, self._device)
 
 
@@ -165,14 +165,14 @@ def _on(device: jax.Device) -> SingleDeviceSharding:
     return SingleDeviceSharding(device)
 
 
-def _placed(number: np.ndarray[Any, Any], aval: Any, device: jax.Device) -> Any:
+def _placed_array(number: np.ndarray[Any, Any], aval: Any, device: jax.Device) -> Any:
     with enable_x64_for([aval]):
         return _pxla.batched_device_put(aval, _on(device), [number], [device], committed=False)
 
 
 @functools.lru_cache(maxsize=1024)
 def _placed_number(data: bytes, aval: Any, device: jax.Device) -> Any:
-    return _placed(np.frombuffer(data, aval.dtype).reshape(()).copy(), aval, device)
+    return _placed_array(np.frombuffer(data, aval.dtype).reshape(()).copy(), aval, device)
 
 
 # --- powers ---------------------------------------------------------------------------------------------
@@ -189,12 +189,12 @@ def _varies(x: Any, n: int) -> bool:
 def _power(x: Any, n: Any) -> Any:
     """What ``lax.integer_pow`` computes, by the same multiplications."""
 
-    def turn(state: Any) -> Any:
+    def iteration(state: Any) -> Any:
         left, square, result = state
         return left // 2, square * square, lax.select(left % 2 == 1, result * square, result)
 
     one = lax.full_like(x, 1)
-    _, _, result = lax.while_loop(lambda state: state[0] > 0, turn, (lax.abs(n), x, one))
+    _, _, result = lax.while_loop(lambda state: state[0] > 0, iteration, (lax.abs(n), x, one))
     return lax.select(n < 0, one / result, result)
 
 
@@ -217,30 +217,30 @@ class _Program:
     """A compiled program, which other devices of the kind can load."""
 
     def __init__(self, compiled: Callable[[jax.Device], Any], avals: Sequence[Any], device: jax.Device) -> None:
-        self._compiled = compiled
+        self._compiled_program = compiled
         self._executable = compiled(device)
         self._avals = avals
         self._device = device
         self._bytes: bytes | None = None
 
     def on(self, device: jax.Device) -> _Call:
-        return _Call(self._executable if device == self._device else self._loaded(device), self._avals, device)
+        return _Call(self._executable if device == self._device else self._loaded_call(device), self._avals, device)
 
-    def _loaded(self, device: jax.Device) -> Any:
+    def _loaded_call(self, device: jax.Device) -> Any:
         client = device.client
         # What comes from a cache on disk can't be handed on, nor has it to be.
         if _compilation_cache._get_cache(client) is not None:
-            return self._compiled(device)
+            return self._compiled_program(device)
         try:
             if self._bytes is None:
                 self._bytes = client.serialize_executable(self._executable)
         except jax.errors.JaxRuntimeError:  # some programs, such as a sort on CPU, can't be handed on
-            return self._compiled(device)
+            return self._compiled_program(device)
         options = _compiler.get_compile_options(1, 1, device_assignment=np.array([[device.id]]), backend=client)
         return client.deserialize_executable(self._bytes, _jaxlib.DeviceList((device,)), options)
 
 
-def _compiled(
+def _compiled_program(
     apply: Callable[..., Any], params: dict[str, Any], avals: Sequence[Any], device: jax.Device
 ) -> _Program | None:
     def traced(device: jax.Device) -> Any:
