@@ -142,7 +142,7 @@ class CopiesLeaf:
     def copies(self) -> dict[int, HostArray]:
         """This worker's copies, by replica."""
         kind = kind_of_array(self.variable)
-        found: dict[int, HostArray] = {}
+        copies: dict[int, HostArray] = {}
         places = device_blocks(self.variable.sharding, self.variable.layout.stored_shape(self.variable.shape))
         shards = {shard.device: shard.data for shard in self.variable.stored().addressable_shards}
         for block, devices in places:
@@ -153,10 +153,10 @@ class CopiesLeaf:
             replicas, inner = ((0, 1), block) if not self.variable.is_stacked else (block[0], block[1:])
             inner = _with_data_dims(inner, kind)
             for replica in range(*replicas):
-                whole = found.setdefault(replica, np.empty(kind.shape, kind.numpy_dtype))
+                copy = copies.setdefault(replica, np.empty(kind.shape, kind.numpy_dtype))
                 row = data[replica - replicas[0]] if self.variable.is_stacked else data
-                whole[inside(inner, whole_block(kind.shape))] = row
-        return found
+                copy[inside(inner, whole_block(kind.shape))] = row
+        return copies
 
     def combined(self, copies: dict[int, HostArray]) -> HostArray:
         """The array to save, from the copies of all replicas."""

@@ -43,23 +43,23 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
       path: its folder on this worker.
       lockstep: of all workers, each of which passes its own path.
     """
-    mine, problem = look_at(path)
-    told = lockstep.exchange("looks for a checkpoint", (_summary_of(mine), problem), path)
+    disk_index, problem = look_at(path)
+    told = lockstep.exchange("looks for a checkpoint", (_summary_of(disk_index), problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
-    found = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
-    for id in _in_order(list(found.values())):
-        having = {worker: places for worker, (theirs, _, places) in found.items() if theirs == id}
-        own = mine if mine is not None and mine.id == id else None
-        verdicts = lockstep.exchange("checks a checkpoint", problem_of(path) if own is not None else None, path)
+    summaries = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
+    for id in _in_order(list(summaries.values())):
+        having = {worker: places for worker, (theirs, _, places) in summaries.items() if theirs == id}
+        own_index = disk_index if disk_index is not None and disk_index.id == id else None
+        verdicts = lockstep.exchange("checks a checkpoint", problem_of(path) if own_index is not None else None, path)
         problems |= {worker: text for worker, text in enumerate(verdicts) if text is not None}
         having = {worker: places for worker, places in having.items() if verdicts[worker] is None}
         if not having:
             continue
         first = min(having)
         text = lockstep.exchange(
-            "reads an index", own.dumps() if own and lockstep.workers.index == first else None, path
+            "reads an index", own_index.dumps() if own_index and lockstep.workers.index == first else None, path
         )
-        index = own or loads_index(text[first])
+        index = own_index or loads_index(text[first])
         holders: dict[Place, list[int]] = {}
         for worker, places in having.items():
             for place in places:

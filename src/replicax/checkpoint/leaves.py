@@ -246,19 +246,19 @@ def _has_variables(value: Any) -> bool:
 
 def _containers(tree: Any, leaves: set[int]) -> list[Contents] | None:
     """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change."""
-    found, nodes = [], [tree]
+    containers, nodes = [], [tree]
     while nodes:
         node = nodes.pop()
         if id(node) in leaves:
             continue
         if type(node) in (list, dict):
-            found.append(Contents(node))
+            containers.append(Contents(node))
             nodes += node.values() if isinstance(node, dict) else node
         elif type(node) is tuple or (isinstance(node, tuple) and hasattr(node, "_fields")):
             nodes += node
         else:
             return None
-    return found
+    return containers
 
 
 def _stays_whole(value: Any) -> bool:

@@ -253,17 +253,17 @@ class CheckpointManager(NameHints):
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         if not isinstance(metrics, Mapping | None):
             raise TypeError(f"CheckpointManager.save: metrics must be a dict of numbers by name, got {metrics!r}")
-        found = {}
+        numbers = {}
         for name, value in (metrics or {}).items():
             try:
-                found[str(name)] = float(value)
+                numbers[str(name)] = float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
-        if self._best is not None and self._best[0] not in found:
+        if self._best is not None and self._best[0] not in numbers:
             raise ValueError(
-                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(found)}"
+                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
             )
-        return found
+        return numbers
 
     def _finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""

@@ -235,12 +235,12 @@ class _Reader:
         ):
             self._received |= everyones
 
-    def _read_now(self, wanted: Sequence[Place]) -> list[HostArray]:
+    def _read_now(self, places: Sequence[Place]) -> list[HostArray]:
         """Blocks of arrays, assembled from the pieces that overlap them."""
         requests: list[Request] = []
         targets: list[tuple[int, Block]] = []
         sent: list[tuple[tuple[int, Block], HostArray]] = []
-        for number, (name, block) in enumerate(wanted):
+        for number, (name, block) in enumerate(places):
             entry = self._arrays[name][1]
             for _, piece in self._pieces(name, [block]):
                 part = common(piece, block)
@@ -252,15 +252,15 @@ class _Reader:
                 where = os.path.join(self._source.path, folder)
                 requests.append((where, key, inside(part, piece), entry.kind.numpy_dtype))
                 targets.append((number, part))
-        found: dict[int, HostArray] = {}
+        arrays: dict[int, HostArray] = {}
         for (number, part), data in itertools.chain(zip(targets, read_pieces(requests), strict=True), sent):
-            block = wanted[number][1]
+            block = places[number][1]
             if part == block:
-                found[number] = data
+                arrays[number] = data
             else:
-                array = found.setdefault(number, np.empty(shape_of(block), data.dtype))
+                array = arrays.setdefault(number, np.empty(shape_of(block), data.dtype))
                 array[inside(part, block)] = data
         return [  # an array without elements has no pieces
-            found[number] if number in found else np.empty(shape_of(block), self._arrays[name][1].kind.numpy_dtype)
-            for number, (name, block) in enumerate(wanted)
+            arrays[number] if number in arrays else np.empty(shape_of(block), self._arrays[name][1].kind.numpy_dtype)
+            for number, (name, block) in enumerate(places)
         ]

@@ -89,7 +89,7 @@ class SavePlan:
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
-        own: dict[str, list[PartPiece]] = {}
+        own_pieces: dict[str, list[PartPiece]] = {}
         for name, leaf in leaves.arrays().items():
             self.kinds[name] = leaf.kind
             owner = first.setdefault(id(leaf.owner), name)
@@ -99,12 +99,12 @@ class SavePlan:
             if isinstance(leaf, CopiesLeaf):
                 self._copies.append(name)
             for part in leaf.parts():
-                mine = self._assign(name, leaf, part, loads, worker)
-                if mine and not isinstance(leaf, CopiesLeaf):
-                    own.setdefault(name, []).extend(mine)
-        self._copier = HostCopier(leaves.arrays(), own)
-        whole = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
-        self.digest = _jax.digested(whole.encode())
+                assigned = self._assign(name, leaf, part, loads, worker)
+                if assigned and not isinstance(leaf, CopiesLeaf):
+                    own_pieces.setdefault(name, []).extend(assigned)
+        self._copier = HostCopier(leaves.arrays(), own_pieces)
+        text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        self.digest = _jax.digested(text.encode())
 
     def _assign(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
         """Assign each piece of a part to the one of its workers with least to write; returns this worker's pieces."""
@@ -112,14 +112,14 @@ class SavePlan:
         having = [w for w in loads if (part.is_here if is_alone else w in part.workers)]
         if not having:
             return []  # it goes to another disk
-        itemsize, mine = leaf.kind.numpy_dtype.itemsize, []
+        itemsize, own_pieces = leaf.kind.numpy_dtype.itemsize, []
         for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
             loads[writer] += size_of(piece) * itemsize
             self.writers[name, piece] = writer
             if writer == worker:
-                mine.append(PartPiece.of(part, piece))
-        return mine
+                own_pieces.append(PartPiece.of(part, piece))
+        return own_pieces
 
     def fits(self, leaves: Leaves) -> bool:
         """Return whether the plan still fits leaves of the same layout: those saved as one array still are one."""

@@ -94,9 +94,9 @@ def _packages() -> dict[str, str]:
     needed = [*requirements_of("replicax"), *requirements_of("jax")]
     names = {"jax", "jaxlib", "libtpu"} | {r.name.lower() for r in needed if "dev" not in str(r.marker)} - {"replicax"}
     installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
-    found = {
+    versions = {
         name: version
         for name, version in installed.items()
         if name in names or re.match(r"jax-(cuda|rocm)\d+-|nvidia-(cublas|cudnn|nccl|cuda-runtime)\b", name)
     }
-    return dict(sorted(found.items(), key=lambda pair: (not pair[0].startswith("jax"), pair[0])))
+    return dict(sorted(versions.items(), key=lambda pair: (not pair[0].startswith("jax"), pair[0])))

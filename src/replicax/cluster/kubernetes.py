@@ -123,27 +123,27 @@ class KubernetesClusterResolver(ClusterResolver):
         return {job: self._of_job(job, selectors) for job, selectors in self._selectors.items()}
 
     def _of_job(self, job: str, selectors: Sequence[str]) -> list[Any]:
-        found: dict[tuple[str, str], Any] = {}
+        pods: dict[tuple[str, str], Any] = {}
         for selector in selectors:
             if self._namespace is None:
                 listed = self._client.list_pod_for_all_namespaces(label_selector=selector)
             else:
                 listed = self._client.list_namespaced_pod(self._namespace, label_selector=selector)
             for pod in _in_order(listed.items):
-                found.setdefault((pod.metadata.namespace, pod.metadata.name), pod)
+                pods.setdefault((pod.metadata.namespace, pod.metadata.name), pod)
         where = "any namespace" if self._namespace is None else f"the namespace {self._namespace!r}"
-        if not found:
+        if not pods:
             raise RuntimeError(
                 f"KubernetesClusterResolver: no pod in {where} has the labels of the job {job!r}, {list(selectors)}. "
                 f"Look for them: kubectl get pods --selector {selectors[0]}"
             )
-        for pod in found.values():
+        for pod in pods.values():
             if pod.status.phase != "Running" or not pod.status.pod_ip:
                 raise RuntimeError(
                     f"KubernetesClusterResolver: the pod {pod.metadata.name!r} of the job {job!r} is not running; its "
                     f"phase is {pod.status.phase!r}. Try again when all pods run, or delete those that are over"
                 )
-        return list(found.values())
+        return list(pods.values())
 
 
 def _checked(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

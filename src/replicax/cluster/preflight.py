@@ -94,32 +94,32 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as open_:
         server = open_.enter_context(_server(group, bind, deadline))
-        present = {0: _about(group)}
+        arrived = {0: _about(group)}
         connections: dict[int, socket.socket] = {}
         problem: str | None = None
-        while problem is None and len(present) < group.count:
+        while problem is None and len(arrived) < group.count:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = open_.enter_context(server.accept()[0])
             except TimeoutError:
-                _forget_who_has_gone(present, connections)
-                missing = [group.name_of(i) for i in range(group.count) if i not in present]
+                _forget_who_has_gone(arrived, connections)
+                missing = [group.name_of(i) for i in range(group.count) if i not in arrived]
                 problem = (
-                    f"after {time.monotonic() - started:.0f} s {len(present)} of {group.count} workers have come to "
+                    f"after {time.monotonic() - started:.0f} s {len(arrived)} of {group.count} workers have come to "
                     f"the coordinator at {group.coordinator}; missing: {', '.join(missing)}. Look at what they "
                     f"printed: each must run this program, and reach that address. They are those of {group.source}"
                 )
                 break
-            theirs = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
-            if theirs is None:
+            greeting = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
+            if greeting is None:
                 continue  # another program's connection
-            _forget_who_has_gone(present, connections)
-            problem = _problem(group, present, theirs)
-            present.setdefault(theirs["index"], theirs)
+            _forget_who_has_gone(arrived, connections)
+            problem = _problem(group, arrived, greeting)
+            arrived.setdefault(greeting["index"], greeting)
             if problem is not None:
                 _send(connection, {"problem": problem})
             else:
-                connections[theirs["index"]] = connection
+                connections[greeting["index"]] = connection
         server.close()  # before the others look for JAX's service
         for connection in connections.values():
             _send(connection, {"problem": problem})
@@ -127,10 +127,10 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
         raise _error(problem)
 
 
-def _forget_who_has_gone(present: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
+def _forget_who_has_gone(arrived: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
     """Forget workers that have closed their connections: they have ended, and may have been restarted."""
     for index in [index for index, connection in connections.items() if _has_gone(connection)]:
-        del present[index], connections[index]
+        del arrived[index], connections[index]
 
 
 def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
@@ -151,16 +151,16 @@ def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
         ) from error
 
 
-def _problem(group: WorkerGroup, present: dict[int, dict[str, Any]], theirs: dict[str, Any]) -> str | None:
-    index = theirs["index"]
-    if theirs["count"] != group.count:
+def _problem(group: WorkerGroup, arrived: dict[int, dict[str, Any]], greeting: dict[str, Any]) -> str | None:
+    index = greeting["index"]
+    if greeting["count"] != group.count:
         return (
-            f"the workers do not agree how many they are: worker 0 ({_where(present[0])}) knows of {group.count}, "
-            f"and worker {index} ({_where(theirs)}) of {theirs['count']}. Give all the same cluster"
+            f"the workers do not agree how many they are: worker 0 ({_where(arrived[0])}) knows of {group.count}, "
+            f"and worker {index} ({_where(greeting)}) of {greeting['count']}. Give all the same cluster"
         )
-    if index in present:
+    if index in arrived:
         return (
-            f"two processes are worker {index}: {_where(present[index])} and {_where(theirs)}. Give each a number "
+            f"two processes are worker {index}: {_where(arrived[index])} and {_where(greeting)}. Give each a number "
             f"of its own, from 0 to {group.count - 1} ('index' of 'task' in TF_CONFIG, or JAX_PROCESS_ID)"
         )
     return None
@@ -202,14 +202,14 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
         except OSError as error:
             why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
             if time.monotonic() >= deadline:
-                known = (
+                hint = (
                     "the name of the host is not known here"
                     if isinstance(error, socket.gaierror)
                     else "worker 0 must run, and listen there"
                 )
                 raise TimeoutError(
                     f"{group.name_of(group.index)} could not reach the coordinator at {group.coordinator} within "
-                    f"{time.monotonic() - started:.0f} s ({why}): {known}. The address is from {group.source}"
+                    f"{time.monotonic() - started:.0f} s ({why}): {hint}. The address is from {group.source}"
                 ) from error
         time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         pause = min(1.0, 1.5 * pause)

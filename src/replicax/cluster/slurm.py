@@ -179,7 +179,7 @@ def _split(hostlist: str) -> list[str]:
 
 
 def _numbers(ranges: str, hostlist: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
@@ -187,9 +187,9 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
                 f"{part!r} is no range of numbers, such as '01-03', in the list of nodes {shortened(hostlist)!r}"
             )
         last = int(match[2] or match[1])
-        _check_count(len(found) + last + 1 - int(match[1]), "nodes", hostlist)
-        found += [str(number).zfill(len(match[1])) for number in range(int(match[1]), last + 1)]
-    return found
+        _check_count(len(numbers) + last + 1 - int(match[1]), "nodes", hostlist)
+        numbers += [str(number).zfill(len(match[1])) for number in range(int(match[1]), last + 1)]
+    return numbers
 
 
 def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
@@ -258,17 +258,17 @@ def _choose_gpus(place: int, count: int) -> None:
     Raises:
       RuntimeError: it sees too few for all of the node's tasks.
     """
-    there = _visible()
-    if _VISIBLE in os.environ and len(there) <= count:
+    visible = _visible()
+    if _VISIBLE in os.environ and len(visible) <= count:
         return
     first = place * count
-    if there and len(there) < first + count:
+    if visible and len(visible) < first + count:
         raise RuntimeError(
-            f"SlurmClusterResolver: {_VISIBLE}={os.environ[_VISIBLE]} has {len(there)} GPUs, and this task, number "
+            f"SlurmClusterResolver: {_VISIBLE}={os.environ[_VISIBLE]} has {len(visible)} GPUs, and this task, number "
             f"{place} of its node, would be the one with those from {first} to {first + count - 1}. Unset it, pass "
             "gpus_per_node, or pass auto_set_gpu=False if Slurm gives each task its own"
         )
-    share = there[first : first + count] if there else [str(i) for i in range(first, first + count)]
+    share = visible[first : first + count] if visible else [str(i) for i in range(first, first + count)]
     os.environ[_VISIBLE] = ",".join(share)
 
 

@@ -145,11 +145,11 @@ def _check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) -
             f"{', '.join(map(repr, spec.jobs))} only. Correct 'type' of 'task', or add the job to 'cluster'"
         )
     if task_id is not None and task_id not in spec.task_indices(task_type):
-        there = spec.task_indices(task_type)
-        known = f"0 to {len(there) - 1}" if there == list(range(len(there))) else ", ".join(map(str, there))
+        tasks = spec.task_indices(task_type)
+        listed = f"0 to {len(tasks) - 1}" if tasks == list(range(len(tasks))) else ", ".join(map(str, tasks))
         raise ValueError(
-            f"{VARIABLE}: this process is task {task_id} of the job {task_type!r}, whose {len(there)} task(s) have the "
-            f"indices {known or 'of none'}. Correct 'index' of 'task', or add its address to 'cluster'"
+            f"{VARIABLE}: this process is task {task_id} of the job {task_type!r}, whose {len(tasks)} task(s) have the "
+            f"indices {listed or 'of none'}. Correct 'index' of 'task', or add its address to 'cluster'"
         )
 
 

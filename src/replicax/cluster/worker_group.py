@@ -87,15 +87,15 @@ def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
     for job in _TRAINING:
         if job not in cluster.jobs:
             continue
-        there = cluster.task_indices(job)
-        if job == "chief" and len(there) > 1:
-            raise ValueError(f"{source}: there are {len(there)} tasks of the job 'chief', and one must be it")
-        if there != list(range(len(there))):
+        tasks = cluster.task_indices(job)
+        if job == "chief" and len(tasks) > 1:
+            raise ValueError(f"{source}: there are {len(tasks)} tasks of the job 'chief', and one must be it")
+        if tasks != list(range(len(tasks))):
             raise ValueError(
-                f"{source}: the tasks {there} of the job {job!r} are not all from 0 to {there[-1]}: each worker must "
+                f"{source}: the tasks {tasks} of the job {job!r} are not all from 0 to {tasks[-1]}: each worker must "
                 "know of all"
             )
-        addresses += [cluster.task_address(job, i) for i in there]
+        addresses += [cluster.task_address(job, i) for i in tasks]
     if not addresses:
         raise ValueError(
             f"{source}: the cluster has no task of the jobs 'chief' and 'worker', which train; it is {cluster!r}"
@@ -121,10 +121,10 @@ def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, w
             f"{others}. Start the tasks of 'chief' and 'worker' only; {instead}"
         )
     if task_type not in _TRAINING or task_type not in cluster.jobs:
-        there = [job for job in _TRAINING if job in cluster.jobs]
+        training_jobs = [job for job in _TRAINING if job in cluster.jobs]
         raise ValueError(
             f"{what}: this process is a task of the unknown job {task_type!r}; expected one of "
-            f"{', '.join(map(repr, there))}, which the cluster has"
+            f"{', '.join(map(repr, training_jobs))}, which the cluster has"
         )
     count = cluster.num_tasks(task_type)
     if task_id is None or task_id not in cluster.task_indices(task_type):
@@ -147,9 +147,9 @@ def group_from_environment() -> WorkerGroup | None:
     coordinator = os.environ.get(COORDINATOR, "")
     values = {COORDINATOR: coordinator or None, COUNT: count, INDEX: index}
     if None in values.values():
-        there = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        given = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         raise ValueError(
-            f"{there} is set, and {' and '.join(name for name, value in values.items() if value is None)} is not: set "
+            f"{given} is set, and {' and '.join(name for name, value in values.items() if value is None)} is not: set "
             f"all of {', '.join(values)}, or none"
         )
     assert count is not None
@@ -168,18 +168,18 @@ def detected_group(timeout_seconds: float) -> WorkerGroup | None:
       ValueError: the coordinator has no valid address.
     """
     try:
-        found = _jax.detected_cluster(timeout_seconds)
+        detected = _jax.detected_cluster(timeout_seconds)
     except (ValueError, LookupError) as error:
         raise RuntimeError(
             f"JAX detects a cluster, such as that of Slurm or Open MPI, but fails to read its variables "
             f"({type(error).__name__}: {error}): correct them, or set {COORDINATOR}, {COUNT} and {INDEX}"
         ) from error
-    if found is None:
+    if detected is None:
         return None
-    source, from_environment = f"the {found.name} that JAX finds", os.environ.get(COORDINATOR)
-    coordinator = from_environment or found.coordinator
+    source, from_environment = f"the {detected.name} that JAX finds", os.environ.get(COORDINATOR)
+    coordinator = from_environment or detected.coordinator
     host_and_port(coordinator, COORDINATOR if from_environment else source)
-    return WorkerGroup(coordinator, found.count, found.index, source, is_detected=True)
+    return WorkerGroup(coordinator, detected.count, detected.index, source, is_detected=True)
 
 
 def _with_jax_variables(group: WorkerGroup) -> WorkerGroup:

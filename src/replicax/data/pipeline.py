@@ -158,12 +158,12 @@ class InputPipeline:
 
     def _agreed_examples(self) -> int:
         """The size of a full batch, agreed on by all workers, which read different datasets."""
-        told = self._everyones_batches(self.reading.examples)
-        found = [examples for examples, _ in told]
-        sizes = {examples for examples in found if examples is not None}
+        everyones = self._everyones_batches(self.reading.examples)
+        examples_of_workers = [examples for examples, _ in everyones]
+        sizes = {examples for examples in examples_of_workers if examples is not None}
         if len(sizes) > 1:
-            raise ValueError(f"the workers' datasets have global batches of different sizes: {found}")
-        largest = max(rows for _, rows in told)
+            raise ValueError(f"the workers' datasets have global batches of different sizes: {examples_of_workers}")
+        largest = max(rows for _, rows in everyones)
         if not sizes and not largest:
             raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         if sizes:

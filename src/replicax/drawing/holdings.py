@@ -150,12 +150,12 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
             columns.append(Column(name, (), None, "", ""))
             continue
         place, member = divmod(i, logical)
-        mine = tuple(range(place * each, (place + 1) * each))
-        panel = f"slice {mine[0] * slices // replicas.num_replicas}" if slices > 1 else ""
+        replicas_of_device = tuple(range(place * each, (place + 1) * each))
+        panel = f"slice {replicas_of_device[0] * slices // replicas.num_replicas}" if slices > 1 else ""
         if not panel and replicas.lockstep.several:
             panel = f"worker {device.process_index}"
-        group = f"group {mine[0] * groups // replicas.num_replicas}" if groups > 1 else ""
-        columns.append(Column(name, mine, member if logical > 1 else None, panel, group))
+        group = f"group {replicas_of_device[0] * groups // replicas.num_replicas}" if groups > 1 else ""
+        columns.append(Column(name, replicas_of_device, member if logical > 1 else None, panel, group))
     return columns
 
 
@@ -174,7 +174,7 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
     """The parts of a variable on ``devices``."""
     mesh, layout = variable.replicas.mesh, variable.layout
     array = layout.from_stored(variable.stored(), mesh)
-    own = isinstance(layout, Copies)
+    each_replica = isinstance(layout, Copies)
     shape = variable.shape
     indices: Any = array.sharding.devices_indices_map(array.shape)
     item = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
@@ -183,10 +183,10 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
         if device not in indices:
             return None
         bounds = [index.indices(size)[:2] for index, size in zip(indices[device], array.shape, strict=True)]
-        first, last = bounds.pop(0) if own else (0, 1)
+        first, last = bounds.pop(0) if each_replica else (0, 1)
         if isinstance(layout, Split):  # without padding
             bounds = [(min(start, n), min(end, n)) for (start, end), n in zip(bounds, shape, strict=True)]
-        return DevicePart(tuple(bounds), own, last - first, first, item)
+        return DevicePart(tuple(bounds), each_replica, last - first, first, item)
 
     return Holding(
         printable(variable.name),
@@ -219,7 +219,7 @@ def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     ... )
     [Exchange(kind='all-reduce', groups=((0, 2), (1, 3)), count=2, bytes=64)]
     """
-    found: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
+    exchanges: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
     issued: dict[str, str] = {}
     for run in executed(parse(text)):
         instruction, each = run.instruction, devices // slices
@@ -235,6 +235,6 @@ def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
             groups = [tuple(i + first for i in group) for first in range(0, devices, each) for group in inside]
             kind, size = collective.kind, collective.bytes
         key = kind, tuple(groups)
-        before = found.get(key, Exchange(*key, 0, 0))
-        found[key] = Exchange(*key, before.count + run.times, before.bytes + run.times * size)
-    return list(found.values())
+        before = exchanges.get(key, Exchange(*key, 0, 0))
+        exchanges[key] = Exchange(*key, before.count + run.times, before.bytes + run.times * size)
+    return list(exchanges.values())

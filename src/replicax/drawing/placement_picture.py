@@ -270,18 +270,18 @@ class _Page:
     def kept(self, holdings: Sequence[Holding]) -> None:
         """The memory of the variables on each device, compared with that of all variables."""
         self._rule()
-        whole = max(sum(h.bytes for h in holdings), 1)
+        total = max(sum(h.bytes for h in holdings), 1)
         words = [("kept on each device", 13.0, "ink b")]
         count = counted(len(holdings), "variable")
         more = f", the {_MOST_VARIABLES} largest drawn" if len(holdings) > _MOST_VARIABLES else ""
-        words += [(line, 11.0, "muted") for line in lines_of(f"{count} of {_size(whole)}{more}", 11, _LABELS)]
+        words += [(line, 11.0, "muted") for line in lines_of(f"{count} of {_size(total)}{more}", 11, _LABELS)]
         for i in range(len(self.shown)):
-            mine = sum(part.bytes for h in holdings if (part := h.parts[i]) is not None)
+            held = sum(part.bytes for h in holdings if (part := h.parts[i]) is not None)
             left, width = self.middle(i) - self.room / 2, self.room
-            self.above.text(self.middle(i), self.y + 20, _size(mine), 11, "ink b", "middle")
+            self.above.text(self.middle(i), self.y + 20, _size(held), 11, "ink b", "middle")
             self.above.box(left, self.y + 27, width, 7, "rest", 3)
-            if mine:
-                self.above.box(left, self.y + 27, max(width * min(mine / whole, 1), 3), 7, "full", 3)
+            if held:
+                self.above.box(left, self.y + 27, max(width * min(held / total, 1), 3), 7, "full", 3)
         self._labels(words, 48)
 
     # --- communication ----------------------------------------------------------------------------------

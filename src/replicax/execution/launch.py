@@ -109,7 +109,7 @@ def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
     if not label.number:
         times = "" if executable.steps is None else f", {executable.steps} times"
         label.name = executable.program.name + times
-        label.meets = _jax.contains(executable.program.jaxpr, replicas_meet)
+        label.communicates = _jax.contains(executable.program.jaxpr, replicas_meet)
     begun = lockstep.launches.begin(label)
     if heartbeat.current is not None:
         heartbeat.current.launching(begun)

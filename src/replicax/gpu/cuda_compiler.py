@@ -61,7 +61,7 @@ def _devices(target_config: str, topology: str) -> list[jax.Device]:
 def _checked_plugin() -> str:
     """The module of the plugin; raises as :func:`described_devices`."""
     cure = "pip install 'replicax[gpu-plan]'. Neither a GPU nor CUDA is needed"
-    wanted = jaxlib.version.__version__
+    needed = jaxlib.version.__version__
     for package, module in _PLUGINS.items():
         parts = (package, package.replace("-plugin", "-pjrt"))
         try:
@@ -69,13 +69,13 @@ def _checked_plugin() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
         for part, version in versions.items():
-            if version != wanted:
+            if version != needed:
                 raise RuntimeError(
-                    f"plans for GPUs need {part} of jaxlib's version: jaxlib is {wanted}, and {part} is {version}: "
+                    f"plans for GPUs need {part} of jaxlib's version: jaxlib is {needed}, and {part} is {version}: "
                     f"{cure}"
                 )
         return module
     raise RuntimeError(
-        f"plans for GPUs need XLA's compiler for them, in jax-cuda12-plugin and jax-cuda12-pjrt {wanted}, which are "
+        f"plans for GPUs need XLA's compiler for them, in jax-cuda12-plugin and jax-cuda12-pjrt {needed}, which are "
         f"not installed: {cure}"
     )

@@ -64,21 +64,21 @@ def allocations(text: str) -> Iterator[Allocation]:
     >>> [(a.size, a.is_argument, a.is_output, a.is_temporary, len(a.values)) for a in found]
     [(64, True, True, False, 1), (128, False, False, True, 1)]
     """
-    found: re.Match[str] | None = None
+    header: re.Match[str] | None = None
     values: list[Value] = []
     for line in [*text.splitlines(), ""]:
         if match := _VALUE.match(line):
             if not match["type"].startswith("("):  # a table of where the parts of a tuple are
                 values.append(Value(match["name"], match["type"], int(match["size"]), int(match["offset"])))
             continue
-        if found is not None and not re.search(r", color [1-9]|thread-local", found["about"]):
-            about = found["about"]
+        if header is not None and not re.search(r", color [1-9]|thread-local", header["about"]):
+            about = header["about"]
             yield Allocation(
-                size=int(found["size"]),
+                size=int(header["size"]),
                 is_argument=", parameter " in about,
                 is_output="maybe-live-out" in about,
                 is_temporary="preallocated-temp" in about,
                 is_constant=", constant" in about,
                 values=tuple(values),
             )
-        found, values = _ALLOCATION.match(line), []
+        header, values = _ALLOCATION.match(line), []

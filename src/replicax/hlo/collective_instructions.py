@@ -166,7 +166,7 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
     >>> [c.axes for c in collectives_of(module, ProgramDevices({"replica": 4}, slices=2))]
     [('slice',)]
     """
-    found: dict[tuple[object, ...], CollectiveUse] = {}
+    uses: dict[tuple[object, ...], CollectiveUse] = {}
     issued: dict[str, str] = {}
     for run in executed(module):
         use = use_of(run.instruction, run.computation.name, module, placement)
@@ -174,10 +174,10 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
             continue
         use = dataclasses.replace(use, count=run.times)
         key = (use.kind, use.bytes, use.groups, use.where)
-        if key in found:
-            use = dataclasses.replace(use, count=use.count + found[key].count)
-        found[key] = use
-    return list(found.values())
+        if key in uses:
+            use = dataclasses.replace(use, count=use.count + uses[key].count)
+        uses[key] = use
+    return list(uses.values())
 
 
 def use_of(
@@ -273,11 +273,11 @@ def _along(mesh: str, axes: str) -> list[tuple[int, ...]]:
     """
     shape: list[int] = []
     inside: list[int] = []
-    wanted = {name: (before, size) for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)}
+    wanted_axes = {name: (before, size) for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)}
     for name, count in re.findall(r"'(\w+)'=(\d+)", mesh):
         parts = [int(count)]
-        if name in wanted:
-            before, size = (int(n) if n else 0 for n in wanted[name])
+        if name in wanted_axes:
+            before, size = (int(n) if n else 0 for n in wanted_axes[name])
             parts = [before, size, int(count) // (before * size)] if size else [1, int(count)]
             inside.append(len(shape) + 1)
         shape += parts

@@ -41,21 +41,21 @@ class DeviceAllocation:
           running: how many workers use the cores.
           environment: the present one. Numbers of threads that the user has chosen stay.
         """
-        found = {}
+        variables = {}
         threads = max(1, self.cores // running)
         if self.gpus is not None:
-            found[_GPU] = ",".join(self.gpus[slot])
+            variables[_GPU] = ",".join(self.gpus[slot])
         else:
             if self.emulated is not None:
-                found |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
+                variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
             # Replicas wait for each other in XLA's threads: with fewer than two a device they wait for ever.
             least = 2 * (self.emulated or 1)
             chosen = environment.get("NPROC", "")
             if running > 1 or least > threads:
-                found["NPROC"] = str(max(least, int(chosen) if chosen.isdigit() else threads))
+                variables["NPROC"] = str(max(least, int(chosen) if chosen.isdigit() else threads))
         if running > 1 and "OMP_NUM_THREADS" not in environment:
-            found["OMP_NUM_THREADS"] = str(threads)
-        return found
+            variables["OMP_NUM_THREADS"] = str(threads)
+        return variables
 
     def __str__(self) -> str:
         if self.gpus is not None:
@@ -125,8 +125,8 @@ def _gpus(environment: Mapping[str, str]) -> list[str] | None:
     if visible is not None:
         # As in CUDA: an index that does not exist hides all that follow it.
         names = [name.strip() for name in visible.split(",")]
-        found = names[: next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))]
+        gpus = names[: next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))]
     else:
         numbers = [int(m[1]) for path in Path("/dev").glob("nvidia*") if (m := re.fullmatch(r"nvidia(\d+)", path.name))]
-        found = [str(i) for i in range(len(numbers))]  # CUDA numbers what it finds from 0, whatever the names in /dev
-    return found if found or asked_for else None
+        gpus = [str(i) for i in range(len(numbers))]  # CUDA numbers what it finds from 0, whatever the names in /dev
+    return gpus if gpus or asked_for else None

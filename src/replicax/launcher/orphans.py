@@ -41,7 +41,7 @@ def die_with_parent() -> Callable[[], None]:
 
 def marked(launch_id: str) -> list[int]:
     """The remaining processes of a launch, except the caller's."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -49,9 +49,9 @@ def marked(launch_id: str) -> list[int]:
             for variable in file.read().split(b"\0"):
                 key, _, value = variable.partition(b"=")
                 if key == MARK.encode() and launch_id.encode() in value.split(b"/"):
-                    found.append(int(name))
+                    pids.append(int(name))
                     break
-    return found
+    return pids
 
 
 def end_marked(launch_id: str) -> list[int]:

@@ -67,12 +67,12 @@ def worker_environment(
       columns: how wide a line may be; ``None`` if the output is not a terminal.
     """
     cluster = {"cluster": {"worker": rendezvous.addresses}, "task": {"type": "worker", "index": worker}}
-    found = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
-    found.setdefault("PYTHONUNBUFFERED", "1")
+    environment = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
+    environment.setdefault("PYTHONUNBUFFERED", "1")
     if columns is not None:
-        found["COLUMNS"] = str(columns)
+        environment["COLUMNS"] = str(columns)
     outer = inherited.get(MARK)  # of a launch that contains this one
-    return found | {
+    return environment | {
         "JAX_COORDINATOR_ADDRESS": rendezvous.coordinator,
         "JAX_COORDINATOR_BIND_ADDRESS": rendezvous.bind,
         "JAX_NUM_PROCESSES": str(len(rendezvous.addresses)),

@@ -74,14 +74,14 @@ class SavedRuns:
                 f"{manager.checkpoint!r} has an object of that name already: call it something else"
             )
         objects.pop(NAME, None)
-        there = {id(leaf) for leaf in jax.tree_util.tree_leaves(registered(objects), is_leaf=is_leaf)}
-        own: dict[str, Any] = {"state": ""}
-        if id(input.iterator) not in there:
-            own["input"] = input.iterator
-        own["metrics"] = {name: metric for name, metric in metrics.items() if id(metric) not in there}
-        if precision is not None and precision.variables and id(precision) not in there:
-            own["precision"] = precision
-        objects[NAME] = own
+        leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(registered(objects), is_leaf=is_leaf)}
+        added: dict[str, Any] = {"state": ""}
+        if id(input.iterator) not in leaves:
+            added["input"] = input.iterator
+        added["metrics"] = {name: metric for name, metric in metrics.items() if id(metric) not in leaves}
+        if precision is not None and precision.variables and id(precision) not in leaves:
+            added["precision"] = precision
+        objects[NAME] = added
         _extended.add(manager.checkpoint)
 
     @property

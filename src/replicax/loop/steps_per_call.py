@@ -97,8 +97,8 @@ class StepsPerCall:
         if self._counted == MEASURED:
             seconds = self._quickest / TOGETHER
             is_worth_it = GAIN * seconds * left > self._compiled
-            mine = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
-            self.chosen = self._lockstep.exchange("chooses how many steps a call has", mine)[0]
+            proposal = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
+            self.chosen = self._lockstep.exchange("chooses how many steps a call has", proposal)[0]
             self._open = False
 
 

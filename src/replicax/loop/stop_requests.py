@@ -179,12 +179,12 @@ class StopRequests:
             self._other = f"the file {self._file} is there"
         if self._client is None:
             return
-        found: list[tuple[str, bytes]] = self._client.key_value_dir_get_bytes(self._keys)
-        posted = {key.removeprefix(f"{self._keys}/"): value for key, value in found}
+        entries: list[tuple[str, bytes]] = self._client.key_value_dir_get_bytes(self._keys)
+        posted = {key.removeprefix(f"{self._keys}/"): value for key, value in entries}
         if self.why is None:
-            theirs = sorted(key for key in posted if key.startswith("request/"))
-            if theirs:
-                self._other = posted[theirs[0]].decode()
+            requests = sorted(key for key in posted if key.startswith("request/"))
+            if requests:
+                self._other = posted[requests[0]].decode()
             elif _jax.preemption_notice(self._client):
                 self._other = PREEMPTED
         if self.why is None:

@@ -95,8 +95,8 @@ class TrainingLoop:
         lines = LINES if isinstance(progress, bool) else float(progress)
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
         self._speed = Speed(strategy, tokens_per_example, plan)
-        own = [*self._speed.names, *(["loss_scale"] if self._precision and self._precision.variables else ())]
-        self._taken = dict.fromkeys(own, "replicax.train logs one of its own by that name")
+        reserved = [*self._speed.names, *(["loss_scale"] if self._precision and self._precision.variables else ())]
+        self._taken = dict.fromkeys(reserved, "replicax.train logs one of its own by that name")
         check_names(metrics, "replicax.train(metrics=…) got", self._taken)
         self._taken |= dict.fromkeys(metrics, "a metric of the run has that name")
         self._restores = best_of(callbacks)

@@ -139,19 +139,19 @@ class Cells:
         self._all = weakref.WeakKeyDictionary()
         self._kept: dict[int, set[Cell]] = {}
 
-    def of(self, found: Sequence[tuple[str, Any]], replicas: Replicas) -> list[Cell]:
+    def of(self, named_cells: Sequence[tuple[str, Any]], replicas: Replicas) -> list[Cell]:
         """The cells of these ``nnx.Variable`` objects; the names are for new ones."""
-        known = self._all.setdefault(replicas, weakref.WeakValueDictionary())
-        cells = [known.get(id(cell)) for _, cell in found]
+        cells_by_id = self._all.setdefault(replicas, weakref.WeakValueDictionary())
+        cells = [cells_by_id.get(id(cell)) for _, cell in named_cells]
         if None in cells:
             with outside_steps(replicas):
-                made = [
+                new_cells = [
                     Cell(cell, _new(name, cell)) if present is None else present
-                    for present, (name, cell) in zip(cells, found, strict=True)
+                    for present, (name, cell) in zip(cells, named_cells, strict=True)
                 ]
-            for cell in made:
-                known[id(cell.cell)] = cell
-            return made
+            for cell in new_cells:
+                cells_by_id[id(cell.cell)] = cell
+            return new_cells
         return [cell for cell in cells if cell is not None]
 
     def keep(self, owner: Any, cells: Sequence[Cell]) -> None:
@@ -168,7 +168,7 @@ def _new(name: str, cell: Any) -> Variable:
 
 def _watched(objects: tuple[Any, ...]) -> list[Contents] | None:
     """The containers of the objects' parts, each with its content; ``None`` if some are unknown."""
-    found: list[Contents] = []
+    containers: list[Contents] = []
     seen: set[int] = set()
     nodes: list[Any] = list(objects)
     while nodes:
@@ -188,12 +188,12 @@ def _watched(objects: tuple[Any, ...]) -> list[Contents] | None:
             if node is not None and nnx.graphlib.is_node(node):
                 return None
             continue
-        found.append(Contents(container))
+        containers.append(Contents(container))
         if isinstance(node, nnx.Pytree):
             nodes += (value for name, value in container.items() if not name.startswith("_pytree__"))  # NNX's own
         elif not isinstance(node, nnx.Variable):
             nodes += container.values() if isinstance(container, dict) else container
-    return found
+    return containers
 
 
 class Key(_jax.Hashed):

@@ -40,26 +40,27 @@ class NNXParts:
 
         They change nothing until they are added up: a number is a share of the whole batch's, which counts once.
         """
-        originals, made = list(nodes_in(self._objects)), list(nodes_in(copies))
+        originals, copied = list(nodes_in(self._objects)), list(nodes_in(copies))
 
         def original(node: Any) -> Any:
-            found = [theirs for theirs, mine in zip(originals, made, strict=True) if mine is node]
-            if not found:
+            matches = [original_node for original_node, copy in zip(originals, copied, strict=True) if copy is node]
+            if not matches:
                 raise TypeError(
                     "nnx.Optimizer.update, in a step whose gradients are accumulated: the model must be an argument of "
                     f"the step, or a part of one, got a {type(node).__name__} that the step has made"
                 )
-            return found[0]
+            return matches[0]
 
-        optimizers = [node for node in made if isinstance(node, nnx.Optimizer)]
+        optimizers = [node for node in copied if isinstance(node, nnx.Optimizer)]
 
         def update_of(optimizer: Any) -> Callable[..., None]:
             def update(model: Any, grads: Any, /, **extra: Any) -> None:
                 gradients, tree = jax.tree_util.tree_flatten(grads)
-                theirs, mine = original(optimizer), original(model)  # the copies end with this iteration
+                # The copies end with this iteration.
+                users_optimizer, users_model = original(optimizer), original(model)
 
                 def apply(gradients: list[Any]) -> None:
-                    theirs.update(mine, jax.tree_util.tree_unflatten(tree, gradients))
+                    users_optimizer.update(users_model, jax.tree_util.tree_unflatten(tree, gradients))
 
                 collect(gradients, extra, apply)
 
@@ -71,8 +72,8 @@ class NNXParts:
                 if not numbers:
                     type(metric).update(metric, *args, **values)
                 elif update_of_kind(metric) is nnx.metrics.Average.update and list(numbers) == [metric.argname]:
-                    theirs = original(metric)
-                    collect(list(numbers.values()), {}, lambda sums: theirs.update(**{theirs.argname: sums[0]}))
+                    average = original(metric)
+                    collect(list(numbers.values()), {}, lambda sums: average.update(**{average.argname: sums[0]}))
                 else:
                     raise ValueError(
                         f"{type(metric).__name__}.update, in a step whose gradients are accumulated: "
@@ -82,7 +83,7 @@ class NNXParts:
 
             return collected
 
-        metrics = [node for node in made if isinstance(node, nnx.Metric) and own_state(node)]
+        metrics = [node for node in copied if isinstance(node, nnx.Metric) and own_state(node)]
         for optimizer in optimizers:
             vars(optimizer)["update"] = update_of(optimizer)
         for metric in metrics:

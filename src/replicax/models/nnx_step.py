@@ -65,9 +65,9 @@ class NNXStep:
             )
         changed: list[tuple[Variable, Any]] = []
         averaged: list[tuple[Variable, Any]] = []
-        for number, ((_, leaf), given) in enumerate(zip(flat, self._given, strict=True)):
+        for number, ((_, leaf), before) in enumerate(zip(flat, self._given, strict=True)):
             value = value_of(leaf)
-            if value is given:
+            if value is before:
                 continue
             variable = variables.get(number)
             if variable is None:
@@ -92,8 +92,8 @@ class NNXStep:
         if counted in (0, replicas):
             means = self._replica.all_reduce("mean", values)
         else:
-            own = values if self._has_rows else [jnp.zeros_like(value) for value in values]
-            means = [total / counted for total in self._replica.all_reduce("sum", own)]
+            counting = values if self._has_rows else [jnp.zeros_like(value) for value in values]
+            means = [total / counted for total in self._replica.all_reduce("sum", counting)]
         return [(variable, mean) for (variable, _), mean in zip(statistics, means, strict=True)]
 
 
@@ -260,12 +260,12 @@ def _common_metric(kind: Any) -> Any:
         if kind.update is nnx.metrics.Average.update:  # other metrics of a MultiMetric use the other values
             values = {name: value for name, value in values.items() if name in (self.argname, "mask")}
         labels = [*(f"argument {i}" for i in range(len(args))), *values]
-        given = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
+        arguments = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
         is_alone = not _several() and _replica().example_mask is None
-        has_batch = not is_alone and any(map(_is_batch, given))
+        has_batch = not is_alone and any(map(_is_batch, arguments))
         if has_batch and not is_sum:
-            given = _of_all(kind, given)
-        args, values = tuple(given[: len(args)]), dict(zip(values, given[len(args) :], strict=True))
+            arguments = _of_all(kind, arguments)
+        args, values = tuple(arguments[: len(args)]), dict(zip(values, arguments[len(args) :], strict=True))
         if has_batch and is_sum:
             with _sums_of_all(self):
                 super(common, self).update(*args, **values)

@@ -176,12 +176,12 @@ def all_results(replies: Sequence[Reply], actors: Sequence[str]) -> list[Any]:
     Errors name the actor of the call, and those of dead actors come first.
     """
     deadline = time.monotonic() + TIMEOUT
-    found: list[Any] = []
+    results: list[Any] = []
     dead: list[Exception] = []
     raised: list[Exception] = []
     for name, reply in zip(actors, replies, strict=True):
         try:
-            found.append(reply.result(max(0.0, deadline - time.monotonic())))
+            results.append(reply.result(max(0.0, deadline - time.monotonic())))
         except ActorDiedError as error:
             dead.append(type(error)(f"{name} has died: {error}"))
         except TimeoutError:
@@ -190,7 +190,7 @@ def all_results(replies: Sequence[Reply], actors: Sequence[str]) -> list[Any]:
             raised.append(error)
     for first in [*dead, *raised]:
         raise first
-    return found
+    return results
 
 
 def _reply(begin: Callable[[], Any]) -> Reply:

@@ -75,10 +75,10 @@ def measured_chip(devices: Sequence[jax.Device]) -> Chip:
     copy = _seconds(mesh, lambda x: x + 1, _ARRAY, 4) - idle / 4
     numbers = _seconds(mesh, _arithmetic, _CACHED, 64) - idle / 64
     launch = _seconds(mesh, _small_products, (4, 4), 64) / _CHAIN
-    meeting = sent = 0.0
+    collective = sent = 0.0
     if count > 1:
-        alone = _seconds(mesh, _some_products, (_MET, _MET), 32)
-        meeting = max(0.0, _seconds(mesh, _products_and_meeting, (_MET, _MET), 32) - alone)
+        alone = _seconds(mesh, _some_products, (_SMALL_SIDE, _SMALL_SIDE), 32)
+        collective = max(0.0, _seconds(mesh, _products_and_collective, (_SMALL_SIDE, _SMALL_SIDE), 32) - alone)
         summing = _seconds(mesh, lambda x: lax.psum(x, _AXIS) / count, 1, 32)
         sent = max(1e-9, _seconds(mesh, lambda x: lax.psum(x, _AXIS) / count, _PACK, 4) - summing)
     whole = 4 * _PACK
@@ -92,13 +92,13 @@ def measured_chip(devices: Sequence[jax.Device]) -> Chip:
         sources=(f"measured on this machine, with all {count} device(s) busy",),
         arithmetic=_CACHED * (2 * _DEGREE + 1) / max(numbers, 1e-9),
         launch=launch,
-        meeting=meeting,
+        meeting=collective,
         is_serial=True,
     )
 
 
 _CHAIN = 16
-_MET = 128  # the side of the products between collectives
+_SMALL_SIDE = 128  # the side of the products between collectives
 _BETWEEN = 4
 
 
@@ -112,11 +112,11 @@ def _small_products(x: jax.Array) -> jax.Array:
 def _some_products(x: jax.Array) -> jax.Array:
     """Compute what a device may do between two collectives."""
     for _ in range(_BETWEEN):
-        x = lax.optimization_barrier(x @ jnp.full((_MET, _MET), 1 / _MET))
+        x = lax.optimization_barrier(x @ jnp.full((_SMALL_SIDE, _SMALL_SIDE), 1 / _SMALL_SIDE))
     return x
 
 
-def _products_and_meeting(x: jax.Array) -> jax.Array:
+def _products_and_collective(x: jax.Array) -> jax.Array:
     x = _some_products(x)
     return x + 0 * lax.psum(x[0, 0], _AXIS)
 

@@ -150,7 +150,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
         name: int((re.findall(rf"{name}_group_count=(\d+)", instruction.attributes) or [1])[0])
         for name in ("feature", "batch")
     }
-    meetings = 1
+    pairs = 1
     for d in range(len(labels[0]) - 2):
         size_in, size_kernel, size_out = (
             dims[label.index(str(d))] for dims, label in zip((source, kernel, result), labels, strict=True)
@@ -160,11 +160,11 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
         )
         low = int(window["pad"].split("x")[d].split("_")[0]) if "pad" in window else 0
         at = np.arange(size_out)[:, None] * stride + np.arange(size_kernel) * kernel_dilation - low
-        met = (at >= 0) & (at <= (size_in - 1) * dilation) & (at % dilation == 0)
-        meetings *= int(met.sum())
+        inside = (at >= 0) & (at <= (size_in - 1) * dilation) & (at % dilation == 0)
+        pairs *= int(inside.sum())
     features_in, batch = source[labels[0].index("f")], source[labels[0].index("b")]
     features_out = result[labels[2].index("f")]
-    return 2 * (features_in // groups["feature"]) * features_out * (batch // groups["batch"]) * meetings
+    return 2 * (features_in // groups["feature"]) * features_out * (batch // groups["batch"]) * pairs
 
 
 # --- memory ---------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
         return whole / chip.bandwidth
     each = gpus / hosts
     bandwidth = links if hosts == 1 else network * each if each == 1 else min(links, network * each)
-    turns = 2 if kind == "all-reduce" else 1
+    passes = 2 if kind == "all-reduce" else 1
     match kind:
         case "collective-permute" | "send":
             ways = [_sent(p, whole, 1, hosts > 1, links if hosts == 1 else network) for p in _RING]
@@ -85,9 +85,9 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
                 between = whole * (gpus - each) / gpus / network
             ways = [max(inside, between) + _latency(_RING[-1], each - 1, hosts - 1)]
         case _:
-            steps = turns * (gpus - hosts)
-            sent = turns * whole * (gpus - 1) / gpus
-            over = turns * hosts if hosts > 1 else 0
+            steps = passes * (gpus - hosts)
+            sent = passes * whole * (gpus - 1) / gpus
+            over = passes * hosts if hosts > 1 else 0
             ways = [_sent(p, sent, steps, over, bandwidth) for p in _RING]
             if kind == "all-reduce" and hosts > 1:
                 ways += [_sent(p, 2 * whole, 2 * (each - 1), 2 * math.log2(hosts), bandwidth) for p in _TREE]

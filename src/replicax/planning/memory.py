@@ -125,10 +125,10 @@ def read_variables(executable: Executable) -> Iterator[Buffer]:
         yield buffer_of("variable", uses[slot].name, array)
 
 
-def compiled_buffers(found: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
+def compiled_buffers(allocations: Iterable[Allocation], module: Module) -> Iterator[Buffer]:
     """The temporaries and constants of a compiled step; of those that share a place, the largest."""
     lines = SourceLines(module)
-    for allocation in found:
+    for allocation in allocations:
         kind = "temporary" if allocation.is_temporary else "constant" if allocation.is_constant else ""
         taken: list[Value] = []
         for value in sorted(allocation.values, key=lambda v: -v.size) if kind else ():

@@ -152,7 +152,7 @@ class _Memories:
     def found(self) -> list[Memory]:
         """Return the memory of each logical device."""
         plan = self.executable.plan
-        made: dict[int, Any] = {}
+        results_by_place: dict[int, Any] = {}
         for send in plan.first:
             self._send(send)
         for launch, program in zip(plan.launches, self.programs, strict=True):
@@ -161,14 +161,14 @@ class _Memories:
             self._note_peak(k, inside.outputs - inside.aliased + inside.temporaries)
             [results] = launch.jitted.eval_shape(*launch.avals)
             for place, array in zip(launch.gives, results, strict=True):
-                made[place] = array
+                results_by_place[place] = array
                 self.sizes[place], self.at[place] = bytes_on_device(array), k
                 self.live[k] += self.sizes[place]
             for send in launch.sends:
                 self._send(send)
             for place in launch.free:
                 self.live[k] -= self.sizes[place]
-        self._name_outputs(made)
+        self._name_outputs(results_by_place)
         updated = self._present(plan.donated)
         left = self._present([*plan.written, *plan.results])
         code = collections.Counter[int]()

@@ -94,8 +94,10 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         device = executable.mesh.devices.flat[0]
         compilations = [compile_ahead(executable.lowered, executable.program.name, device)]
         shares = [_share(executable, names, compilations[0], _slices(strategy))]
-    found = _report(strategy, executable, compilations, shares, traced, chip)
-    return dataclasses.replace(found, examples=_examples(element_spec, found.replicas), tokens=tokens_of(element_spec))
+    report = _report(strategy, executable, compilations, shares, traced, chip)
+    return dataclasses.replace(
+        report, examples=_examples(element_spec, report.replicas), tokens=tokens_of(element_spec)
+    )
 
 
 def variables_alone(
@@ -181,10 +183,10 @@ def _report(
     compilations: Sequence[Compilation],
     shares: Sequence[Share],
     traced: float,
-    given: Chip | None,
+    users_chip: Chip | None,
 ) -> Plan:
     devices = _devices_of(strategy)
-    chip, device = _chips(devices, given)
+    chip, device = _chips(devices, users_chip)
     words = next((c.words for c in compilations if c.words), "")
     capacity = next((c.available for c in compilations if c.available), None)
     capacity = capacity or (None if device is None else int(device.usable or device.memory))
@@ -199,7 +201,7 @@ def _report(
     several = isinstance(executable, PlacedExecutable)
     # The compiler for TPUs refuses what does not fit, but sees one program at a time. Others leave it to the device.
     is_checked = devices.flat[0].platform == "tpu" and not several
-    found = Plan(
+    report = Plan(
         step=executable.program.name,
         strategy=type(strategy).__name__,
         platform=devices.flat[0].platform,
@@ -223,8 +225,8 @@ def _report(
         stages=tuple(stages) if several else (),
     )
     if device is None or network is None or strategy.num_replicas_in_sync > len(devices):
-        return found  # it is about replicas that have devices of their own
-    return dataclasses.replace(found, scaling=scaling_of(walks[busiest.logical_device], network))
+        return report  # it is about replicas that have devices of their own
+    return dataclasses.replace(report, scaling=scaling_of(walks[busiest.logical_device], network))
 
 
 def _examples(element_spec: Any, replicas: int) -> int | None:
@@ -274,9 +276,9 @@ def _stage(
     return Stage(number, share.programs, memory, share.cost, rows, estimate, timeline)
 
 
-def _chips(devices: np.ndarray, given: Chip | None) -> tuple[Chip | None, Chip | None]:
+def _chips(devices: np.ndarray, users_chip: Chip | None) -> tuple[Chip | None, Chip | None]:
     """Return the kind of chip, and each device's part of one."""
-    chip = given or chip_of(devices.flat[0].device_kind)
+    chip = users_chip or chip_of(devices.flat[0].device_kind)
     if chip is None:
         return None, None
     first = devices.ravel()[: devices.size // slices_of(devices)]

@@ -94,9 +94,9 @@ def _colours(topology: Topology, owner: np.ndarray, owners: int) -> np.ndarray:
     for a, b in beside.tolist():
         neighbours.setdefault(a, set()).add(b)
         neighbours.setdefault(b, set()).add(a)
-    found = np.full(owners, -1)
+    colours = np.full(owners, -1)
     for one in range(owners):
-        taken = {int(found[other]) for other in neighbours.get(one, ())}
+        taken = {int(colours[other]) for other in neighbours.get(one, ())}
         choices = [(one + i) % len(COLOURS) for i in range(len(COLOURS))]
-        found[one] = next((c for c in choices if c not in taken), choices[0])
-    return found
+        colours[one] = next((c for c in choices if c not in taken), choices[0])
+    return colours

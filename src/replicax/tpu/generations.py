@@ -130,8 +130,8 @@ def slice_name(name: str) -> str:
     sold = {prod(_shape(text)) * kind.cores_per_chip: text for text in kind.slices}
     cores = int(match[2])
     if cores not in sold:
-        known = ", ".join(f"{kind.sold_as}-{n} ({kind.name}:{text})" for n, text in sold.items())
-        raise ValueError(f"{name!r} is not a TPU slice: {kind.name} has none of {cores} cores. Known slices: {known}")
+        choices = ", ".join(f"{kind.sold_as}-{n} ({kind.name}:{text})" for n, text in sold.items())
+        raise ValueError(f"{name!r} is not a TPU slice: {kind.name} has none of {cores} cores. Known slices: {choices}")
     return f"{kind.name}:{sold[cores]}"
 
 

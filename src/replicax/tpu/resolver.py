@@ -246,9 +246,9 @@ def _attached(tpu: str | None) -> list[jax.Device]:
     try:
         return list(jax.devices("tpu"))
     except RuntimeError as error:
-        found = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
+        others = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
         raise RuntimeError(
-            f"there is no TPU: JAX has {found}. To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); "
+            f"there is no TPU: JAX has {others}. To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); "
             "to compile for one that is not there: TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install "
             "'replicax[tpu]', and leave JAX_PLATFORMS unset."
         ) from error

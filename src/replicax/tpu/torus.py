@@ -121,8 +121,8 @@ def _snake(shape: Sequence[int]) -> np.ndarray:
     """Back and forth along the first dim, and so on along the others: a path, usually not a ring."""
     path = np.zeros((1, 0), np.int64)
     for size in shape:
-        turns = [path if i % 2 == 0 else path[::-1] for i in range(size)]
-        path = np.concatenate([np.insert(turn, turn.shape[1], i, axis=1) for i, turn in enumerate(turns)])
+        rows = [path if i % 2 == 0 else path[::-1] for i in range(size)]
+        path = np.concatenate([np.insert(row, row.shape[1], i, axis=1) for i, row in enumerate(rows)])
     return path
 
 

@@ -31,13 +31,13 @@ class Label:
     Attributes:
       number: in the order in which programs are first launched; 0 before that.
       name: of the program.
-      meets: whether its replicas communicate in collectives, so that none of them can end alone.
+      communicates: whether its replicas communicate in collectives, so that none of them can end alone.
     """
 
-    __slots__ = ("meets", "name", "number")
+    __slots__ = ("communicates", "name", "number")
 
     def __init__(self) -> None:
-        self.number, self.name, self.meets = 0, "", False
+        self.number, self.name, self.communicates = 0, "", False
 
 
 class LaunchedProgram:
@@ -91,13 +91,13 @@ class RunningProgram:
     Attributes:
       name: of the program.
       count: how many programs the worker has launched, including this one.
-      meets: whether it needs the other workers.
+      communicates: whether it needs the other workers.
       recent: the last launches: for each the count, the hash and the program's name.
     """
 
     name: str
     count: int
-    meets: bool
+    communicates: bool
     recent: tuple[tuple[int, int, str], ...]
 
 
@@ -129,7 +129,7 @@ class LaunchLog:
     @property
     def failure(self) -> str | None:
         """The reason why the last program has failed here, if others may wait in it for this worker."""
-        return self._launch.failure if self._launch is not None and self._launch.label.meets else None
+        return self._launch.failure if self._launch is not None and self._launch.label.communicates else None
 
     def running_since(self) -> float | None:
         """The time of the last launch, by ``time.monotonic``; ``None`` if the program has ended. From any thread."""
@@ -151,7 +151,7 @@ class LaunchLog:
         launch = self._launch
         if launch is None or launch.has_ended() is not False:
             return None
-        return RunningProgram(launch.label.name, self.count, launch.label.meets, self.recent())
+        return RunningProgram(launch.label.name, self.count, launch.label.communicates, self.recent())
 
     def recent(self) -> tuple[tuple[int, int, str], ...]:
         """The last launches: for each the count, the hash and the program's name."""

@@ -249,7 +249,7 @@ class Liveness:
         for name, program in stuck.items():
             why = self._problem.text if self._problem is not None else self._left_alone(name, program)
             since = max(self._since, running[name][0] or now)
-            if why is not None and program.meets and now - since > GRACE:
+            if why is not None and program.communicates and now - since > GRACE:
                 self._end_by_force(self.launches[name], f"{program.name!r} can't come to its end, as {why}")
 
     def _look(self) -> Board:

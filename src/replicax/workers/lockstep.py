@@ -210,18 +210,18 @@ class Lockstep:
 
         Raises: as :meth:`exchange`; FloatingPointError: there is a NaN.
         """
-        wanted = _special_values() if self.several else {}
-        if error is None and wanted:
+        special_values = _special_values() if self.several else {}
+        if error is None and special_values:
             arrays = [x for x in jax.tree_util.tree_leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
             shards = [shard.data for array in arrays for shard in array.addressable_shards]
-            for name, is_special in wanted.items():
+            for name, is_special in special_values.items():
                 if any(is_special(x).any() for x in shards):
                     error = FloatingPointError(f"invalid value ({name}) encountered. One worker tells its operation.")
         if error is not None:
             self._told = None  # it may be an object that was raised before
             self.fail(error, what)
             raise error
-        self.exchange(f"ends {what}", None, "(with jax.debug_nans)" if wanted else "", math.inf)
+        self.exchange(f"ends {what}", None, "(with jax.debug_nans)" if special_values else "", math.inf)
 
     def is_known(self, error: BaseException) -> bool:
         """Return whether all workers know of ``error``."""

@@ -73,15 +73,15 @@ class Board:
         """The problem that the messages show, if any: a worker has failed, or workers run different programs."""
         failed = [worker for worker, end in sorted(self.ends.items()) if end.failed]
         if failed:
-            own = [worker for worker in failed if self.ends[worker].because_of is None]
-            worker = (own or failed)[0]
+            first_failures = [worker for worker in failed if self.ends[worker].because_of is None]
+            worker = (first_failures or failed)[0]
             return Problem.of_failure(worker, count, self.ends[worker].why)
-        for strategy, mine in launched.items():
-            recent = self.recent(strategy) | {index: mine}
+        for strategy, own_recent in launched.items():
+            recent = self.recent(strategy) | {index: own_recent}
             for (a, ours), (b, theirs) in itertools.combinations(sorted(recent.items()), 2):
-                found = first_difference(ours, theirs)
-                if found is not None:
-                    number, one, other = found
+                difference = first_difference(ours, theirs)
+                if difference is not None:
+                    number, one, other = difference
                     text = (
                         f"the workers do not run the same programs: number {number} is {one!r} on worker {a}, and "
                         f"{other!r} on worker {b}. All workers must run the same steps in the same order."
@@ -96,7 +96,7 @@ class Board:
         """
         for worker, programs in list(self.stuck.items()):
             theirs = programs.get(strategy)
-            if theirs is not None and theirs.meets and theirs.count > count:
+            if theirs is not None and theirs.communicates and theirs.count > count:
                 return (
                     f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
                     f"{theirs.count}, which needs this worker, and worker {index}, after {count} programs, {doing}. "

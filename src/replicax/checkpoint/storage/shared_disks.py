@@ -19,8 +19,8 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
     """The groups of workers that see the same files in ``folder``, which must exist on all of them."""
     if not lockstep.several:
         return ((0,),)
-    mine = f".replicax-{uuid.uuid4().hex}"
-    path = os.path.join(folder, mine)
+    own_file = f".replicax-{uuid.uuid4().hex}"
+    path = os.path.join(folder, own_file)
     failure = None
     try:
         with open(path, "w", encoding="utf-8") as file:
@@ -28,7 +28,7 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
     except OSError as error:
         failure = error
     try:
-        told = lockstep.exchange("looks for shared disks", (mine, None if failure is None else str(failure)))
+        told = lockstep.exchange("looks for shared disks", (own_file, None if failure is None else str(failure)))
         for worker, (_, problem) in enumerate(told):
             if problem is not None:
                 raise lockstep.everywhere(OSError(f"worker {worker} can't write into its folder: {problem}"))

@@ -58,17 +58,18 @@ def warn_of_common_draws(program: Program) -> None:
     """Warn if examples of different replicas certainly get the same random numbers."""
     if not _jax.contains(program.jaxpr, lambda e: e.primitive.name in families.DRAWS):
         return
-    found: dict[tuple[str, int], tuple[str, int]] = {}
+    lines: dict[tuple[str, int], tuple[str, int]] = {}
     for rows in program.numbers_of_examples:
         check = _DrawsPass(program, rows)
         check.run(program.jaxpr, check.inputs(), final=True)
-        found.update(check.places())
-    for (file, line), (user, number_of_line) in found.items():
+        lines.update(check.places())
+    for (file, line), (user, number_of_line) in lines.items():
         warn_at(
             f"step {program.name!r}: the numbers drawn here come from a random key that is the same on all "
-            f"{program.replicas} replicas, and meet each replica's own examples (at {user}:{number_of_line}): example "
-            "i of every replica gets the same numbers. Draw them with this replica's key: "
-            "replicax.get_replica_context().random_key(key), which is jax.random.fold_in(key, replica_id).",
+            f"{program.replicas} replicas, and are combined with each replica's own examples "
+            f"(at {user}:{number_of_line}): example i of every replica gets the same numbers. Draw them with "
+            "this replica's key: replicax.get_replica_context().random_key(key), "
+            "which is jax.random.fold_in(key, replica_id).",
             file,
             line,
         )
@@ -81,7 +82,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         self.rows = rows
         self._inside: list[_jax.Equation] = []
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
-        self._met: dict[int, tuple[_jax.Equation, ...]] = {}
+        self._combined: dict[int, tuple[_jax.Equation, ...]] = {}
 
     def inputs(self) -> list[_Drawn]:
         """The facts of the program's inputs."""
@@ -96,8 +97,8 @@ class _DrawsPass(Dataflow[_Drawn]):
 
     def places(self) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
         """The user's lines that draw numbers, each with a line that combines these with examples."""
-        for draw, meeting in self._met.items():
-            yield _jax.source_place(self._lines[draw]), _jax.source_place(meeting)
+        for draw, combination in self._combined.items():
+            yield _jax.source_place(self._lines[draw]), _jax.source_place(combination)
 
     def join(self, facts: Iterable[_Drawn]) -> _Drawn:
         first, *others = dict.fromkeys(facts)
@@ -138,17 +139,19 @@ class _DrawsPass(Dataflow[_Drawn]):
             shape = shape_of(equation.outvars[0])
             place = Rows(shape.index(self.rows)) if self.rows in shape else None
             return [_Drawn(M, place, id(equation))], facts
-        own = [f for f in facts if f.locality is T]
+        differ = [f for f in facts if f.locality is T]
         drawn = [f for f in facts if f.draw and isinstance(f.place, Rows)]
-        if name in families.ELEMENTWISE and own and drawn:
+        if name in families.ELEMENTWISE and differ and drawn:
             for f in drawn:
-                if any(f.place == other.place for other in own):
-                    self._met.setdefault(f.draw, tuple(self._inside))
-        elif not own and not drawn:
+                if any(f.place == other.place for other in differ):
+                    self._combined.setdefault(f.draw, tuple(self._inside))
+        elif not differ and not drawn:
             return [_Drawn(locality) for locality in localities], facts
         kept = localities[0] is T or name in _KEPT
-        places = self._places(equation, [f.place if f in own or (f in drawn and not own) else None for f in facts])
-        draw = drawn[0].draw if drawn and not own else 0
+        places = self._places(
+            equation, [f.place if f in differ or (f in drawn and not differ) else None for f in facts]
+        )
+        draw = drawn[0].draw if drawn and not differ else 0
         return [_Drawn(loc, p if kept else None, draw) for loc, p in zip(localities, places, strict=True)], facts
 
     def _places(self, equation: _jax.Equation, places: list[Place]) -> list[Place]:

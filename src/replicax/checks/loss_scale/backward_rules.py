@@ -74,7 +74,7 @@ def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
             repeated = (t for m in o.facts if m.trained and m.locality is not T for t in _weights(m))
             terms |= {Term(Kind.REPEATED, t.begun or t.line, Level.COTANGENT, (), t.factors) for t in repeated}
     elif locality is T:
-        terms = _met(o, weights)
+        terms = _times_own_values(o, weights)
     else:
         terms = frozenset(_moved(o, t) for t in weights)
     return limited(ScaleFact(locality, place, terms, trained=any(m.trained for m in o.facts) or locality is T))
@@ -104,24 +104,24 @@ def through_share(o: ScaledOperation, stated: bool) -> ScaleFact:
     return dataclasses.replace(m, terms=frozenset({Term(kind, o.line, Level.COTANGENT, (), factors)}))
 
 
-def met_in_loop(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
+def times_examples_in_loop(m: ScaleFact, rows: int, replicas: int, asked: bool) -> ScaleFact:
     """``m`` in a loop over the examples, one in each iteration."""
     divisors = rows, rows
-    terms = (_met_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
+    terms = (_times_examples(t, divisors, replicas, asked) if t.level is Level.WEIGHT else t for t in m.terms)
     return dataclasses.replace(m, terms=frozenset(terms))
 
 
-def _met_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: bool) -> Term:
-    """The cotangent of a weight that has met examples; ``divisors`` are their possible counts."""
-    found = with_divisors(dataclasses.replace(weight, level=Level.COTANGENT, divisors=(), begun=0), divisors)
-    whole = math.prod(f.value for f in found.factors)
-    if asked and not any(is_close(whole * divisor, 1.0) for divisor in found.divisors):
-        found = times(found, (ANY,))
-    return settle(found, replicas)
+def _times_examples(weight: Term, divisors: Iterable[int], replicas: int, asked: bool) -> Term:
+    """The cotangent of a weight, multiplied by examples; ``divisors`` are their possible counts."""
+    cotangent = with_divisors(dataclasses.replace(weight, level=Level.COTANGENT, divisors=(), begun=0), divisors)
+    factor = math.prod(f.value for f in cotangent.factors)
+    if asked and not any(is_close(factor * divisor, 1.0) for divisor in cotangent.divisors):
+        cotangent = times(cotangent, (ANY,))
+    return settle(cotangent, replicas)
 
 
 def _divisors(o: ScaledOperation, weight: Term, is_clear: bool) -> tuple[int, ...]:
-    """The possible counts of the examples that a weight has met; ``is_clear``: along a known dim."""
+    """The possible counts of the examples that multiply a weight; ``is_clear``: along a known dim."""
     if not is_clear and len(weight.divisors) == 1:
         return (o.shapes.rows, *weight.divisors)
     size = max(math.prod(shape) for shape in o.shapes.shapes)
@@ -145,13 +145,13 @@ def _unknown(o: ScaledOperation) -> frozenset[Term]:
     return frozenset({Term(Kind.UNKNOWN, o.line, Level.COTANGENT)})
 
 
-def _met(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
-    """The cotangents of weights that have met values of this replica's own."""
-    own = [m for m in o.own if not _weights(m)]
-    if any(m.has_examples for m in own):
-        is_clear = not any(isinstance(m.place, Untraceable) for m in own)
-        return frozenset(_met_examples(t, _divisors(o, t, is_clear), o.replicas, o.asked) for t in weights)
-    for m in own:
+def _times_own_values(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[Term]:
+    """The cotangents of weights, multiplied by values of this replica's own."""
+    own_values = [m for m in o.own if not _weights(m)]
+    if any(m.has_examples for m in own_values):
+        is_clear = not any(isinstance(m.place, Untraceable) for m in own_values)
+        return frozenset(_times_examples(t, _divisors(o, t, is_clear), o.replicas, o.asked) for t in weights)
+    for m in own_values:
         kinds = {effective_kind(t, o.replicas) for t in m.terms if t.level is Level.LOSS}
         if m.has_unknown or len(kinds) != 1:
             continue

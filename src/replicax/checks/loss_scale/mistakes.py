@@ -53,19 +53,19 @@ def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
       The scale of each computed result (see :attr:`replicax.PerReplica.scale`); ``None`` if it is not certain.
     """
     first, is_ragged = programs[0], len(programs) > 1
-    found: dict[_Mistake, str] = {}
+    variables: dict[_Mistake, str] = {}
     scales: list[set[Scale | None]] = [set() for _ in first.jaxpr.outvars[len(first.writes) :]]
     for numbers in _numbers_of_examples(programs):
         sizes = [_findings(program, rows, is_ragged) for program, rows in zip(programs, numbers, strict=True)]
         for size in sizes:
             for mistake, (variable, _) in size.mistakes.items():
                 if mistake[-1] not in _OF_DIFFERENT_COUNTS or _counts_differ(sizes, mistake):
-                    found.setdefault(mistake, variable)
+                    variables.setdefault(mistake, variable)
         # Programs of which one has more results than another are refused later, where they are joined.
-        for known, column in zip(scales, zip(*(size.scales for size in sizes), strict=False), strict=False):
-            known.update(_common_scale(sizes, column))
-    for (file, line, kind), variable in found.items():
-        if kind is Kind.MEAN_OF_MEANS and (file, line, Kind.RAGGED) in found:
+        for scales_of_result, column in zip(scales, zip(*(size.scales for size in sizes), strict=False), strict=False):
+            scales_of_result.update(_common_scale(sizes, column))
+    for (file, line, kind), variable in variables.items():
+        if kind is Kind.MEAN_OF_MEANS and (file, line, Kind.RAGGED) in variables:
             continue
         text = _TEXTS[kind].format(n=first.replicas, variable=variable, step=repr(first.name))
         warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line, registry=__warningregistry__)
@@ -91,15 +91,15 @@ def _counts_differ(sizes: Sequence[_Findings], mistake: _Mistake) -> bool:
 
 def _common_scale(sizes: Sequence[_Findings], column: Sequence[tuple[Scale | None, int]]) -> set[Scale | None]:
     """The scale that a result has for all sizes, if it is certain."""
-    found = {scale for (scale, _), size in zip(column, sizes, strict=True) if scale is not None or size.is_clear}
-    if found == {"mean"} and len(set(column)) > 1:
+    scales = {scale for (scale, _), size in zip(column, sizes, strict=True) if scale is not None or size.is_clear}
+    if scales == {"mean"} and len(set(column)) > 1:
         return {"ragged mean"}
-    return set() if None in found else found
+    return set() if None in scales else scales
 
 
 def _findings(program: Program, rows: int, is_ragged: bool) -> _Findings:
     """Return the certain findings about a program whose replica has so many examples."""
-    found: dict[_Mistake, tuple[str, set[int]]] = {}
+    findings: dict[_Mistake, tuple[str, set[int]]] = {}
     check = LossScalePass(program, rows, is_ragged)
     facts = check.output_facts()
     changed = [(use.describe(), fact) for use, fact in zip(program.writes, facts, strict=False)]
@@ -109,8 +109,8 @@ def _findings(program: Program, rows: int, is_ragged: bool) -> _Findings:
     mistakes = [(term, kind, what) for what, m in changed for term, kind in _mistakes(m, program.replicas, is_ragged)]
     mistakes += [(term, Kind.MEAN_OF_MEANS, "") for term in check.means_of_means]
     for term, kind, what in mistakes:
-        found.setdefault((*check.place(term.line), kind), (what, set()))[1].add(term.count)
-    return _Findings(rows, found, [_scale(fact, program.replicas) for fact in returned])
+        findings.setdefault((*check.place(term.line), kind), (what, set()))[1].add(term.count)
+    return _Findings(rows, findings, [_scale(fact, program.replicas) for fact in returned])
 
 
 def _scale(fact: ScaleFact, replicas: int) -> tuple[Scale | None, int]:

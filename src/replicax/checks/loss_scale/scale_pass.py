@@ -15,9 +15,9 @@ from replicax.checks.loss_scale.backward_rules import (
     backward,
     is_backward,
     leave_backward_pass,
-    met_in_loop,
     reduced_cotangent,
     through_share,
+    times_examples_in_loop,
     without_constants,
 )
 from replicax.checks.loss_scale.operation_rules import ScaledOperation, common_result, own_result
@@ -89,15 +89,15 @@ class LossScalePass(Dataflow[ScaleFact]):
     def _without_derivatives(self) -> _jax.Jaxpr:
         """The program without unused operations and derivatives: a marked gradient has the terms of its loss."""
         jaxpr = self.program.jaxpr
-        wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+        needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
         kept = []
         for equation in reversed(jaxpr.eqns):
-            if wanted.isdisjoint(equation.outvars) and not any(map(_jax.is_mutable, equation.invars)):
+            if needed.isdisjoint(equation.outvars) and not any(map(_jax.is_mutable, equation.invars)):
                 continue
             if self._is_loss(equation):
                 equation = equation.replace(invars=equation.invars[:1])
             kept.append(equation)
-            wanted.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
         return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], jaxpr.outvars)
 
     def place(self, line: int) -> tuple[str, int]:
@@ -136,7 +136,7 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     def sliced(self, facts: list[ScaleFact]) -> list[ScaleFact]:
         if any(m.locality is T and m.place == Rows(0) for m in facts):
-            facts = [met_in_loop(m, self.rows, self.program.replicas, self.asked) for m in facts]
+            facts = [times_examples_in_loop(m, self.rows, self.program.replicas, self.asked) for m in facts]
         return [self._at(m, sliced_place(m.place)) for m in facts]
 
     def stacked(self, facts: list[ScaleFact], over: list[ScaleFact]) -> list[ScaleFact]:
@@ -177,9 +177,9 @@ class LossScalePass(Dataflow[ScaleFact]):
             else m
             for i, (v, m) in enumerate(zip(equation.invars, facts, strict=True))
         ]
-        found = self._equation(equation, begun, control, final)
+        results = self._equation(equation, begun, control, final)
         self._backward = False
-        return found
+        return results
 
     def _equation(
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool

@@ -143,22 +143,22 @@ def limited(fact: ScaleFact) -> ScaleFact:
 
 def join_facts(facts: Iterable[ScaleFact]) -> ScaleFact:
     """The fact of a value that may be any of several values."""
-    found = tuple(dict.fromkeys(facts))
-    if len(found) == 1:
-        return found[0]
+    distinct = tuple(dict.fromkeys(facts))
+    if len(distinct) == 1:
+        return distinct[0]
     locality = M
-    for fact in found:
+    for fact in distinct:
         locality = locality | fact.locality
     # A constant, such as the zero with which a loop starts, adds nothing.
-    mixed = locality is T and any(f.locality is not T and f.trained for f in found)
+    mixed = locality is T and any(f.locality is not T and f.trained for f in distinct)
     return ScaleFact(
         locality,
-        joined(f.place for f in found),
-        frozenset().union(*(f.terms for f in found)),
-        mixed or any(f.has_unknown for f in found),
-        combined_factors(f.factors for f in found),
-        any(f.trained for f in found),
-        any(f.outside for f in found),
+        joined(f.place for f in distinct),
+        frozenset().union(*(f.terms for f in distinct)),
+        mixed or any(f.has_unknown for f in distinct),
+        combined_factors(f.factors for f in distinct),
+        any(f.trained for f in distinct),
+        any(f.outside for f in distinct),
     )
 
 
@@ -189,10 +189,10 @@ def sum_of_equal(term: Term, size: int) -> Term:
 
 def with_divisors(term: Term, divisors: Iterable[int]) -> Term:
     """``term``, as a sum that may also go over these numbers of elements."""
-    known = tuple(sorted({*term.divisors, *divisors}))
-    if len(known) > _MOST_FACTORS:
+    all_divisors = tuple(sorted({*term.divisors, *divisors}))
+    if len(all_divisors) > _MOST_FACTORS:
         return times(term, (ANY,))
-    return dataclasses.replace(term, divisors=known)
+    return dataclasses.replace(term, divisors=all_divisors)
 
 
 def times(term: Term, factors: Factors) -> Term:
@@ -206,12 +206,12 @@ def effective_kind(term: Term, replicas: int) -> Kind | None:
     if ANY in factors and term.kind in (Kind.SUM, Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return None
     if term.kind is Kind.SUM:
-        found = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest, _ in _without_counts(term)}
+        kinds = {Kind.SHARE if _has(rest, 1 / replicas) else Kind.MEAN for rest, _ in _without_counts(term)}
         if any(True for _ in _without_counts(term, replicas)):
-            found.add(Kind.SHARE)
-        if found == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
+            kinds.add(Kind.SHARE)
+        if kinds == {Kind.MEAN} and _has([f for f in factors if f.origin is Origin.UNKNOWN], 1 / replicas):
             return None  # as many replicas as examples: the number may stand for either
-        return Kind.SUM if not found else found.pop() if len(found) == 1 else None
+        return Kind.SUM if not kinds else kinds.pop() if len(kinds) == 1 else None
     if term.kind in (Kind.MEAN, Kind.REPEATED, Kind.COMMON, Kind.SUMMED_TWICE):
         return Kind.SHARE if _has(factors, 1 / replicas) else term.kind
     if term.kind is Kind.SHARE and any(f.origin is Origin.REPLICAS for f in factors) and not _has(factors, replicas):

@@ -47,10 +47,10 @@ def run_checks(checks: Sequence[Check], seconds: float) -> list[Finding]:
             to_do = f"this is a mistake of replicax doctor's ({where.filename}:{where.lineno}): please report it"
             return [wrong(check.topic, f"can't be looked at: {type(error).__name__}: {error}", to_do)]
 
-    found = run_concurrently(run, checks, time.monotonic() + seconds + _GRACE)
+    findings = run_concurrently(run, checks, time.monotonic() + seconds + _GRACE)
     hint = "find out what hangs; if it is only slow: --timeout 60"
     late = [[wrong(check.topic, f"no answer within {seconds:.1f} s", hint)] for check in checks]
-    return [finding for number in range(len(checks)) for finding in found.get(number, late[number])]
+    return [finding for number in range(len(checks)) for finding in findings.get(number, late[number])]
 
 
 def run_concurrently(
@@ -76,14 +76,14 @@ def run_concurrently(
 
     for _ in range(min(_AT_ONCE, len(arguments))):
         threading.Thread(target=work, name="replicax-doctor", daemon=True).start()
-    found: dict[int, _Result] = {}
-    while len(found) < len(arguments):
+    results: dict[int, _Result] = {}
+    while len(results) < len(arguments):
         try:
             number, result = done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             break
-        found[number] = result
-    return found
+        results[number] = result
+    return results
 
 
 def run_process(

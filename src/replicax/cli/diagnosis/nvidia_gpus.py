@@ -99,13 +99,13 @@ def _driver(report: Report) -> Finding:
 
 def _plugins(report: Report) -> Iterator[Finding]:
     """JAX's plugins, against the driver."""
-    there = {cuda: version for cuda, name in _PLUGINS.items() if (version := version_of(name))}
+    plugins = {cuda: version for cuda, name in _PLUGINS.items() if (version := version_of(name))}
     runs = nvidia_smi.first_number(report.cuda)
-    if len(there) > 1:
-        names = " and ".join(_PLUGINS[cuda] for cuda in there)
-        to_do = f"keep one: pip uninstall {_PLUGINS[min(there)]} {_PLUGINS[min(there)].replace('plugin', 'pjrt')}"
-        yield warning("GPUs", f"{names} are both installed", to_do, plugins=sorted(there))
-    for cuda in there:
+    if len(plugins) > 1:
+        names = " and ".join(_PLUGINS[cuda] for cuda in plugins)
+        to_do = f"keep one: pip uninstall {_PLUGINS[min(plugins)]} {_PLUGINS[min(plugins)].replace('plugin', 'pjrt')}"
+        yield warning("GPUs", f"{names} are both installed", to_do, plugins=sorted(plugins))
+    for cuda in plugins:
         if runs is None or runs >= cuda:
             continue
         what = f"{_PLUGINS[cuda]} needs a driver for CUDA {cuda} ({_DRIVERS[cuda]} or newer), and {report.driver} "
@@ -163,13 +163,13 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
     allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     fraction = _fraction(environment)
     visible = _visible(environment)
-    known = [
+    memories = [
         (number, gpu.total, gpu.used or 0)
         for number, gpu in enumerate(gpus)
         if gpu.total and (visible is None or number in visible)
     ]
     data = {"preallocates": preallocates, "allocator": allocator, "fraction": fraction}
-    if not known:
+    if not memories:
         return ok("GPU memory", "not told by the driver", **data)
     if allocator == "platform":
         to_do = "unset XLA_PYTHON_CLIENT_ALLOCATOR: each array is then asked of the driver, which is slow"
@@ -177,7 +177,7 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
     if not preallocates:
         what = f"taken as it is needed (XLA_PYTHON_CLIENT_PREALLOCATE), up to {fraction:.0%}"
         return ok("GPU memory", what, **data)
-    short = [(number, total, used) for number, total, used in known if total - used < fraction * total]
+    short = [(number, total, used) for number, total, used in memories if total - used < fraction * total]
     if short:
         number, total, used = short[0]
         others = f", and {len(short) - 1} more" if len(short) > 1 else ""
@@ -185,7 +185,7 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
         what += f"{fraction * total / _GIB:.1f} GiB when it starts"
         to_do = "end what uses it, choose others (CUDA_VISIBLE_DEVICES), or XLA_PYTHON_CLIENT_PREALLOCATE=false"
         return warning("GPU memory", what, to_do, **data)
-    most = min(total for _, total, _ in known)
+    most = min(total for _, total, _ in memories)
     what = f"JAX takes {fraction:.0%} when it starts, {fraction * most / _GIB:.1f} GiB of each GPU"
     return ok("GPU memory", what, **data)
 

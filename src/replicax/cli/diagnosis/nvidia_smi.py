@@ -162,21 +162,21 @@ def _gpu(element: ElementTree.Element) -> Gpu:
 
 
 def _problems(element: ElementTree.Element) -> list[str]:
-    found = []
+    problems = []
     action = _text(element, "gpu_recovery_action")
     if action or _text(element, "gpu_reset_status/reset_required") == "Yes":
-        found.append(f"needs: {action.lower() or 'reset'}")
+        problems.append(f"needs: {action.lower() or 'reset'}")
     if _text(element, "remapped_rows/remapped_row_failure") == "Yes":
-        found.append("has memory that can't be repaired")
+        problems.append("has memory that can't be repaired")
     errors = element.find("ecc_errors/volatile")
     counts = [] if errors is None else [first_number(e.text or "") for e in errors if "uncorrectable" in e.tag]
     if total := sum(filter(None, counts)):
-        found.append(f"has had {total} uncorrectable memory error(s) since the driver was loaded")
+        problems.append(f"has had {total} uncorrectable memory error(s) since the driver was loaded")
     reasons = element.find("clocks_event_reasons")
     for reason in () if reasons is None else reasons:
         if reason.text == "Active" and re.search("hw_slowdown|thermal|power_brake", reason.tag):
-            found.append("is slowed down: " + reason.tag.removeprefix("clocks_event_reason_").replace("_", " "))
-    return found
+            problems.append("is slowed down: " + reason.tag.removeprefix("clocks_event_reason_").replace("_", " "))
+    return problems
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -54,8 +54,8 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
 
 
 def _proxies(group: WorkerGroup) -> list[Finding]:
-    there = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
-    if not there:
+    proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
+    if not proxies:
         return []
     host, _ = host_and_port(group.coordinator, "the coordinator")
     spared = [
@@ -63,8 +63,8 @@ def _proxies(group: WorkerGroup) -> list[Finding]:
     ]
     if "*" in spared or any(name and (host == name or host.endswith("." + name)) for name in spared):
         return []
-    to_do = f"add the workers' hosts to no_proxy, or unset {there[0]}"
-    return [warning("cluster", f"{there[0]} is set, and workers would go through it to {host}", to_do)]
+    to_do = f"add the workers' hosts to no_proxy, or unset {proxies[0]}"
+    return [warning("cluster", f"{proxies[0]} is set, and workers would go through it to {host}", to_do)]
 
 
 def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
@@ -74,25 +74,25 @@ def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
     deadline = time.monotonic() + limit
     answers = run_concurrently(lambda address: _why_not(address, deadline), [*addresses], deadline)
     late = f"no answer within {limit:.1f} s"
-    found = {address: answers.get(number, late) for number, address in enumerate(addresses)}
-    problems = {address: why for address, why in found.items() if why is not None}
+    outcomes = {address: answers.get(number, late) for number, address in enumerate(addresses)}
+    problems = {address: why for address, why in outcomes.items() if why is not None}
     return _reported(group, len(addresses), problems)
 
 
 def _reported(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> list[Finding]:
-    found = []
+    findings = []
     for address, why in list(problems.items())[:_SHOWN]:
         who = next((f"worker {i}" for i, a in enumerate(group.addresses) if a == address), "the coordinator")
         to_do = "correct the name or the network; a firewall must let the workers through"
-        found.append(wrong("network", f"{who} at {address}: {why}", to_do, address=address))
+        findings.append(wrong("network", f"{who} at {address}: {why}", to_do, address=address))
     if len(problems) > _SHOWN:
         more = len(problems) - _SHOWN
-        found.append(
+        findings.append(
             wrong("network", f"{more} more hosts can't be reached", "as above", addresses=[*problems][_SHOWN:])
         )
     if not problems:
-        found.append(ok("network", f"the hosts of {count} addresses are known and answer", addresses=count))
-    return found
+        findings.append(ok("network", f"the hosts of {count} addresses are known and answer", addresses=count))
+    return findings
 
 
 def _why_not(address: str, deadline: float) -> str | None:

@@ -82,10 +82,10 @@ class _CaseProcess:
     def outcome(self) -> CaseOutcome:
         """The result, after the end of the process."""
         seconds = time.monotonic() - self.began
-        found = self.folder / _FOUND
-        if found.is_file():
+        report = self.folder / _FOUND
+        if report.is_file():
             with contextlib.suppress(json.JSONDecodeError):  # it was killed while writing
-                return CaseOutcome(self.case, json.loads(found.read_text()), seconds=seconds)
+                return CaseOutcome(self.case, json.loads(report.read_text()), seconds=seconds)
         code = self.process.returncode
         lines = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
         if code < 0:

@@ -52,16 +52,16 @@ def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
     >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"])
     {'strategy': ['mirrored', 'groups:4'], 'remat': ['none', 'layers']}
     """
-    found: dict[str, list[str]] = {}
+    choices: dict[str, list[str]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         values = rest.split(",")
         if not equals or not name.isidentifier() or not all(values):
             raise InputError(f"--search: expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got {text!r}")
-        if name in found:
+        if name in choices:
             raise InputError(f"--search has {name} twice: give all of its values at once")
-        found[name] = _checked(name, values, "--search")
-    return found
+        choices[name] = _checked(name, values, "--search")
+    return choices
 
 
 def declared(module: Any) -> dict[str, list[str]]:
@@ -74,12 +74,12 @@ def declared(module: Any) -> dict[str, list[str]]:
     where = f"{DECLARED} of {getattr(module, '__name__', 'the program')}"
     if not isinstance(offered, Mapping) or not all(isinstance(name, str) for name in offered):
         raise InputError(f"{where} must be a dict from names to lists of values, got {offered!r}")
-    found = {}
+    choices = {}
     for name, values in offered.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"{where} must have a list of values of {name!r}, got {values!r}")
-        found[name] = _checked(name, [_as_text(value) for value in values], where)
-    return found
+        choices[name] = _checked(name, [_as_text(value) for value in values], where)
+    return choices
 
 
 def default_choices(replicas: int, slices: int) -> dict[str, list[str]]:

@@ -61,8 +61,8 @@ def search(
 
         cases_in_words = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
         console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
-        found, is_interrupted = _followed(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
-    rows = ranked(found)
+        outcomes_so_far, is_interrupted = _followed(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
+    rows = ranked(outcomes_so_far)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
     commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
     failure = None
@@ -93,11 +93,11 @@ def _choices(
     args: argparse.Namespace, module: Any, checks: Mapping[str, Callable[[str], object]]
 ) -> dict[str, list[str]]:
     """The choices of the command line, then those of the program, then those that fit any program."""
-    given = parsed(args.search)
+    chosen = parsed(args.search)
     fixed = {name for name in OPTIONS if getattr(args, name) is not None} | {name for name, *_ in args.keywords}
-    if twice := sorted(fixed & set(given)):
+    if twice := sorted(fixed & set(chosen)):
         raise InputError(f"{twice[0]} is given, and --search varies it: leave out one of the two")
-    choices = default_choices(*_replicas_and_slices(args)) | declared(module) | given
+    choices = default_choices(*_replicas_and_slices(args)) | declared(module) | chosen
     choices = {name: values for name, values in choices.items() if name not in fixed}
     if not choices:
         raise InputError("--search has nothing to vary: all choices are given")

@@ -126,12 +126,12 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
         return strategy.make_numpy_dataset(dataset)
     is_dataset = isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")
     if isinstance(dataset, str | bytes | dict) or not is_dataset:
-        wanted = (
+        expected = (
             "dataset_fn() must return a dataset"
             if is_function
             else "expected a dataset, or a function without arguments that makes one"
         )
-        raise ValueError(f"distribute_dataset: {wanted}, got {dataset!r}")
+        raise ValueError(f"distribute_dataset: {expected}, got {dataset!r}")
     return dataset
 
 

@@ -430,13 +430,13 @@ def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
                 f"distribution.{method}: {what} is the tower-local {leaf.describe()}, of which each tower has a value "
                 "of its own: pass distribution.read_var(variable)"
             )
-        mine = own(leaf)
-        if mine is not leaf:
+        own_leaf = own(leaf)
+        if own_leaf is not leaf:
             problem = f"distribution.{method}: {what} differs between towers: reduce it first"
-            [mine] = current_store().expect([mine], frozenset({T}), problem)
-        return mine
+            [own_leaf] = current_store().expect([own_leaf], frozenset({T}), problem)
+        return own_leaf
 
-    found = [
+    trees = [
         jax.tree_util.tree_map_with_path(
             lambda path, leaf, name=name: one(name + jax.tree_util.keystr(path), leaf),
             registered(tree),
@@ -445,8 +445,8 @@ def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
         for name, tree in arguments.items()
     ]
     if context.in_step():
-        return tuple(found)
-    return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in zip(arguments, found, strict=True))
+        return tuple(trees)
+    return tuple(mirrored(tree, f"distribution.{method}", name) for name, tree in zip(arguments, trees, strict=True))
 
 
 def _tower_id() -> Any:

@@ -204,20 +204,20 @@ def get_variable(
     name = f"{scope.name}/{name}" if scope.name else name
     strategy = context.get_strategy()
     names = _names_of(strategy)
-    known, creator = names.get(name, (None, None))
+    existing, creator = names.get(name, (None, None))
     step = _scopes.step if context.in_step() else None
     # The code that created a variable reaches it at each run again, by any route; once in each run.
     is_own = step is not None and step == creator and name not in _scopes.asked
     _scopes.asked.add(name)
-    if known is not None and (scope.reuse or is_own):
-        _check_same(known, name, shape, dtype)
-        return known
-    if known is not None:
+    if existing is not None and (scope.reuse or is_own):
+        _check_same(existing, name, shape, dtype)
+        return existing
+    if existing is not None:
         raise ValueError(
             f"get_variable: there is a variable {name!r} already: to have it again, say so with "
             "variable_scope(…, reuse=True), or AUTO_REUSE"
         )
-    if known is None and scope.reuse is True:
+    if existing is None and scope.reuse is True:
         raise ValueError(f"get_variable: there is no variable {name!r} to reuse; known are {sorted(names)}")
     combined = parse(aggregation, f"get_variable({name!r}): aggregation", none=True)
     if _scopes.tower_local:

@@ -143,11 +143,11 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
         kinds = tuple(kind for worker in announcements for kind in worker.kinds_of_replicas(self._first_kinds))
         same_rows = len(set(kinds)) == 1
         if not same_rows and division.partial is PartialBatch.PAD:
-            there = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
+            kinds_of_workers = [(w, worker.kinds) for w, worker in enumerate(announcements) if worker.kinds]
             raise ValueError(
                 f"{self._where()} has rows of different shapes or dtypes on the workers, and "
                 "partial_batch='pad' makes one array of them: "
-                + "; ".join(f"worker {w} has {in_words(theirs)}" for w, theirs in there)
+                + "; ".join(f"worker {w} has {in_words(worker_kinds)}" for w, worker_kinds in kinds_of_workers)
             )
         if self._rows is None:
             self._rows = (max(sizes),) * len(sizes) if division.whole else self._full_sizes(announcements)

@@ -38,11 +38,11 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
         raise TypeError(f"{what}: files must be a path, a glob, or a list of these, got {files!r}")
     if not patterns:
         raise ValueError(f"{what}: files is an empty list; name at least one file")
-    found: dict[str, str] = {}
+    files_by_path: dict[str, str] = {}
     for pattern in patterns:
         for file in _matches(pattern, what):
-            found.setdefault(os.path.abspath(file), file)
-    return tuple(sorted(found.values()))
+            files_by_path.setdefault(os.path.abspath(file), file)
+    return tuple(sorted(files_by_path.values()))
 
 
 def _matches(pattern: Path, what: str) -> list[str]:

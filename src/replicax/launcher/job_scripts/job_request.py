@@ -54,25 +54,25 @@ class JobRequest:
         """The launcher's options on each machine, without the addresses of the others."""
         settings = self.settings
         workers = f"{settings.least}:{settings.workers}" if settings.is_elastic else str(settings.workers)
-        found = ["--workers", workers]
+        options = ["--workers", workers]
         if settings.devices_per_worker is not None:
-            found += ["--devices-per-worker", str(settings.devices_per_worker)]
-        found += ["--grace", f"{settings.grace:g}", "--log-dir", log_dir]
-        found += _differing(settings, "show", "hang_timeout", "finish_timeout")
+            options += ["--devices-per-worker", str(settings.devices_per_worker)]
+        options += ["--grace", f"{settings.grace:g}", "--log-dir", log_dir]
+        options += _differing(settings, "show", "hang_timeout", "finish_timeout")
         if self.nodes == 1:  # the scheduler restarts workers of several machines
-            found += _differing(settings, "max_restarts", "max_resizes", "backoff", "port", "bind")
-            found += ["--max-preemptions", "0"]  # the scheduler wants the machine
-        return found
+            options += _differing(settings, "max_restarts", "max_resizes", "backoff", "port", "bind")
+            options += ["--max-preemptions", "0"]  # the scheduler wants the machine
+        return options
 
 
 def _differing(settings: LaunchSettings, *names: str) -> list[str]:
     """The options among ``names`` that differ from their defaults."""
-    found = []
+    options = []
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
-            found += ["--" + field.name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
-    return found
+            options += ["--" + field.name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+    return options
 
 
 def seconds_of(text: str) -> int:
@@ -90,11 +90,11 @@ def seconds_of(text: str) -> int:
         raise ValueError(f"expected a duration such as 30:00 (minutes) or 12:00:00 or 2-00:00:00, got {text!r}")
     first, second, third = (int(match[name] or 0) for name in ("first", "second", "third"))
     if match["days"] is not None:
-        found = int(match["days"]) * 86400 + first * 3600 + second * 60 + third
+        seconds = int(match["days"]) * 86400 + first * 3600 + second * 60 + third
     elif match["third"] is not None:
-        found = first * 3600 + second * 60 + third
+        seconds = first * 3600 + second * 60 + third
     else:
-        found = first * 60 + second
-    if not found:
+        seconds = first * 60 + second
+    if not seconds:
         raise ValueError(f"expected a duration of more than 0 seconds, got {text!r}")
-    return found
+    return seconds

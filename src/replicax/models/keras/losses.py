@@ -33,11 +33,11 @@ def common_loss(reduce: Callable[..., Any]) -> Callable[..., Any]:
             return loss
         if reduction == "sum":
             return step.as_mean(loss)
-        own = _divisor(values, sample_weight, mask, reduction, loss.dtype)
-        if own is None:
+        divisor = _divisor(values, sample_weight, mask, reduction, loss.dtype)
+        if divisor is None:
             return loss
-        [whole] = step.sum([own])
-        return step.as_mean(loss * ops.divide_no_nan(own, whole))
+        [divisor_of_batch] = step.sum([divisor])
+        return step.as_mean(loss * ops.divide_no_nan(divisor, divisor_of_batch))
 
     return reduce_weighted_values
 

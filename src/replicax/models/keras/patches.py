@@ -63,24 +63,24 @@ def patched(model: Any) -> Iterator[None]:
 
     Several contexts may be open, on several threads.
     """
-    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [
+    patches: list[tuple[Any, str, Callable[[Any], Any]]] = [
         (loss_module, "reduce_weighted_values", common_loss),
         (BatchNormalization, "_moments", common_moments),
         (SeedGenerator, "next", _own_seed),
         (Layer, "_losses_override", _OwnLosses),
     ]
     for metric in leaf_metrics(model):
-        wanted.append((metric, "update_state", functools.partial(common_update, metric)))
+        patches.append((metric, "update_state", functools.partial(common_update, metric)))
         if callable(vars(metric).get("_fn")):
-            wanted.append((metric, "_fn", common_number))
+            patches.append((metric, "_fn", common_number))
     if _ACTIVITIES_ARE_SUMS:
         regularized = [layer for layer in model._flatten_layers() if layer.activity_regularizer is not None]
-        wanted += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
+        patches += [(layer, "activity_regularizer", _common_sum) for layer in regularized]
     for kind in _kinds_of_optimizers():
         steps = {"stateless_apply": _common_step, "apply": _common_update}
-        wanted += [(kind, name, common) for name, common in steps.items() if name in vars(kind)]
+        patches += [(kind, name, common) for name, common in steps.items() if name in vars(kind)]
     with _lock:
-        for owner, name, make in wanted:
+        for owner, name, make in patches:
             key = id(owner), name
             if key not in _present:
                 _present[key] = _Patch(owner, name, make)
@@ -89,12 +89,12 @@ def patched(model: Any) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            for owner, name, _ in reversed(wanted):
-                present = _present[id(owner), name]
-                present.users -= 1
-                if not present.users:
+            for owner, name, _ in reversed(patches):
+                patch = _present[id(owner), name]
+                patch.users -= 1
+                if not patch.users:
                     del _present[id(owner), name]
-                    present.undo()
+                    patch.undo()
 
 
 def _kinds_of_optimizers() -> list[type]:

@@ -174,31 +174,31 @@ class StepFunction:
     def _step(self, batch: Batch) -> Any:
         """The step of each replica."""
         step = ReplicaStep(batch)
-        given = [[cell.variable.value for cell in group.cells] for group in self._groups]
+        values = [[cell.variable.value for cell in group.cells] for group in self._groups]
         with step.running(), patched(self._model):
-            state = tuple(list(group) for group in given)
+            state = tuple(list(group) for group in values)
             result, new = getattr(self._model, self._method)(state, batch.data)
         if self._method == "predict_step":
-            new = (given[0], new)
-        self._assign(step, given, new)
+            new = (values[0], new)
+        self._assign(step, values, new)
         if self._method != "predict_step" and len(set(batch.sizes)) > 1:
             result = step.means_in(result, _is_float)
         return jax.tree_util.tree_map(_strongly_typed, result)
 
-    def _assign(self, step: ReplicaStep, given: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
+    def _assign(self, step: ReplicaStep, values: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
         """Assign the changes of the step; a layer's batch statistics are those of all rows."""
-        own: list[tuple[StateCell, Any]] = []
-        for group, before, after in zip(self._groups, given, new, strict=True):
+        statistics: list[tuple[StateCell, Any]] = []
+        for group, before, after in zip(self._groups, values, new, strict=True):
             for cell, old, value in zip(group.cells, before, after, strict=True):
                 if value is old:
                     continue
                 value = getattr(value, "value", value)  # a Keras variable if a metric has not been updated
                 if self._is_statistic(cell):
-                    own.append((cell, value))
+                    statistics.append((cell, value))
                 else:
                     cell.variable.assign(value)
-        means = step.mean([value for _, value in own])
-        for (cell, _), value in zip(own, means, strict=True):
+        means = step.mean([value for _, value in statistics])
+        for (cell, _), value in zip(statistics, means, strict=True):
             cell.variable.assign(value)
 
     def _is_statistic(self, cell: StateCell) -> bool:

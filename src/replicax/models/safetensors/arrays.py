@@ -52,19 +52,19 @@ def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str,
             name = "/".join(_words(path, boxes))
             if places.setdefault(name, i) != i:
                 raise ValueError(f"two arrays have the path {name}: rename one, so that the names of tensors differ")
-    mine = {path: values[i] for path, i in places.items()}
-    for value in mine.values():
+    by_path = {path: values[i] for path, i in places.items()}
+    for value in by_path.values():
         if isinstance(value, Variable):
             context.check_present(value.replicas, "replicax.models.safetensors")
-    leaves = Leaves({path: value for path, value in mine.items() if not isinstance(value, jax.ShapeDtypeStruct)})
-    described = {path: _Described(v) for path, v in mine.items() if isinstance(v, jax.ShapeDtypeStruct)}
-    found = {**leaves.arrays(), **described}
+    leaves = Leaves({path: value for path, value in by_path.items() if not isinstance(value, jax.ShapeDtypeStruct)})
+    described = {path: _Described(v) for path, v in by_path.items() if isinstance(v, jax.ShapeDtypeStruct)}
+    leaves_by_path = {**leaves.arrays(), **described}
 
     def rebuilt(new: Mapping[str, Any]) -> Any:
         news = {i: new[path] for path, i in places.items() if path in new}
         return structure.unflatten([news.get(i, value) for i, value in enumerate(values)])
 
-    return leaves, {path: found[path] for path in mine}, rebuilt
+    return leaves, {path: leaves_by_path[path] for path in by_path}, rebuilt
 
 
 def _boxes_in(tree: Any) -> set[Any]:
@@ -83,9 +83,9 @@ def _words(path: tuple[Any, ...], boxes: Set[Any]) -> list[str]:
     return [str(key) for key in keys]
 
 
-def sources_of(found: Mapping[str, Any], names: Names) -> dict[str, TensorSource]:
+def sources_of(leaves: Mapping[str, Any], names: Names) -> dict[str, TensorSource]:
     """Return the source of each array that ``names`` does not leave out."""
-    sources = {path: source_of(path, leaf.kind.shape, names) for path, leaf in found.items()}
+    sources = {path: source_of(path, leaf.kind.shape, names) for path, leaf in leaves.items()}
     return {path: source for path, source in sources.items() if source is not None}
 
 

@@ -53,9 +53,9 @@ def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
     if path.is_dir() and (path / SINGLE).exists():
         return _tensors_in(path / SINGLE)
     if not index.exists():
-        there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) if path.is_dir() else ""
+        names = ", ".join(sorted(file.name for file in path.iterdir())[:5]) if path.is_dir() else ""
         raise FileNotFoundError(
-            f"there is no {path}" if not there else f"{path} has neither {SINGLE} nor {INDEX}; it has {there}"
+            f"there is no {path}" if not names else f"{path} has neither {SINGLE} nor {INDEX}; it has {names}"
         )
     if index.suffix != ".json":
         return _tensors_in(index)
@@ -68,28 +68,28 @@ def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
         if not file.exists():
             first = next(tensor for tensor, where in places.items() if where == place)
             raise FileNotFoundError(f"the index {index} names the file {place}, with {first}, which is not there")
-    found = {place: _tensors_in(file) for place, file in files.items()}
+    tensors_of_files = {place: _tensors_in(file) for place, file in files.items()}
     for name, place in places.items():
-        if name not in found[place]:
+        if name not in tensors_of_files[place]:
             raise CheckpointError(f"the index {index} says that {name} is in {place}, where it is not")
-    others = {name: tensor for tensors in found.values() for name, tensor in tensors.items()}
-    return others | {name: found[place][name] for name, place in places.items()}
+    others = {name: tensor for tensors in tensors_of_files.values() for name, tensor in tensors.items()}
+    return others | {name: tensors_of_files[place][name] for name, place in places.items()}
 
 
 def _tensors_in(file: pathlib.Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="np"), file.open("rb") as opened:  # it checks the file, and can't read float8
             data = 8 + int.from_bytes(opened.read(8), "little")
-            found = json.loads(opened.read(data - 8))
+            header = json.loads(opened.read(data - 8))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{file} is no safetensors file, or damaged: {error} ({file.stat().st_size:,} bytes). Was the download "
             "broken off?"
         ) from error
-    found.pop("__metadata__", None)
+    header.pop("__metadata__", None)
     return {
         name: Tensor(file, name, tuple(x["shape"]), _DTYPES.get(x["dtype"], x["dtype"]), data + x["data_offsets"][0])
-        for name, x in found.items()
+        for name, x in header.items()
     }
 
 

@@ -80,26 +80,26 @@ def load(
     path = checked_path(path, "safetensors.load(path)")
     from replicax.models.safetensors import files
 
-    leaves, found, rebuilt = leaves_of(into)
+    leaves, leaves_by_path, rebuilt = leaves_of(into)
     lockstep = lockstep_of(leaves)
     try:
         tensors = files.tensors_at(pathlib.Path(path))
-        sources = sources_of(found, names)
-        _check_fits(path, found, sources, tensors, ignore, cast)
-        check_room(path, found, sources, tensors)
+        sources = sources_of(leaves_by_path, names)
+        _check_fits(path, leaves_by_path, sources, tensors, ignore, cast)
+        check_room(path, leaves_by_path, sources, tensors)
     except Exception as error:
         lockstep.fail(error, "the check of weights")
         raise
     lockstep.exchange("loads weights", None, path)
     values: dict[str, Any] = {}
     for at, source in sources.items():
-        dtype = found[at].kind.numpy_dtype
+        dtype = leaves_by_path[at].kind.numpy_dtype
 
         def read(block: Block, source: TensorSource = source, dtype: Any = dtype) -> np.ndarray[Any, Any]:
             return files.read_block(tensors, source, block, dtype)
 
         try:
-            value = values[at] = found[at].restored(read)
+            value = values[at] = leaves_by_path[at].restored(read)
             jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # the host's copy is free
         except (OSError, ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:  # mmap's
             tensor = tensors[source.names[0]]
@@ -114,7 +114,7 @@ def load(
 
 def _check_fits(
     path: Any,
-    found: Mapping[str, Any],
+    leaves: Mapping[str, Any],
     sources: Mapping[str, TensorSource],
     tensors: Mapping[str, Tensor],
     ignore: Sequence[str],
@@ -123,7 +123,7 @@ def _check_fits(
     """Raise unless each array has its tensors, of its shape and dtype, and each tensor its array."""
     missing, different, used = [], [], set[str]()
     for at, source in sources.items():
-        kind = found[at].kind
+        kind = leaves[at].kind
         shape = kind.shape[1:] if source.is_stacked else kind.shape
         for name in source.names:
             used.add(name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_room(
-    path: Any, found: Mapping[str, Any], sources: Mapping[str, TensorSource], tensors: Mapping[str, Tensor]
+    path: Any, leaves: Mapping[str, Any], sources: Mapping[str, TensorSource], tensors: Mapping[str, Tensor]
 ) -> None:
     """Raise unless each device that tells how much memory it has is able to take its parts of all arrays.
 
@@ -33,7 +33,7 @@ def check_room(
     free: dict[Any, int | None] = {}
     taken = Counter[Any]()
     for at, source in sources.items():
-        owner, kind = found[at].owner, found[at].kind
+        owner, kind = leaves[at].owner, leaves[at].kind
         if isinstance(owner, np.ndarray | np.generic):
             continue
         is_variable = isinstance(owner, Variable)
@@ -43,11 +43,11 @@ def check_room(
         for device in filter(is_here, sharding.device_set):
             if device not in free:
                 free[device] = _free(device)
-            room, needed = free[device], taken[device] + (0 if is_variable and size > LARGE else size)
-            if room is not None and needed > room:
+            left, needed = free[device], taken[device] + (0 if is_variable and size > LARGE else size)
+            if left is not None and needed > left:
                 tensor = tensors[source.names[0]]
                 raise MemoryError(
-                    f"{device} has {room:,} bytes free, and the weights in {path} need {needed:,} there, up to {at}, "
+                    f"{device} has {left:,} bytes free, and the weights in {path} need {needed:,} there, up to {at}, "
                     f"{kind} ({tensor.name} in {tensor.file.name}); nothing was loaded. Split the arrays over more "
                     "devices, or free others first"
                 )

@@ -66,24 +66,24 @@ def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | N
       TypeError: a name is none.
     """
     if names is None:
-        found: Any = path.replace("/", ".")
+        named: Any = path.replace("/", ".")
     elif isinstance(names, Mapping):
-        found = _named(path, names)
+        named = _named(path, names)
     else:
-        found = names(path)
-    if found is None:
+        named = names(path)
+    if named is None:
         return None
-    name, axes = (found.name, found.axes) if isinstance(found, Transposed) else (found, None)
+    name, axes = (named.name, named.axes) if isinstance(named, Transposed) else (named, None)
     if not isinstance(name, str):
-        raise TypeError(f"names: for {path} it gives {found!r}; expected a name, Transposed(name) or None")
+        raise TypeError(f"names: for {path} it gives {named!r}; expected a name, Transposed(name) or None")
     is_stacked = "{}" in name
     dims = len(shape) - is_stacked
-    if isinstance(found, Transposed):
+    if isinstance(named, Transposed):
         axes = tuple(reversed(range(dims))) if axes is None else tuple(axes)
     else:
         axes = tuple(range(dims))
     if dims < 0 or sorted(axes) != list(range(dims)):
-        raise ValueError(f"names: {found!r} does not fit {path}, whose shape is {tuple(shape)}")
+        raise ValueError(f"names: {named!r} does not fit {path}, whose shape is {tuple(shape)}")
     numbers = range(shape[0]) if is_stacked else (0,)
     return TensorSource(tuple(name.replace("{}", str(number), 1) for number in numbers), axes, is_stacked)
 

@@ -60,12 +60,12 @@ def save(
     check_call("save")
     folder = checked_path(folder, "safetensors.save(folder)")
     most = checked_integer(max_file_bytes, "safetensors.save: max_file_bytes")
-    leaves, found, _ = leaves_of(tree)
+    leaves, leaves_by_path, _ = leaves_of(tree)
     lockstep = lockstep_of(leaves)
     where, is_chief = pathlib.Path(folder), lockstep.workers.index == 0
     writer = _Writer(where)
     try:
-        files = _files(found, sources_of(found, names), dtype, most)
+        files = _files(leaves_by_path, sources_of(leaves_by_path, names), dtype, most)
         if is_chief:
             writer.prepare()
     except Exception as error:
@@ -103,21 +103,21 @@ class _Item:
         return self.source.names[self.number]
 
 
-def _files(found: Mapping[str, Any], sources: Mapping[str, TensorSource], dtype: Any, most: int) -> list[list[_Item]]:
+def _files(leaves: Mapping[str, Any], sources: Mapping[str, TensorSource], dtype: Any, most: int) -> list[list[_Item]]:
     """The tensors of each file."""
     files: list[list[_Item]] = [[]]
     owners: dict[str, str] = {}
     for path, source in sources.items():
-        kind = found[path].kind
-        wanted = jnp.dtype(dtype) if dtype and jnp.issubdtype(kind.numpy_dtype, jnp.floating) else kind.numpy_dtype
-        size = math.prod(kind.shape) * wanted.itemsize // (len(source.names) or 1)
+        kind = leaves[path].kind
+        saved_dtype = jnp.dtype(dtype) if dtype and jnp.issubdtype(kind.numpy_dtype, jnp.floating) else kind.numpy_dtype
+        size = math.prod(kind.shape) * saved_dtype.itemsize // (len(source.names) or 1)
         for number, name in enumerate(source.names):
             if name in owners:
                 raise ValueError(f"names: {owners[name]} and {path} are both called {name}")
             owners[name] = path
             if files[-1] and sum(item.bytes for item in files[-1]) + size > most:
                 files.append([])
-            files[-1].append(_Item(found[path].owner, source, number, wanted, size))
+            files[-1].append(_Item(leaves[path].owner, source, number, saved_dtype, size))
     return files
 
 

@@ -25,8 +25,8 @@ def update_of(tx: Any, tree: Any) -> Update:
         values = jax.tree_util.tree_unflatten(tree, parameters)
         structure = jax.tree_util.tree_structure(jax.eval_shape(tx.init, values))
         cast = [jnp.asarray(g, p.dtype) for g, p in zip(gradients, parameters, strict=True)]
-        given = jax.tree_util.tree_unflatten(tree, cast)
-        updates, after = tx.update(given, jax.tree_util.tree_unflatten(structure, state), values)
+        gradients_tree = jax.tree_util.tree_unflatten(tree, cast)
+        updates, after = tx.update(gradients_tree, jax.tree_util.tree_unflatten(structure, state), values)
         leaves = jax.tree_util.tree_leaves
         return leaves(optax.apply_updates(values, updates)), leaves(after)
 
@@ -77,10 +77,10 @@ def check_by_parts(
     traced = jax.make_jaxpr(update)(values, values, slots_of)
     if servers == 1:
         return
-    own = [frozenset({v}) for v in parameters]
+    facts = [frozenset({v}) for v in parameters]
     slots = [frozenset() if owner is None else frozenset({owner}) for owner in owners]
-    found, _ = _Dependences(frozenset()).run(traced.jaxpr, [*own, *own, *slots], final=True)
-    for fact, owner in zip(found, [*parameters, *owners], strict=True):
+    dependences, _ = _Dependences(frozenset()).run(traced.jaxpr, [*facts, *facts, *slots], final=True)
+    for fact, owner in zip(dependences, [*parameters, *owners], strict=True):
         if others := [v for v in parameters if v in fact and v is not owner]:
             of = "its state" if owner is None else f"variable {owner.name!r}"
             raise ValueError(

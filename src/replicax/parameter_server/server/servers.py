@@ -44,20 +44,20 @@ class Servers:
         for actor in self.actors:
             actor.call("drop", references)
 
-    def pull(self, wanted: Mapping[int, Shards], present: Callable[[int], Any]) -> dict[int, Any]:
+    def pull(self, shards_by_number: Mapping[int, Shards], present: Callable[[int], Any]) -> dict[int, Any]:
         """The values of those variables that have changed since the last call.
 
         ``present`` returns this process' value of a variable, for parts that have not changed.
         """
         calls: dict[int, dict[int, Version | None]] = {}
-        for number, shards in wanted.items():
+        for number, shards in shards_by_number.items():
             for server in shards.sources:
                 calls.setdefault(server, {})[number] = self._versions.get(number, {}).get(server)
         ended = self.ended()
         pulled = self._all("pull", {server: (asked, ended) for server, asked in calls.items()})
         self.updates.update({server: got.updates for server, got in pulled.items()})
-        found = {}
-        for number, shards in wanted.items():
+        values = {}
+        for number, shards in shards_by_number.items():
             new = {server: got.values[number] for server, got in pulled.items() if number in got.values}
             if not new:
                 continue
@@ -65,9 +65,9 @@ class Servers:
             if missing := [server for server in shards.sources if server not in parts]:
                 old = np.asarray(present(number))
                 parts.update({server: shards.part(old, server) for server in missing})
-            found[number] = shards.whole(parts)
+            values[number] = shards.whole(parts)
             self._versions.setdefault(number, {}).update({server: version for server, (version, _) in new.items()})
-        return found
+        return values
 
     def rows(self, number: int, shards: Shards, indices: np.ndarray) -> np.ndarray:
         """Some rows (along dim 0) of a variable. The indices, ``[k]``, are in range, unique and sorted."""
@@ -75,9 +75,9 @@ class Servers:
         if shards.is_split and shards.dim == 0 and len(indices):
             asked = {server: mine for server, (mine, _) in shards.rows(indices, indices).items() if len(mine)}
         ended = self.ended()
-        found = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
-        self.updates.update({server: updates for server, (updates, _) in found.items()})
-        parts = [rows for _, rows in found.values()]
+        replies = self._all("rows", {server: (number, mine, ended) for server, mine in asked.items()})
+        self.updates.update({server: updates for server, (updates, _) in replies.items()})
+        parts = [rows for _, rows in replies.values()]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=shards.dim)
 
     def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:

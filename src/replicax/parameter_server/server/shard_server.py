@@ -138,12 +138,12 @@ class ShardServer:
     def _update(self, pushes: Sequence[Push]) -> None:
         """Apply one update: the pushes of one step, in the order of their replicas."""
         self._state.updates += 1
-        found: dict[int | str, dict[int, list[Any]]] = {"added": {}, "assigned": {}}
+        changes_by_kind: dict[int | str, dict[int, list[Any]]] = {"added": {}, "assigned": {}}
         for push in pushes:
             for (kind, number), change in push.changes.items():
-                found.setdefault(kind, {}).setdefault(number, []).append(change)
-        added, assigned, values = found.pop("added"), found.pop("assigned"), self._state.values
-        for optimizer, gradients in found.items():
+                changes_by_kind.setdefault(kind, {}).setdefault(number, []).append(change)
+        added, assigned, values = changes_by_kind.pop("added"), changes_by_kind.pop("assigned"), self._state.values
+        for optimizer, gradients in changes_by_kind.items():
             if optimizer in self._optimizers:  # the program may have dropped it meanwhile, and variables, too
                 self._optimize(*self._optimizers[int(optimizer)], gradients)
         for number in added.keys() & values.keys():

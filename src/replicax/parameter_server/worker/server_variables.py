@@ -83,15 +83,15 @@ class ServerVariables:
 
     def bring(self, slots: Iterable[Slot]) -> None:
         roles = [self.roles[slot] for slot in slots if slot in self.roles]
-        wanted = {variable.number_on_servers: variable for variable, kind, _ in roles if kind == "assigned"}
-        if not wanted:
+        by_number = {variable.number_on_servers: variable for variable, kind, _ in roles if kind == "assigned"}
+        if not by_number:
             return
-        for variable in wanted.values():
+        for variable in by_number.values():
             self.check_readable(variable)
-        shards = {number: self.shards[number] for number in wanted}
-        values = self.servers.pull(shards, lambda number: wanted[number].slot.array)
+        shards = {number: self.shards[number] for number in by_number}
+        values = self.servers.pull(shards, lambda number: by_number[number].slot.array)
         for number, value in values.items():
-            variable = wanted[number]
+            variable = by_number[number]
             variable.slot.array = variable.to_storage(value)  # JAX keeps this memory, and copies before writing
 
     def check_readable(self, variable: WorkerVariable) -> None:

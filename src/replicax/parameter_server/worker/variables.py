@@ -108,10 +108,10 @@ class WorkerVariable(Variable):
             self.server_variables.change({("added", self.number_on_servers): signed})
             return self
         with using(is_part, True):
-            mine = self._combined(signed) if self._in_replica() else signed
-        self._write(current_store().read(self) + mine)
+            combined = self._combined(signed) if self._in_replica() else signed
+        self._write(current_store().read(self) + combined)
         if _step() not in self._assigned_in:
-            self._note_added(jnp.asarray(mine, self.dtype))
+            self._note_added(jnp.asarray(combined, self.dtype))
         return self
 
     def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:

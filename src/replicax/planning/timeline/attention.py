@@ -50,16 +50,16 @@ def attention_of(instruction: Instruction, computation: Computation) -> Attentio
         return None
     if not _NAMES.search(instruction.op_name + instruction.attributes[:80]):
         return None
-    taken = [a for name in instruction.operands for a in computation.instructions[name].arrays if len(a.dims) == 4]
-    given = [a for a in instruction.arrays if len(a.dims) == 4]
-    if len(taken) < 3 or not given:
+    operands = [a for name in instruction.operands for a in computation.instructions[name].arrays if len(a.dims) == 4]
+    results = [a for a in instruction.arrays if len(a.dims) == 4]
+    if len(operands) < 3 or not results:
         return None
-    queries, keys = taken[:2]
+    queries, keys = operands[:2]
     length = max(keys.dims[1:3])  # [batch, length, heads, width], or heads before length
     share = 0.5 if "causal" in instruction.op_name else 1.0
     product = int(2 * math.prod(queries.dims) * length * share)
-    if "transpose(" not in instruction.op_name and len(given) == 1:
+    if "transpose(" not in instruction.op_name and len(results) == 1:
         return Attention(2 * product, 2 * product, False)
     # Gradients of queries take one product, those of keys and values two; all take the scores, and theirs.
-    alone = {1: (3, 2), 2: (4, 2)}.get(len(given), (5, 4))
+    alone = {1: (3, 2), 2: (4, 2)}.get(len(results), (5, 4))
     return Attention(alone[0] * product, alone[1] * product, True)

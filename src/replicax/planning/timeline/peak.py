@@ -63,9 +63,9 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
             sizes[COPIES] += value.size
         elif begin < backward <= end and instruction.opcode not in _FRESH:
             sizes[ACTIVATIONS] += value.size
-    known = sum(sizes.values())
-    if known > temporaries:  # values that share a place count for each
-        sizes = {kind: size * temporaries // known for kind, size in sizes.items()}
+    classified = sum(sizes.values())
+    if classified > temporaries:  # values that share a place count for each
+        sizes = {kind: size * temporaries // classified for kind, size in sizes.items()}
     return {kind: size for kind, size in sizes.items() if size} | {OTHERS: temporaries - sum(sizes.values())}
 
 

@@ -143,24 +143,24 @@ def _share_alone(transfer: TransferRun) -> float:
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:
     """Return the kernels that take most; alike ones, as of a loop and an iteration taken out of it, are one."""
-    found: dict[tuple[object, ...], DearKernel] = {}
+    by_key: dict[tuple[object, ...], DearKernel] = {}
     for run, lines in sorted(kernels, key=lambda item: -item[0].count * item[0].kernel.seconds)[: 8 * DEAREST]:
         kernel, instruction = run.kernel, run.instruction
         name = plain_name(instruction.op_name) or instruction.name
         type_ = ", ".join(map(str, instruction.arrays))
         key = (name, kernel.kind, type_, kernel.flops, kernel.bytes)
         seconds = run.count * kernel.seconds
-        if key in found:
-            before = found[key]
-            found[key] = dataclasses.replace(before, count=before.count + run.count, seconds=before.seconds + seconds)
+        if key in by_key:
+            before = by_key[key]
+            by_key[key] = dataclasses.replace(before, count=before.count + run.count, seconds=before.seconds + seconds)
             continue
         amounts = (kernel.flops, kernel.bytes, kernel.bound_by)
-        found[key] = DearKernel(name, kernel.kind, type_, run.count, seconds, *amounts, lines.of(instruction))
-    return sorted(found.values(), key=lambda kernel: -kernel.seconds)[:DEAREST]
+        by_key[key] = DearKernel(name, kernel.kind, type_, run.count, seconds, *amounts, lines.of(instruction))
+    return sorted(by_key.values(), key=lambda kernel: -kernel.seconds)[:DEAREST]
 
 
 def _waits(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed]:
-    found: dict[tuple[object, ...], Exposed] = {}
+    by_key: dict[tuple[object, ...], Exposed] = {}
     for run, lines in transfers:
         if not run.exposed:
             continue
@@ -169,13 +169,13 @@ def _waits(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed
             run.use.kind, run.use.bytes, run.count, run.count * run.each, run.exposed, why, lines.of(run.instruction)
         )
         key = (row.kind, row.bytes, row.why, row.where)
-        if key in found:
-            before = found[key]
+        if key in by_key:
+            before = by_key[key]
             row = dataclasses.replace(
                 row,
                 count=row.count + before.count,
                 seconds=row.seconds + before.seconds,
                 exposed=row.exposed + before.exposed,
             )
-        found[key] = row
-    return sorted(found.values(), key=lambda row: -row.exposed)
+        by_key[key] = row
+    return sorted(by_key.values(), key=lambda row: -row.exposed)
