@@ -47,7 +47,7 @@ class OwnRows:
 
     Attributes:
       rows: a pytree of arrays; with one row too many if there is none (a batch of no examples can't be made).
-      size: of the whole batch.
+      size: the size of the whole batch.
     """
 
     def __init__(self, rows: Any, size: int) -> None:

@@ -47,7 +47,7 @@ class PartPiece:
 
     Attributes:
       block: the block of the piece, in the array.
-      position: of the worker's array that contains it.
+      position: the position of the worker's array that contains it.
       cut: its slices in that array; ``None`` if it is all of it.
     """
 
@@ -101,8 +101,8 @@ def parts_of(
 
     Args:
       places: its blocks, each with all devices that have it.
-      sharding: of the array.
-      shape: of the stored array, which may include padding.
+      sharding: the sharding of the array.
+      shape: the shape of the stored array, which may include padding.
       is_filled: whether it does.
     """
     order = _local_devices(sharding, shape)

@@ -108,7 +108,7 @@ class _Segment:
     Attributes:
       start: its first byte.
       size: the number of bytes.
-      dtype: of the pieces.
+      dtype: the dtype of the pieces.
       pieces: by the names of their leaves, in order; each with its elements in the segment.
     """
 

@@ -36,7 +36,7 @@ class Folder:
     """The folder of a manager, on one disk.
 
     Attributes:
-      id: of every checkpoint that is written here; ``None`` before :meth:`own`.
+      id: the id of every checkpoint that is written here; ``None`` before :meth:`own`.
     """
 
     def __init__(self, path: str) -> None:

@@ -36,7 +36,7 @@ class Save:
     Attributes:
       path: its folder, on this worker.
       id: identifies the save.
-      time: of its start.
+      time: the time of its start.
       manager: the id of the manager; ``None`` without one.
       step: its number for the manager.
       metrics: from the user.

@@ -76,10 +76,10 @@ class SavePlan:
     """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``.
 
     Attributes:
-      kinds: of the arrays, by name.
+      kinds: the kinds of the arrays, by name.
       same: names of arrays that are written under another name.
       writers: the pieces for one disk, with the worker that writes each.
-      digest: of the list of pieces, the same on all workers that share a disk.
+      digest: the digest of the list of pieces, the same on all workers that share a disk.
     """
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:

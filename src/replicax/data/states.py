@@ -20,7 +20,7 @@ def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any])
     """The state of a pass.
 
     Args:
-      pipeline: of the dataset.
+      pipeline: the pipeline of the dataset.
       streams: the states of all streams when the pass was opened.
       native: the place that this worker has reached since.
     """

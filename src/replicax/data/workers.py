@@ -68,7 +68,7 @@ class InputWorkers:
     """The workers of a dataset.
 
     Attributes:
-      lockstep: of the workers.
+      lockstep: the lockstep of the workers.
       ranges: the replicas that each worker feeds.
       placer: makes the function that puts elements on the devices.
       name: identifies the dataset, the same on all workers.

@@ -81,9 +81,9 @@ class Holding:
       name: the variable's.
       kind: its dtype and shape.
       where: a description of its layout.
-      shape: of one value.
-      bytes: of one value.
-      parts: of each device; ``None`` for devices without one.
+      shape: the shape of one value.
+      bytes: the bytes of one value.
+      parts: the parts of each device; ``None`` for devices without one.
     """
 
     name: str
@@ -137,7 +137,7 @@ def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -
     """The columns for ``devices`` in a placement.
 
     Args:
-      replicas: of the placement.
+      replicas: those of the placement.
       devices: those of its mesh, in that order, and others that hold variables.
       groups: the number of groups of neighbouring replicas that the variables are split over.
     """
@@ -202,7 +202,7 @@ def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     """The communication in one run of a compiled program, in the order of first appearance.
 
     Args:
-      text: of the program.
+      text: the text of the program.
       devices: the number of devices that run it.
       slices: the number of slices of these devices, one after the other. Each has its own program, and the text is
         that of the first; the others are alike.

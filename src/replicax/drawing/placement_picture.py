@@ -97,7 +97,7 @@ def placement_picture(
     """The text of an SVG.
 
     Args:
-      title: of the picture.
+      title: the title of the picture.
       facts: a description of the placement.
       columns: the devices, in the order of the mesh.
       holdings: their parts of each variable.

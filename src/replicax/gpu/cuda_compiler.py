@@ -21,7 +21,7 @@ def described_devices(target_config: str, topology: str) -> list[jax.Device]:
     """Devices that programs can be compiled for, and that are not there.
 
     Args:
-      target_config: of each GPU; see :meth:`GpuModel.target_config`.
+      target_config: the target config of each GPU; see :meth:`GpuModel.target_config`.
       topology: NVLink domains x hosts of each x GPUs of each, such as ``"16x1x8"``.
 
     Raises:

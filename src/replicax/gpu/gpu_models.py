@@ -74,7 +74,7 @@ class GpuModel:
       clock: the highest, in GHz.
       l2: the size of its cache, in bytes.
       memory: the size of its main memory, in bytes.
-      bandwidth: of its main memory, in bytes per second.
+      bandwidth: the bandwidth of its main memory, in bytes per second.
       peaks: FLOPs per second of matrix products by dtype, as HLO calls them (``"bf16"``, ``"f8"``, …) and ``"tf32"``:
         dense ones, with sums in float32.
       link: what it sends to the GPUs beside it over all NVLinks, or else over PCIe, in bytes per second.

@@ -18,7 +18,7 @@ class Value:
 
     Attributes:
       instruction: its name.
-      type: of the array.
+      type: the type of the array.
       size: in bytes, with padding.
       offset: from where the allocation begins.
     """

@@ -97,7 +97,7 @@ class CollectiveUse:
 
     Attributes:
       kind: as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another.
-      bytes: of its result on one device.
+      bytes: the bytes of its result on one device.
       axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
         tell each other, ``"slice"``.
       groups: the devices of each group, by their places in the mesh, those in most slices first; of a permute, of each
@@ -188,8 +188,8 @@ def use_of(
     Args:
       instruction: which.
       computation: the name of the computation that it stands in.
-      module: of both.
-      placement: of the devices.
+      module: the one that has both.
+      placement: the places of the devices.
     """
     devices = math.prod(placement.axes.values())
     if placement.programs > 1:

@@ -37,7 +37,7 @@ class LiveRanges:
     Attributes:
       sequence: the instruction of each step, with those of loops and branches in between.
       at: the step in which memory is fullest.
-      values: that are in memory then.
+      values: those that are in memory then.
     """
 
     sequence: tuple[str, ...]

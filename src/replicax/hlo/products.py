@@ -48,7 +48,7 @@ def arithmetic_of(product: Instruction, computation: Computation) -> str:
     """The dtype in which a product multiplies, and the precision or number of products, where the step asks for it.
 
     Args:
-      product: of the kind ``"dot"`` or ``"convolution"``.
+      product: one of the kind ``"dot"`` or ``"convolution"``.
       computation: where it is.
 
     >>> from replicax.hlo.instructions import parse
@@ -73,7 +73,7 @@ def dot_dims(dot: Instruction, role: str) -> list[int]:
     """The dims of a matrix product that have a role, such as ``"lhs_contracting"`` or ``"rhs_batch"``.
 
     Args:
-      dot: of the kind ``"dot"``.
+      dot: one of the kind ``"dot"``.
       role: the side and what the dims do.
     """
     found = re.search(rf'{role}_(?:dims=\{{|dimensions":\[)([^}}\]]*)', dot.attributes)
@@ -84,7 +84,7 @@ def convolution_dims(instruction: Instruction, computation: Computation) -> tupl
     """The dims of the input, the kernel and the result of a convolution, or of the one whose gradient it is.
 
     Args:
-      instruction: of the kind ``"convolution"``.
+      instruction: one of the kind ``"convolution"``.
       computation: where it is.
     """
     first, second = (computation.instructions[name].arrays[0].dims for name in instruction.operands[:2])

@@ -46,7 +46,7 @@ class AttemptResult:
 
     Attributes:
       outcome: how it ended.
-      endings: of all workers.
+      endings: the endings of all workers.
       cause: the ending that caused the others, of a fault or a preemption.
       stop: the signal that ended the launch.
       resize: the change of the number of workers.
@@ -64,7 +64,7 @@ class Attempt:
 
     Args:
       settings: the settings of the launch.
-      environments: those of this machine's workers, by their numbers among those of all hosts.
+      environments: the environments of this machine's workers, by their numbers among those of all hosts.
       count: the number of workers on all hosts.
       folder: for their output.
       launch_id: marks their processes.

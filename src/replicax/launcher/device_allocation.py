@@ -70,7 +70,7 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
       workers: the number of workers.
       devices_per_worker: the number of devices of each; ``None``: all GPUs in equal parts, or JAX's default number of
         CPU devices, which is one.
-      environment: of this process.
+      environment: the environment of this process.
 
     Raises:
       LaunchError: there are too few devices, or they can't be divided evenly.
@@ -96,7 +96,7 @@ def gpus_per_worker(gpus: int, workers: int, devices_per_worker: int | None, nam
       gpus: the number of GPUs of the machine.
       workers: the number of workers on it.
       devices_per_worker: the number of GPUs of each; ``None`` for all GPUs in equal parts.
-      names: of the GPUs, or of the option that counts them, for the message.
+      names: the names of the GPUs, or of the option that counts them, for the message.
 
     Raises:
       LaunchError: there are too few GPUs, or they can't be divided evenly.

@@ -34,7 +34,7 @@ class RestartPolicy:
     A *place* has a part of the devices; each attempt numbers its workers by the places that are left.
 
     Attributes:
-      places: of the workers of the next attempt.
+      places: the places of the workers of the next attempt.
       faults: the number of faults that were followed by another attempt.
       preemptions: the same for preemptions.
       resizes: the same for changes of the number of workers.

@@ -29,7 +29,7 @@ class LaunchSettings:
       port: the chief's; ``None`` for any free one.
       bind: the address at which the chief listens; ``None`` for that of its host.
       log_dir: the folder of the workers' output.
-      show: whose output is shown.
+      show: the workers whose output is shown.
       grace: how many seconds workers have to end when they are asked to.
       hang_timeout: how many seconds, at least, a worker may go without a step before the launcher treats it as hung;
         0: for ever. See :mod:`replicax.launcher.watchdog`.

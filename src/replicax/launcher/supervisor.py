@@ -28,9 +28,9 @@ class Supervisor:
     """Starts the workers of a launch on this machine, restarts them if need be, and returns its exit code.
 
     Args:
-      settings: of the launch.
+      settings: the settings of the launch.
       devices: the devices of this machine.
-      environment: of this process; the workers' environments are derived from it.
+      environment: the environment of this process; the workers' environments are derived from it.
     """
 
     def __init__(self, settings: LaunchSettings, devices: DeviceAllocation, environment: Mapping[str, str]) -> None:

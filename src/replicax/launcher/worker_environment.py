@@ -58,7 +58,7 @@ def worker_environment(
 
     Args:
       inherited: the launcher's own.
-      settings: of the launch.
+      settings: the settings of the launch.
       rendezvous: where the workers of this attempt find each other.
       worker: its number among those of all hosts.
       attempt: how often all workers have been started before.

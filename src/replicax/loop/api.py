@@ -102,7 +102,7 @@ def train(
         as a share of the predicted one.
       progress: whether the chief shows a bar, and at the end where the time went. In a notebook the bar is a line of
         text; where there is no terminal, a line is printed every ten seconds. A number: after so many seconds instead.
-      strategy: whose replicas run the step. By default it is the dataset's, or else the current one.
+      strategy: the one whose replicas run the step. By default it is the dataset's, or else the current one.
 
     Returns:
       The :class:`TrainingRun`: the last step, the last numbers, why it stopped.

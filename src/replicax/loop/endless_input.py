@@ -22,7 +22,7 @@ class EndlessInput:
 
     Args:
       dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
-      replicas: that it is for.
+      replicas: those that it is for.
       wall: told how long is waited for elements.
       is_saved: whether its place is to be part of checkpoints: then the next pass begins in the same iterator.
 

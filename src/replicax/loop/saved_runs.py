@@ -34,11 +34,11 @@ class SavedRuns:
     """The checkpoints of a run: besides the user's objects they have the place in the input and the callbacks' state.
 
     Args:
-      manager: of the checkpoints; ``None``: there are none, and nothing is ever saved.
-      input: of the run.
+      manager: the manager of the checkpoints; ``None``: there are none, and nothing is ever saved.
+      input: the input of the run.
       metrics: those of the run, which are saved unless they are among the user's objects.
-      callbacks: that may have something to remember.
-      precision: of the run; its loss scale is saved unless it is among the user's objects.
+      callbacks: those that may have something to remember.
+      precision: the precision of the run; its loss scale is saved unless it is among the user's objects.
       watched: the variables of the strategy, if the loop has found out by itself what to save.
 
     Attributes:

@@ -247,7 +247,7 @@ class Pending:
     """Numbers on their way from the devices.
 
     Attributes:
-      step: whose they are.
+      step: the step whose numbers they are.
       numbers: by name; scalar arrays, and numbers of Python.
       examples: how many examples this process had had by then.
       launched: when the step was launched, in seconds of training.

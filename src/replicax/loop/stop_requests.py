@@ -46,7 +46,7 @@ class StopRequests:
     """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered.
 
     Args:
-      lockstep: of the workers.
+      lockstep: the lockstep of the workers.
       stop_file: a file whose existence is a request; ``None``: none.
     """
 

@@ -309,7 +309,7 @@ class TrainingLoop:
         asked = wall.training
         with wall.on("steps"), self._fetching():
             values = pending.values()
-        # Who had to wait knows when the step was done. Otherwise the devices keep up with the launches.
+        # A call that had to wait knows when the step was done. Otherwise the devices keep up with the launches.
         came = wall.training
         done = came if came - asked > NOTICEABLE else max(pending.launched, self._speed.seconds)
         if self._finite is not None:

@@ -15,7 +15,7 @@ class TrainingRun:
     """A run of :func:`replicax.train`: callbacks get it while it goes on, and the caller when it is over.
 
     Attributes:
-      strategy: whose replicas run the steps.
+      strategy: the one whose replicas run the steps.
       steps: how many steps there are to be.
       step: how many have been run, those before a resume included.
       resumed_at: the step that this run went on from; ``None`` if it began anew.

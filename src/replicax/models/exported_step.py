@@ -47,7 +47,7 @@ def export(
         tuples, lists and dicts. Models of Flax NNX are bound to it: ``functools.partial(step, model)``.
       spec: what it takes: arrays, or ``jax.ShapeDtypeStruct`` objects, or a pytree of these; a tuple for several
         arguments.
-      path: of the file; it is written as a whole.
+      path: the path of the file; it is written as a whole.
       any_batch: whether dim 0 of all arrays, their number of examples, may be any. By default it is as in ``spec``.
       platforms: where it is to run, such as ``("cpu", "cuda", "tpu")``; by default where it is exported.
 

@@ -28,7 +28,7 @@ class Chip:
       name: such as ``"v5p"``.
       flops: the peak of bfloat16 matrix products, in FLOPs per second.
       memory: the size of its main memory (HBM), in bytes.
-      bandwidth: of its main memory, in bytes per second.
+      bandwidth: the bandwidth of its main memory, in bytes per second.
       link: the bandwidth of one link to another chip, one way, in bytes per second.
       links: how many it has.
       usable: how much of the main memory a program may use, in bytes; ``None`` means all of it.

@@ -29,7 +29,7 @@ class Compilation:
 
     Attributes:
       module: the optimised program.
-      allocations: of its memory.
+      allocations: the allocations of its memory.
       live: what is in memory when it is fullest; ``None`` where the compiler does not tell.
       code: the size of the program with its constants, in bytes; where that is not known, of its constants.
       seconds: how long compiling took.
@@ -51,7 +51,7 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
 
     Args:
       lower: gives the program.
-      name: of the step.
+      name: the name of the step.
       device: one of those that it is for. For a GPU that is only described, a process of its own compiles, which XLA
         may end when it fails.
 

@@ -45,8 +45,8 @@ class Cost:
     """The cost of one run on one device.
 
     Attributes:
-      matrix_flops: of matrix products and convolutions, two for each multiplication with its addition.
-      other_flops: of everything else, one for each number computed.
+      matrix_flops: those of matrix products and convolutions, two for each multiplication with its addition.
+      other_flops: those of everything else, one for each number computed.
       bytes: read from and written to main memory.
       unknown_loops: loops for which it is not known how often they run; they are counted once.
       launches: how many operations run, each as one kernel; a fusion is one.

@@ -77,10 +77,10 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingPoint:
-    """The same step on some number of replicas.
+    """A step on some number of replicas.
 
     Attributes:
-      replicas: how many.
+      replicas: the number of replicas.
       chips: the shape of the slice that they fill; of each, if they are several.
       seconds: the prediction of the step.
       communication: seconds of its collectives.
@@ -104,7 +104,7 @@ def estimate_of(
     """The bounds of a step.
 
     Args:
-      programs: that a device runs, one after the other, and where their devices lie.
+      programs: those that a device runs, one after the other, and where their devices lie.
       sends: what it sends to other devices in between.
       device: what it has of a chip.
       network: between the devices.

@@ -28,9 +28,9 @@ class Buffer:
     Attributes:
       kind: ``"variable"``, ``"argument"``, ``"constant"`` (an array that the step closed over, or a function compiled
         inside of it), ``"output"``, or ``"temporary"``, which lives while the step runs.
-      name: of the variable or argument; of a temporary the operation, in JAX's words.
+      name: the name of the variable or argument; of a temporary the operation, in JAX's words.
       type: dtype and shape, of the part that is on one device.
-      bytes: of one of them; of a temporary with padding.
+      bytes: the bytes of one of them; of a temporary with padding.
       count: how many there are.
       where: the line of the user's program that a temporary comes from, if that is known.
     """

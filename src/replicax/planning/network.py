@@ -112,7 +112,7 @@ class Network:
     """The chips of a program's mesh, and how they are linked.
 
     Args:
-      devices: of the mesh, ``[replicas, logical devices]``, one slice after the other.
+      devices: the devices of the mesh, ``[replicas, logical devices]``, one slice after the other.
       chip: what they are.
       slices: how many slices there are, if the devices don't say it.
 

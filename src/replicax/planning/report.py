@@ -30,7 +30,7 @@ class CollectiveRow:
 
     Attributes:
       kind: as in :class:`Collective`.
-      bytes: of its result on one device.
+      bytes: the bytes of its result on one device.
       axes: the axes of the mesh along which its participants lie; of what slices tell each other, ``"slice"``, and
         the others' axes as well if a program is for all slices, and several devices of each take part.
       participants: how many devices take part together.
@@ -63,10 +63,10 @@ class Stage:
       logical_device: its number.
       programs: how many different ones it runs; microbatches share theirs.
       memory: as in :class:`Plan`, when the regions run in the order in which they are launched.
-      cost: of all that it runs in one step.
+      cost: the cost of all that it runs in one step.
       collectives: between the replicas; and what it sends to other logical devices, of the kind ``"send"``.
-      estimate: of its work, without what it waits for; ``None`` without a chip.
-      timeline: of its programs, one after the other; it does not wait for other stages. ``None`` without a chip.
+      estimate: the estimate of its work, without what it waits for; ``None`` without a chip.
+      timeline: that of its programs, one after the other; it does not wait for other stages. ``None`` without a chip.
     """
 
     logical_device: int
@@ -115,7 +115,7 @@ class Plan:
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
       timeline: see ``replicax.planning.timeline.prediction.Timeline``; ``None`` without a chip.
       examples: of a step, on all replicas together; ``None`` if the arrays that it takes don't agree in dim 0.
-      tokens: of an example: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
+      tokens: the tokens of an example: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
       scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
       stages: see :class:`Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.

@@ -33,7 +33,7 @@ def strategy_of(
     """The strategy for these devices, with variables that lie on them like this.
 
     Args:
-      topology: of a TPU slice, such as ``"v5p:4x4x4"``, or of GPUs, such as ``"h100:16x8"``; ``None`` for emulated CPU
+      topology: a TPU slice, such as ``"v5p:4x4x4"``, or GPUs, such as ``"h100:16x8"``; ``None`` for emulated CPU
         devices.
       slices: how many slices, if there are several.
       devices: how many CPU devices to emulate; 8 if it is not said.

@@ -200,7 +200,7 @@ def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple
     Args:
       devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index``, ``device_kind``, and ``slice_index``
         if there are several slices.
-      name: of the topology.
+      name: the name of the topology.
 
     Returns:
       The topology of each slice, and the devices: ``[slices * tasks, devices of a task]``.

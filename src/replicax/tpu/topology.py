@@ -312,7 +312,7 @@ class Topology:
 
         Args:
           path: ends in ``.png`` or ``.svg``.
-          assignment: of this topology.
+          assignment: an assignment of this topology.
 
         Raises:
           ValueError: another ending; an assignment of another topology.

@@ -214,7 +214,7 @@ class Series:
           data: what this worker sends.
           timeout: how many seconds to wait for the others, if not the default.
           is_cancelled: called now and then while waiting; if it returns true, the wait ends.
-          number: of the exchange, larger than the last; ``None`` counts.
+          number: the number of the exchange, larger than the last; ``None`` counts.
         """
         timeout = self._timeout if timeout is None else timeout
         number = next(self._numbers) if number is None else number

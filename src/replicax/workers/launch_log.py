@@ -30,7 +30,7 @@ class Label:
 
     Attributes:
       number: in the order in which programs are first launched; 0 before that.
-      name: of the program.
+      name: the name of the program.
       communicates: whether its replicas communicate in collectives, so that none of them can end alone.
     """
 
@@ -89,7 +89,7 @@ class RunningProgram:
     """A program that has not ended, as its worker reports it to others.
 
     Attributes:
-      name: of the program.
+      name: the name of the program.
       count: how many programs the worker has launched, including this one.
       communicates: whether it needs the other workers.
       recent: the last launches: for each the count, the hash and the program's name.

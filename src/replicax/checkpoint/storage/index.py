@@ -27,7 +27,7 @@ class ArrayKind:
     """The properties that a saved array and its target must share.
 
     Attributes:
-      shape: of its numbers.
+      shape: the shape of its numbers.
       dtype: the name of their dtype.
       generator: for random keys, the name of their implementation; then the numbers are the keys' data.
       copies: the number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
@@ -57,7 +57,7 @@ class ArrayEntry:
     """An array, in pieces.
 
     Attributes:
-      kind: of the array.
+      kind: the kind of the array.
       pieces: the place of each block: its folder and key.
     """
 
@@ -104,8 +104,8 @@ class CheckpointIndex:
     """The content of a checkpoint.
 
     Attributes:
-      id: of the save.
-      time: of its start, in seconds since 1970 by the chief's clock.
+      id: the id of the save.
+      time: the time of its start, in seconds since 1970 by the chief's clock.
       step: its number; ``None`` without a manager.
       metrics: from the user.
       entries: by name.

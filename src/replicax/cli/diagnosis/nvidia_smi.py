@@ -38,7 +38,7 @@ class Gpu:
     """A GPU in the report ``nvidia-smi -q -x``.
 
     Attributes:
-      name: of the product.
+      name: the name of the product.
       total, used: bytes of its memory; ``None`` if unknown.
       mig: whether MIG is on.
       mig_changes: whether a reset will switch MIG on or off.

@@ -50,7 +50,7 @@ class _CaseProcess:
 
     Args:
       case: the case.
-      arguments: of ``replicax plan``.
+      arguments: the arguments of ``replicax plan``.
       folder: for its output; must not exist yet.
     """
 

@@ -38,7 +38,7 @@ def search(
     """Run ``replicax plan --search``; returns 0, 1 if no case fits, 3 if a file can't be written, 130 if interrupted.
 
     Args:
-      args: of the command line.
+      args: the arguments of the command line.
       module: the user's, which may offer choices.
       check: raises if the function does not take these arguments; gets their names, with arbitrary values.
       checks: for each option that may be varied, a function that raises for an invalid value.

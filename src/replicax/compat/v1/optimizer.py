@@ -32,7 +32,7 @@ class Optimizer:
 
     Args:
       tx: an ``optax.GradientTransformation``.
-      name: of its slots.
+      name: the name of its slots.
       loss_reduction: how the loss comes from the examples. Of a ``"mean"`` over a tower's examples
         ``compute_gradients`` takes the tower's share (``replicax.scale_regularization_loss``), so that the gradients
         add up to that of the mean over all; a ``"sum"`` is left as it is, as is right for ``compute_average_loss``.
@@ -170,7 +170,7 @@ class GradientDescentOptimizer(Optimizer):
     Args:
       learning_rate: a number, or an Optax schedule.
       use_locking: takes no effect: no other thread updates the variables meanwhile.
-      name: of its slots.
+      name: the name of its slots.
 
     >>> from replicax.compat import v1
     >>> distribution = v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -200,7 +200,7 @@ class MomentumOptimizer(Optimizer):
       learning_rate: a number, or an Optax schedule.
       momentum: a number.
       use_locking: takes no effect: no other thread updates the variables meanwhile.
-      name: of its slots.
+      name: the name of its slots.
       use_nesterov: whether it is Nesterov's.
     """
 

@@ -178,8 +178,8 @@ def get_variable(
 
     Args:
       name: follows the prefix of :func:`variable_scope`, whose ``reuse`` says whether such a variable exists.
-      shape: of a new variable.
-      dtype: of a new variable; by default that of the initial value, or float32.
+      shape: the shape of a new variable.
+      dtype: the dtype of a new variable; by default that of the initial value, or float32.
       initializer: the initial value; or a function of ``(shape, dtype)``, such as ``jnp.zeros``, of ``(key, shape,
         dtype)``, such as ``jax.nn.initializers.he_normal()``, or without arguments; by default Glorot's uniform one,
         and zeros for integers.

@@ -42,7 +42,7 @@ class AgreedBatches(GlobalBatches, abc.ABC):
     Args:
       exchange: the exchanges of the workers.
       ahead: whether to read on during an exchange; otherwise there is an exchange for each element.
-      local_batches: of this worker.
+      local_batches: the local batches of this worker.
       others: further arguments of :class:`GlobalBatches`.
     """
 

@@ -65,7 +65,7 @@ class GlobalBatches:
     """The elements of one pass, if all workers read the same batches; passes each to ``place``.
 
     Args:
-      local_batches: of this worker; closed with this object.
+      local_batches: the local batches of this worker; closed with this object.
       division: how batches are divided over the replicas.
       place: puts a :class:`GlobalBatch` on the devices.
       position: the number of the first element.

@@ -20,7 +20,7 @@ class PassReader:
     """Reads one pass.
 
     Args:
-      elements: of the pass.
+      elements: the elements of the pass.
       ahead: the number of elements, or groups of them, that wait on the devices.
       owner: the replicas that the elements are for.
     """

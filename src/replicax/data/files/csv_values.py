@@ -21,7 +21,7 @@ class Converter:
     """Converts the text of one column to values.
 
     Attributes:
-      dtype: of the values; ``np.dtype(str)`` for text.
+      dtype: the dtype of the values; ``np.dtype(str)`` for text.
       worked_out: whether the dtype comes from the first rows, not from the caller.
       exact: whether an integer that the dtype would round is refused, as the first rows hold no other numbers.
     """

@@ -22,7 +22,7 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
 
     Args:
       files: a path, a glob (``**`` goes through directories), or a list of these. Gzip is detected by the content.
-      encoding: of the text; any in which a line feed is one byte.
+      encoding: the encoding of the text; any in which a line feed is one byte.
       errors: how to treat invalid bytes, as in ``bytes.decode``. ``"strict"`` is an error.
 
     Returns:

@@ -60,7 +60,7 @@ class Reading(abc.ABC):
       batch_size: the number of its rows; ``None`` if unknown, as for a function that makes batches.
       drops_remainder: whether a last batch that is not full is left out.
       length: the number of batches; ``None`` if unknown.
-      files: of the dataset; ``None`` if workers can't read only some of them.
+      files: the files of the dataset; ``None`` if workers can't read only some of them.
       why_no_files: the reason, then.
       gives_new_arrays: whether each batch is in new arrays that no other code holds.
       reads_own_rows: whether a worker needs to read only its own rows of a batch.
@@ -107,7 +107,7 @@ class Reading(abc.ABC):
         """A Grain iterator over the batches of a stream, from its present place.
 
         Args:
-          state: of the stream.
+          state: the state of the stream.
           own: the rows of this worker, if it need not read those of others. Batches are then
             :class:`~replicax._grain.nodes.OwnRows` if ``reads_own_rows``, and whole otherwise.
           ahead: Grain's read options for a random-access dataset without its own; by default threads, except for

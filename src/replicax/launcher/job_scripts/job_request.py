@@ -18,8 +18,8 @@ class JobRequest:
     """A launch, with what a scheduler has to know.
 
     Attributes:
-      settings: of the launch on each machine; its hosts are not known yet.
-      name: of the job.
+      settings: the settings of the launch on each machine; its hosts are not known yet.
+      name: the name of the job.
       nodes: the number of machines.
       gpus: the number of GPUs that each machine needs.
       cpus: the number of cores that each machine needs; ``None`` for the whole machine, or the scheduler's default.

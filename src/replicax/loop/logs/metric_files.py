@@ -55,7 +55,7 @@ class _Table:
     """A CSV file that grows.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       keep: rows of later steps are taken away; ``None``: all are.
     """
 

@@ -26,7 +26,7 @@ class WandbLog(NumbersLog):
     run that goes on from a checkpoint goes on in the same W&B run.
 
     Args:
-      project: of the run; ``None``: as W&B chooses.
+      project: the project of the run; ``None``: as W&B chooses.
       **options: of ``wandb.init``, such as ``name=``, ``config=``, ``tags=``, ``dir=``, or ``mode="offline"``, which
         writes files for ``wandb sync``.
 
@@ -90,7 +90,7 @@ class MLflowLog(NumbersLog):
     Args:
       experiment: its name; it is made if it is not there. ``None``: the default one.
       tracking_uri: a server, or a folder; ``None``: as ``MLFLOW_TRACKING_URI`` says.
-      name: of the run; ``None``: as MLflow chooses.
+      name: the name of the run; ``None``: as MLflow chooses.
       params: what is to be seen beside the numbers, such as the learning rate.
 
     Attributes:

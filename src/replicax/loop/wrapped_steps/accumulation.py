@@ -137,7 +137,7 @@ class _Batch:
     """The arguments of a step, and the pieces that a batch in them is split into.
 
     Attributes:
-      pieces: of each array that is split, ``[parts, rows, …]``.
+      pieces: the pieces of each array that is split, ``[parts, rows, …]``.
       masks: which rows of the pieces are examples: bool ``[parts, rows]``.
       total: how many examples all replicas have together.
       is_padded: whether some rows of the pieces may be padding.
@@ -196,8 +196,8 @@ class _Run:
       written: the variables that it writes.
       must_be_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
       updates: those that wait.
-      shapes: of the gradients of all updates.
-      tree: of what the step returns.
+      shapes: the shapes of the gradients of all updates.
+      tree: the tree of what the step returns.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class _Run(Staged):
 
     Args:
       kind: the number of rows of each replica, the number of replicas with the same rows, and the structure of a batch.
-      leaves: of the first batch, which is not added.
+      leaves: the leaves of the first batch, which is not added.
       room: the largest number of batches.
       local: the numbers of this worker's replicas.
     """

@@ -59,7 +59,7 @@ def restore_together(callback: Any, restore: Callable[[], None], strategy: Strat
     Args:
       callback: the callback.
       restore: reads the backup, if there is one, and sets the model and its epoch.
-      strategy: of the model.
+      strategy: the strategy of the model.
 
     Raises:
       ValueError: another worker has a backup and the chief has none, so training would start from the beginning.

@@ -34,10 +34,10 @@ class StepFunction:
 
     Args:
       model: the Keras model.
-      strategy: of the replicas.
-      state: of the model.
-      feed: of the strategy's replicas.
-      method: of the model: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
+      strategy: the strategy of the replicas.
+      state: the state of the model.
+      feed: puts batches on the strategy's replicas.
+      method: the model's method: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
       groups: the groups of variables in ``state``.
     """
 

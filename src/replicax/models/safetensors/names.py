@@ -17,7 +17,7 @@ class Transposed:
     """The name of a tensor whose dims have another order in the file.
 
     Args:
-      name: of the tensor.
+      name: the name of the tensor.
       axes: for each dim here the dim of the file, as in ``np.transpose(tensor, axes)``; by default they are reversed.
         Linear layers of PyTorch have ``[out, in]``, which is reversed, and its convolutions ``[out, in, height,
         width]``, which Flax has with the axes ``(2, 3, 1, 0)``.
@@ -40,7 +40,7 @@ class TensorSource:
     """The tensors that make up an array.
 
     Attributes:
-      names: of the tensors; one, if they are not stacked.
+      names: the names of the tensors; one, if they are not stacked.
       axes: for each dim of a tensor, as it is here, the dim that it is in the file.
       is_stacked: whether dim 0 of the array numbers the tensors.
     """

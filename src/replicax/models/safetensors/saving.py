@@ -38,7 +38,7 @@ def save(
       folder: where to write; it may hold other files, such as ``config.json``, but no weights.
       tree: a pytree of variables and arrays.
       names: as in :func:`load`.
-      dtype: of the floats in the files, such as ``"bfloat16"``; by default as they are.
+      dtype: the dtype of the floats in the files, such as ``"bfloat16"``; by default as they are.
       max_file_bytes: the size beyond which another file begins.
 
     Raises:

@@ -27,7 +27,7 @@ class ServerVariables:
 
     Attributes:
       groups: the number of workers that train synchronously; 1 in asynchronous mode.
-      shards: of each variable, by number.
+      shards: the shards of each variable, by number.
       roles: for each slot of the worker's variables: the variable, the kind of change that is written there (see
         :data:`Changes`), and all slots with this change: for rows those of their indices and of the rows.
       group: for synchronous workers: a variable with the worker's place in the present step.

@@ -22,7 +22,7 @@ class Attention:
     """One call of an attention kernel.
 
     Attributes:
-      flops: of its products; the backward pass computes the scores again.
+      flops: the flops of its products; the backward pass computes the scores again.
       model_flops: the same without what is computed again.
       is_backward: whether it computes gradients.
     """

@@ -39,7 +39,7 @@ class Kernel:
     Attributes:
       kind: one of those of ``SHARES``.
       seconds: its time, with its launch.
-      flops: of matrix products.
+      flops: the flops of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
       at_peak: seconds that these products take at the chip's peak for their dtype.
       bytes: read from and written to main memory.

@@ -73,7 +73,7 @@ def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) ->
     """Return the bytes in memory when it is fullest, by kind; without kinds of which there is nothing.
 
     Args:
-      memory: of the step.
+      memory: the memory of the step.
       variables: bytes of those that it reads.
       temporaries: see :func:`temporaries_by_kind`.
 

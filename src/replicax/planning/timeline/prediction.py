@@ -20,11 +20,11 @@ class DearKernel:
     Attributes:
       name: the operation, in JAX's words.
       kind: one of those of :data:`replicax.planning.timeline.kernels.SHARES`.
-      type: of its result.
+      type: the type of its result.
       count: how often it runs in one step.
-      seconds: that all of these take together.
-      flops: of the matrix products of one.
-      bytes: that one reads and writes.
+      seconds: the time of all of these together.
+      flops: the flops of the matrix products of one.
+      bytes: those that one reads and writes.
       bound_by: see :class:`replicax.planning.timeline.kernels.Kernel`.
       where: the line of the user's program, if that is known.
     """
@@ -46,9 +46,9 @@ class Exposed:
 
     Attributes:
       kind: as in :class:`Collective`.
-      bytes: of its result on one device.
+      bytes: the bytes of its result on one device.
       count: how often it is issued in one step.
-      seconds: that all of these take together.
+      seconds: the time of all of these together.
       exposed: how many of these seconds kernels wait.
       why: what keeps it from being hidden, for most of that time.
       where: the line of the user's program, if that is known.
@@ -68,13 +68,13 @@ class Timeline:
     """A prediction of one step, by its schedule.
 
     Attributes:
-      seconds: that it takes.
+      seconds: its time.
       kernels: seconds in which kernels run.
       communication: seconds of all collectives, one after the other.
       exposed: seconds in which kernels wait for collectives.
       sent: bytes of all collectives, of the whole value of each.
       hidden_bytes: how many of these move while kernels run.
-      flops: of matrix products.
+      flops: the flops of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
       utilization: the model's FLOPs as a share of what the chip computes in that time at its peak for the dtype (MFU).
       hardware_utilization: the same, of all FLOPs.
@@ -107,7 +107,7 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
     """The prediction of a step from its programs, which run one after the other.
 
     Args:
-      runs: of each program, with the lines that its instructions come from.
+      runs: the runs of each program, with the lines that its instructions come from.
     """
     kernels = [kernel for run, _ in runs for kernel in run.kernels.values()]
     transfers = [transfer for run, _ in runs for transfer in run.transfers.values()]

@@ -38,9 +38,9 @@ class Product:
 
     Attributes:
       batch: how many products of the same shape.
-      rows: of the result.
-      columns: of the result.
-      depth: of the contracted dim; of a convolution, how many pairs are multiplied, on average.
+      rows: the number of rows of the result.
+      columns: the number of columns of the result.
+      depth: the size of the contracted dim; of a convolution, how many pairs are multiplied, on average.
       arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
       is_recomputed: whether the backward pass computes it a second time, to save memory.
     """
