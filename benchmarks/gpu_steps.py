@@ -106,7 +106,7 @@ def by_replicax(given: Problem) -> Callable[[], jax.stages.Lowered]:
 
     replicas = strategy.num_replicas_in_sync
     element = tuple(s.update(shape=(s.shape[0] // replicas, *s.shape[1:])) for s in given.batch)
-    executable, _ = planner._traced(strategy, step, element)
+    executable, _ = planner._traced_program(strategy, step, element)
     return executable.lowered
 
 

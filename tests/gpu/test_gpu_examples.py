@@ -169,7 +169,7 @@ def test_run_steps(placement: str) -> None:
     def step(ctx: replicax.MultiStepContext, x: jax.Array) -> None:
         ctx.set_last_step_output("loss", one(x), "sum")
 
-    program, _ = planner._traced(strategy, Step(step), jax.ShapeDtypeStruct((32, 256), jnp.float32))
+    program, _ = planner._traced_program(strategy, Step(step), jax.ShapeDtypeStruct((32, 256), jnp.float32))
     check(f"run_steps of 10, {placement}", compiled(program.repeated(10)))
 
 

@@ -141,7 +141,7 @@ def test_what_another_process_compiles_is_what_jax_would_compile() -> None:
     strategy = replicax.ShardedStrategy(devices())
     step, spec = build(strategy)
     plan = replicax.plan(strategy, step, spec)
-    executable, _ = planner._traced(strategy, step, spec)
+    executable, _ = planner._traced_program(strategy, step, spec)
     analysis = executable.compiled().memory_analysis()
     assert plan.memory.arguments == analysis.argument_size_in_bytes
     assert plan.memory.aliased == analysis.alias_size_in_bytes

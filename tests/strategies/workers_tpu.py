@@ -19,12 +19,12 @@ def slice_of_two_hosts() -> replicax.TPUClusterResolver:
     rows = [[(0, 0, 0, 0), (1, 0, 0, 0)], [(0, 1, 0, 0), (1, 1, 0, 0)]]
     found = replicax.Topology(mesh_shape=[2, 2, 1, 1], device_coordinates=rows)
     devices = np.array(jax.devices(), dtype=object).reshape(2, 2)
-    original = resolver._attached, resolver.topology_of
-    resolver._attached, resolver.topology_of = (lambda tpu: list(devices.flat)), (lambda _: (found, devices))
+    original = resolver._attached_devices, resolver.topology_of
+    resolver._attached_devices, resolver.topology_of = (lambda tpu: list(devices.flat)), (lambda _: (found, devices))
     try:
         return replicax.TPUClusterResolver()
     finally:
-        resolver._attached, resolver.topology_of = original
+        resolver._attached_devices, resolver.topology_of = original
 
 
 def train(data: np.ndarray) -> tuple[object, ...]:

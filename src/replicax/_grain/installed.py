@@ -22,30 +22,30 @@ _BATCHES = ("_parents", "_batch_size", "_drop_remainder", "_batch_fn")
 _REPEATS = ("_parents", "_length", "_num_epochs", "_reseed_each_epoch")
 
 
-def _expected() -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+def _expected_nodes() -> Iterator[tuple[Any, str, tuple[str, ...]]]:
     """Nodes, the names of their classes, and the attributes that :mod:`replicax._grain.graph` uses."""
     source = grain.MapDataset.source([0, 1])
     yield source, "SourceMapDataset", ("_parents", "_source")
     yield source.seed(0), "_WithSeedMapDataset", ("_parents",)
     yield source.shuffle(seed=0), "ShuffleMapDataset", ("_parents",)
     yield source.slice(slice(1)), "SliceMapDataset", ("_parents", "_length")
-    yield source.map(_same), "MapMapDataset", ("_parents",)
-    yield source.filter(_same), "FilterMapDataset", ("_parents",)
+    yield source.map(_same_example), "MapMapDataset", ("_parents",)
+    yield source.filter(_same_example), "FilterMapDataset", ("_parents",)
     yield source.repeat(2), "RepeatMapDataset", _REPEATS
     yield source.batch(2), "BatchMapDataset", _BATCHES
     records = source.to_iter_dataset(read_options=grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     yield records, "PrefetchIterDataset", ("_parents",)
-    yield records.map(_same), "MapIterDataset", ("_parents",)
-    yield records.filter(_same), "FilterIterDataset", ("_parents",)
+    yield records.map(_same_example), "MapIterDataset", ("_parents",)
+    yield records.filter(_same_example), "FilterIterDataset", ("_parents",)
     yield records.batch(2), "BatchIterDataset", _BATCHES
 
 
-def _same(example: Any) -> Any:
+def _same_example(example: Any) -> Any:
     return example
 
 
 def _structure_lacks() -> Iterator[str]:
-    for node, name, attributes in _expected():
+    for node, name, attributes in _expected_nodes():
         if type(node).__name__ != name:
             yield name
         yield from (f"{name}.{attribute}" for attribute in attributes if not hasattr(node, attribute))

@@ -99,7 +99,7 @@ class VariableLeaf:
         sharding, shape = self._laid_out()
         places = device_blocks(sharding, shape)
         _free_large(variable, [block for block, _ in places])
-        laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled(block, self.kind, read))
+        laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled_block(block, self.kind, read))
         _store(variable, variable.layout.to_stored(laid_out, variable.replicas.mesh))
         return variable
 
@@ -359,7 +359,7 @@ def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
         _store(variable, LostArray("it was let go to be restored, and the restore was broken off"))
 
 
-def _filled(block: Block, kind: ArrayKind, read: Read) -> HostArray:
+def _filled_block(block: Block, kind: ArrayKind, read: Read) -> HostArray:
     """A block of a stored array, padded with zeros after the end of the value."""
     real = common(block, whole_block(kind.shape))
     if real == block or not size_of(block):

@@ -137,10 +137,10 @@ def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Arra
     array = jax.jit(lambda: jnp.zeros(shape_of(block), dtype), out_shardings=SingleDeviceSharding(device))()
     for piece in pieces_of(block, np.dtype(dtype).itemsize):
         start = [part.start for part in inside(piece, block)]
-        array = _updated(array, jax.device_put(read(piece), device, may_alias=False), start)
+        array = _updated_array(array, jax.device_put(read(piece), device, may_alias=False), start)
     return array
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _updated(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
+def _updated_array(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
     return jax.lax.dynamic_update_slice(array, piece, start)

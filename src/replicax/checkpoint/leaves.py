@@ -107,7 +107,7 @@ class Leaves:
         self._seen: dict[str, tuple[Any, list[Contents]] | None] = {}
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
-                raise _refused(name, tree)
+                raise _refusal(name, tree)
             paths, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=_stays_whole)
             names = ["/".join([name, *map(_word, path)]) for path, _ in paths]
             self._trees[name] = structure, names
@@ -191,15 +191,15 @@ class Leaves:
     def _add(self, name: str, value: Any) -> None:
         self._values[name] = value
         if isinstance(value, Optimizer):
-            self._put(name, OptimizerLeaf(value))
+            self._put_leaf(name, OptimizerLeaf(value))
         elif not _has_variables(value):
-            self._put(name, self._leaf(name, value))
+            self._put_leaf(name, self._leaf(name, value))
             return
         self._inside[name] = self._below(value)
         tree = value.state if isinstance(value, Optimizer) else value.variables
         for path, variable in jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)[0]:
             if isinstance(variable, Variable):
-                self._put("/".join([name, *map(_word, path)]), self._leaf(name, variable))
+                self._put_leaf("/".join([name, *map(_word, path)]), self._leaf(name, variable))
 
     def _below(self, value: Any) -> list[int]:
         """The ids of the variables inside an optimizer or a metric."""
@@ -207,7 +207,7 @@ class Leaves:
             return [id(value.state)]
         return [id(v) for v in jax.tree_util.tree_leaves(registered(value.variables), is_leaf=is_leaf)]
 
-    def _put(self, name: str, leaf: Leaf) -> None:
+    def _put_leaf(self, name: str, leaf: Leaf) -> None:
         if name in self.by_name:
             raise ValueError(f"Checkpoint: two objects are called {name!r}: rename a key of one of them")
         self.by_name[name] = leaf
@@ -227,7 +227,7 @@ class Leaves:
             raise TypeError(f"Checkpoint: {name} is a value that a step computes: save outside of steps")
         if isinstance(value, jax.Array):
             return DeviceArrayLeaf(value, self._workers)
-        raise _refused(name, value)
+        raise _refusal(name, value)
 
 
 def _same_layout(leaf: Any, before: Any) -> bool:
@@ -269,8 +269,8 @@ def _has_numbers(value: np.ndarray[Any, Any] | np.generic) -> bool:
     return value.dtype == np.bool_ or (jnp.issubdtype(value.dtype, jnp.number) and value.dtype.char not in "gG")
 
 
-def _refused(name: str, value: Any) -> TypeError:
-    return TypeError(f"Checkpoint: {name} is {_described(value)}. {_SAVED}{_hint(value)}.")
+def _refusal(name: str, value: Any) -> TypeError:
+    return TypeError(f"Checkpoint: {name} is {_description(value)}. {_SAVED}{_hint(value)}.")
 
 
 def without_name(value: Any) -> TypeError:
@@ -283,11 +283,11 @@ def without_name(value: Any) -> TypeError:
         instead = _hint(value)
     return TypeError(
         "Checkpoint takes objects by name, as in Checkpoint(model=model, optimizer=optimizer). The first without a "
-        f"name is {_described(value)}. {_SAVED}{instead}."
+        f"name is {_description(value)}. {_SAVED}{instead}."
     )
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"a NumPy array of dtype {value.dtype}"
     shown = repr(value)

@@ -161,7 +161,7 @@ class CheckpointManager(NameHints):
             step=step,
             metrics=numbers_given,
             first=room if self._leads else None,
-            then=functools.partial(self._finished, step, numbers_given),
+            then=functools.partial(self._note_finished, step, numbers_given),
         )
         self._last = step
         if self._alarm is not None:
@@ -186,7 +186,7 @@ class CheckpointManager(NameHints):
         everyones = self._lockstep.exchange("lists its checkpoints", self._folder.steps(), self.directory)
         problems: list[str] = []
         for step in sorted({step for theirs in everyones for step in theirs}, reverse=True):
-            if self._restored(step, problems):
+            if self._restore_step(step, problems):
                 _log_more(len(problems), "checkpoints were passed over")
                 self._steps = {known: metrics for known, metrics in self._steps.items() if known <= step}
                 self._steps.setdefault(step, {})
@@ -215,7 +215,7 @@ class CheckpointManager(NameHints):
         step = checked_integer(step, "CheckpointManager.restore: step", 0)
         self.checkpoint.wait()
         problems: list[str] = []
-        if not self._restored(step, problems):
+        if not self._restore_step(step, problems):
             raise CheckpointError(f"the checkpoint of step {step} in {self.directory} can't be restored: {problems[0]}")
 
     @heartbeat.phase(Phase.SAVING)
@@ -265,7 +265,7 @@ class CheckpointManager(NameHints):
             )
         return numbers
 
-    def _finished(self, step: int, metrics: dict[str, float]) -> None:
+    def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""
         self._steps[step] = metrics
         self._damaged.discard(step)
@@ -276,7 +276,7 @@ class CheckpointManager(NameHints):
         except OSError as error:
             raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
 
-    def _restored(self, step: int, problems: list[str]) -> bool:
+    def _restore_step(self, step: int, problems: list[str]) -> bool:
         path = self._folder.path_of(step)
         source, problem = find_complete(path, self._lockstep)
         if source is None:

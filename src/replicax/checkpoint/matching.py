@@ -43,13 +43,13 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
     for name, leaf in leaves.by_name.items():
         if name in entries and (what := _difference(leaf, entries[name])) is not None:
             different.append(f"{name}: {what}")
-    moved = [text for name in leaves.of(OptimizerLeaf) for text in _moved(name, leaves, entries)]
+    moved = [text for name in leaves.of(OptimizerLeaf) for text in _moved_slots(name, leaves, entries)]
     different += moved
     if not (missing or extra or different):
         return
     lines = [
         *listed("in the checkpoint there is no", [_missing(n, leaves.by_name[n], extra) for n in missing]),
-        *listed("the checkpoint also has", [f"{name}, {_shown(entries[name])}" for name in extra]),
+        *listed("the checkpoint also has", [f"{name}, {_in_words(entries[name])}" for name in extra]),
         *listed("they differ in", different),
     ]
     hint = _hint(leaves, missing, extra, different)
@@ -69,7 +69,7 @@ def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
     ]
 
 
-def _moved(name: str, leaves: Leaves, entries: Mapping[str, Entry]) -> Iterator[str]:
+def _moved_slots(name: str, leaves: Leaves, entries: Mapping[str, Entry]) -> Iterator[str]:
     """The places where an optimizer, whose slots are named by place, had another variable when it was saved."""
     leaf, entry, here = leaves.by_name[name], entries.get(name), leaves.arrays()
     if not isinstance(leaf, OptimizerLeaf) or not isinstance(entry, OptimizerEntry):
@@ -94,7 +94,7 @@ def _difference(leaf: Leaf, entry: Entry) -> str | None:
         fits = _is_number_as(entry.value, kind) and _is_in_range(entry.value, kind.numpy_dtype)
     else:
         fits = any(isinstance(leaf, ours) and isinstance(entry, theirs) for ours, theirs in same)
-    return None if fits else f"saved was {_shown(entry)}, here is {_shown(leaf)}"
+    return None if fits else f"saved was {_in_words(entry)}, here is {_in_words(leaf)}"
 
 
 def _is_number_as(plain: Any, kind: ArrayKind) -> bool:
@@ -110,7 +110,7 @@ def _is_in_range(number: Any, dtype: np.dtype[Any]) -> bool:
     return bool(limits.min <= number <= limits.max)
 
 
-def _shown(one: Leaf | Entry) -> str:
+def _in_words(one: Leaf | Entry) -> str:
     if isinstance(one, PlainEntry):
         return f"the plain value {one.value!r}"
     if isinstance(one, IteratorLeaf | IteratorEntry):
@@ -122,7 +122,7 @@ def _shown(one: Leaf | Entry) -> str:
 
 def _missing(name: str, leaf: Leaf, extra: list[str]) -> str:
     near = difflib.get_close_matches(name, extra, 1, 0.75) if len(extra) < 1000 else []
-    return f"{name}, {_shown(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
+    return f"{name}, {_in_words(leaf)}" + (f" (did you rename {near[0]}?)" if near else "")
 
 
 def listed(what: str, items: Sequence[str], most: int = _MOST_LINES) -> list[str]:

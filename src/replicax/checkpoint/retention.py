@@ -112,7 +112,11 @@ class Folder:
         complete = self.complete()
         if newest is None:
             return
-        own = [step for step in complete if (listed := self._own(step)) is not None and self._has_no_more(step, listed)]
+        own = [
+            step
+            for step in complete
+            if (listed := self._own_listing(step)) is not None and self._has_no_more(step, listed)
+        ]
         kept = {*own[-newest:], *list(complete)[-1:], best_of(complete, best)}
         for step in own:
             if step in kept:
@@ -121,7 +125,7 @@ class Folder:
             os.rename(self.path_of(step), gone)  # so the path never has a part of it
             shutil.rmtree(gone)
 
-    def _own(self, step: int) -> Manifest | None:
+    def _own_listing(self, step: int) -> Manifest | None:
         try:
             listed = manifest.read_manifest(self.path_of(step))
         except (DamagedError, OSError):

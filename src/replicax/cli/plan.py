@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{shortened(repr(planned))}"
             )
         step, element = planned[0], _with_batch(planned[1], strategy, args)
-        if args.case is not None and (pruned := _pruned(strategy, step, element, chip)) is not None:
+        if args.case is not None and (pruned := _pruned_report(strategy, step, element, chip)) is not None:
             _write_case(args.case, strategy, element, pruned)
             return 1
         found = replicax.plan(strategy, step, element, chip=chip)
@@ -213,7 +213,7 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
     return search(args, module, check, checks)
 
 
-def _pruned(
+def _pruned_report(
     strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.planning.Chip | None
 ) -> dict[str, Any] | None:
     """The report of a case whose variables alone do not fit, so that it need not be compiled."""

@@ -75,7 +75,7 @@ class KubernetesClusterResolver(ClusterResolver):
         namespace: str | None = None,
     ) -> None:
         super().__init__(rpc_layer=rpc_layer)
-        self._selectors = _checked(job_to_label_mapping)
+        self._selectors = _checked_mapping(job_to_label_mapping)
         self._port = tf_server_port
         self._namespace = namespace
         location = parse_enum(KubernetesExecutableLocation, executable_location, "executable_location")
@@ -146,7 +146,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return list(pods.values())
 
 
-def _checked(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def _checked_mapping(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     expected = "expected {'worker': ['job-name=digits']}, label selectors by the name of a job"
     if not isinstance(mapping, Mapping) or any(isinstance(selectors, str) for selectors in mapping.values()):
         raise TypeError(f"KubernetesClusterResolver: job_to_label_mapping={mapping!r}; {expected}")

@@ -110,7 +110,7 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
                     f"printed: each must run this program, and reach that address. They are those of {group.source}"
                 )
                 break
-            greeting = _read(connection, min(deadline, time.monotonic() + _PATIENCE))
+            greeting = _message(connection, min(deadline, time.monotonic() + _PATIENCE))
             if greeting is None:
                 continue  # another program's connection
             _forget_who_has_gone(arrived, connections)
@@ -175,7 +175,7 @@ def _come(group: WorkerGroup, deadline: float) -> None:
     while answer is None:
         with _reach(group, deadline) as connection:
             _send(connection, _about(group))
-            answer = _read(connection, deadline + 2 * _PATIENCE)  # at its deadline worker 0 names the missing ones
+            answer = _message(connection, deadline + 2 * _PATIENCE)  # at its deadline worker 0 names the missing ones
         if answer is None and time.monotonic() >= deadline:
             raise TimeoutError(
                 f"{group.name_of(group.index)} has reached {group.coordinator}, and worker 0 has not answered there "
@@ -222,7 +222,7 @@ def _ask(group: WorkerGroup, deadline: float) -> dict[str, Any] | None:
         socket.create_connection(host_and_port(group.coordinator, "the coordinator"), timeout=_PATIENCE) as connection,
     ):
         _send(connection, _about(group))
-        return _read(connection, deadline)
+        return _message(connection, deadline)
     return None
 
 
@@ -258,7 +258,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
         connection.sendall(json.dumps({"greeting": _GREETING, **message}).encode() + b"\n")
 
 
-def _read(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
+def _message(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
     """The message that comes before the deadline, if any."""
     data = b""
     try:

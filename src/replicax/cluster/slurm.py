@@ -81,11 +81,11 @@ class SlurmClusterResolver(ClusterResolver):
         if sum(jobs.values()) != count:
             raise RuntimeError(
                 f"SlurmClusterResolver: jobs={jobs!r} are {sum(jobs.values())} tasks, and the step has {count}: "
-                f"{_listed(nodes)}. Start it with srun --ntasks={sum(jobs.values())}, or change jobs"
+                f"{_in_words(nodes)}. Start it with srun --ntasks={sum(jobs.values())}, or change jobs"
             )
         if rank >= count:
             raise RuntimeError(
-                f"SlurmClusterResolver: SLURM_PROCID={rank}, and the step has {count} tasks: {_listed(nodes)}"
+                f"SlurmClusterResolver: SLURM_PROCID={rank}, and the step has {count} tasks: {_in_words(nodes)}"
             )
         places = _places(nodes)
         addresses = (join_address(node, port_base + place) for node, place in places)
@@ -127,7 +127,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     ['node01', 'node02', 'node03', 'node07', 'login', 'rack1n8-ib', 'rack1n10-ib', 'rack2n8-ib', 'rack2n10-ib']
     """
     nodes: list[str] = []
-    for part in _split(hostlist):
+    for part in _split_hostlist(hostlist):
         pieces = re.split(r"\[([^][]*)\]", part)  # text, range, text, range, …, text
         if not part or any(c in "[]" for text in pieces[::2] for c in text):
             shown = shortened(hostlist)
@@ -168,7 +168,7 @@ def _check_count(count: int, what: str, written: str) -> None:
         raise ValueError(f"{shortened(written)!r} stands for {count} {what}, and no cluster has more than {_MOST}")
 
 
-def _split(hostlist: str) -> list[str]:
+def _split_hostlist(hostlist: str) -> list[str]:
     """Split at the commas outside brackets."""
     parts = [""]
     for text in re.split(r"(\[[^][]*\])", hostlist.strip()):
@@ -301,5 +301,5 @@ def _counts(values: Mapping[str, Any], name: str) -> dict[str, int]:
     return {key: _count(value, f"{name}[{key!r}]") for key, value in values.items()}
 
 
-def _listed(nodes: Mapping[str, int]) -> str:
+def _in_words(nodes: Mapping[str, int]) -> str:
     return few([f"{count} on {node}" for node, count in nodes.items()], 8)

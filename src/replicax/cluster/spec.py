@@ -82,7 +82,7 @@ class ClusterSpec:
         tasks = self._job(job_name)
         if task_index not in tasks:
             raise ValueError(
-                f"there is no task {task_index!r} in the job {job_name!r}: it has {_listed(sorted(tasks))}"
+                f"there is no task {task_index!r} in the job {job_name!r}: it has {_in_words(sorted(tasks))}"
             )
         return tasks[task_index]
 
@@ -104,7 +104,7 @@ class ClusterSpec:
 
     def _job(self, name: str) -> dict[int, str]:
         if name not in self._jobs:
-            raise ValueError(f"there is no job {name!r} in the cluster: it has {_listed(self.jobs)}")
+            raise ValueError(f"there is no job {name!r} in the cluster: it has {_in_words(self.jobs)}")
         return self._jobs[name]
 
     def __bool__(self) -> bool:
@@ -150,5 +150,5 @@ def _index(job: str, index: Any) -> int:
     return number
 
 
-def _listed(names: list[Any]) -> str:
+def _in_words(names: list[Any]) -> str:
     return ", ".join(map(repr, names)) or "none"

@@ -49,7 +49,7 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
         environment: str | None = None,
     ) -> None:
-        config = _read()
+        config = _read_variable()
         self._cluster_spec = _cluster(config)
         theirs, index = _task(config)
         task_type = theirs if task_type is None else task_type
@@ -87,7 +87,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return super().master(task_type, task_id, rpc_layer)
 
 
-def _read() -> dict[str, Any]:
+def _read_variable() -> dict[str, Any]:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return {}

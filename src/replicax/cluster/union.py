@@ -68,7 +68,7 @@ class UnionClusterResolver(ClusterResolver):
                 if (job, tasks) in seen:
                     continue
                 seen.append((job, tasks))
-                merged[job] = _joined(job, merged[job], tasks, origin[job], name) if job in merged else tasks
+                merged[job] = _joined_tasks(job, merged[job], tasks, origin[job], name) if job in merged else tasks
                 origin.setdefault(job, name)
         return ClusterSpec(merged)
 
@@ -132,7 +132,7 @@ class UnionClusterResolver(ClusterResolver):
         return next((counts for counts in found if counts), {})
 
 
-def _joined(job: str, ours: Any, theirs: Any, our_name: str, their_name: str) -> list[str] | dict[int, str]:
+def _joined_tasks(job: str, ours: Any, theirs: Any, our_name: str, their_name: str) -> list[str] | dict[int, str]:
     """The merged tasks of a job of two resolvers; raises if they contradict each other."""
     if isinstance(ours, list) and isinstance(theirs, list):
         if ours == theirs:

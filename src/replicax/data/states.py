@@ -63,13 +63,13 @@ def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State]
     if state["format"] != _FORMAT:
         raise KeyError("format")
     position, batch = state["position"], state["batch"]
-    streams = _adapted(pipeline, state["streams"], state["policy"], position)
+    streams = _adapted_streams(pipeline, state["streams"], state["policy"], position)
     if batch is not None:
         check_count(batch, "the batch of the state", least=1)
     return streams, position, batch
 
 
-def _adapted(pipeline: InputPipeline, streams: list[State], policy: str, position: int) -> list[State]:
+def _adapted_streams(pipeline: InputPipeline, streams: list[State], policy: str, position: int) -> list[State]:
     _check_same_dataset(pipeline, streams, policy)
     reading, workers = pipeline.reading, pipeline.workers.count
     is_own = policy == "off" and workers > 1  # the other workers' datasets are unknown

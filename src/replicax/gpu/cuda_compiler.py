@@ -27,7 +27,7 @@ def described_devices(target_config: str, topology: str) -> list[jax.Device]:
     Raises:
       RuntimeError: the packages of ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
     """
-    devices = _described(target_config, topology)
+    devices = _described_gpus(target_config, topology)
     _processes.append((devices[0].client, CompileProcess(target_config, topology)))
     return devices
 
@@ -40,7 +40,7 @@ def compile_process(device: jax.Device) -> CompileProcess | None:
 _processes: list[tuple[object, CompileProcess]] = []
 
 
-def _described(target_config: str, topology: str) -> list[jax.Device]:
+def _described_gpus(target_config: str, topology: str) -> list[jax.Device]:
     module = _checked_plugin()
     # Without this the plugin wants CUDA's libraries, of which compiling needs none.
     with environment_defaults({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):

@@ -263,7 +263,7 @@ def parse_cluster(name: str) -> tuple[GpuModel, int, int]:
                 f"{name!r}: {kind} is a machine with {gpus} {model.name} GPU(s); say how many machines, such as "
                 f"'{kind}:2', or write '{model.name}:2x{gpus}'"
             )
-        return _checked(str(name), model, sizes[0] if sizes else 1, gpus)
+        return _checked_cluster(str(name), model, sizes[0] if sizes else 1, gpus)
     try:
         model = gpu_model(kind)
     except ValueError as error:
@@ -275,10 +275,10 @@ def parse_cluster(name: str) -> tuple[GpuModel, int, int]:
             f"{name!r} is no cluster of GPUs: expected hosts x GPUs of each, such as "
             f"'{model.name}:2x{model.per_host}', or the GPUs of one host, such as '{model.name}:{model.per_host}'"
         )
-    return _checked(str(name), model, *(sizes if len(sizes) == 2 else (1, sizes[0])))
+    return _checked_cluster(str(name), model, *(sizes if len(sizes) == 2 else (1, sizes[0])))
 
 
-def _checked(name: str, model: GpuModel, hosts: int, gpus: int) -> tuple[GpuModel, int, int]:
+def _checked_cluster(name: str, model: GpuModel, hosts: int, gpus: int) -> tuple[GpuModel, int, int]:
     if gpus > model.per_host:
         each = next(n for n in range(model.per_host, 0, -1) if hosts * gpus % n == 0)
         raise ValueError(

@@ -73,7 +73,7 @@ class GPUClusterResolver(AcceleratorResolver):
             found = emulated_devices(hosts * gpus, need)
             kind = "emulated"
         else:
-            found = devices_by_process(_attached(), "GPUs")
+            found = devices_by_process(_attached_gpus(), "GPUs")
             hosts, gpus = found.shape
             self.model = model_of(found.flat[0].device_kind)
             kind = "attached"
@@ -125,7 +125,7 @@ def _parse_emulated(text: str) -> tuple[GpuModel | None, int, int]:
     return parse_cluster(text)
 
 
-def _attached() -> list[jax.Device]:
+def _attached_gpus() -> list[jax.Device]:
     try:
         return list(jax.devices("gpu"))
     except RuntimeError as error:

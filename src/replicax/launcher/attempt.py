@@ -146,7 +146,7 @@ class Attempt:
         ready = self._selector.select(max(0.0, min(until) - now))
         for key, _ in ready:
             if key.data is not None:
-                self._read(key.fileobj, *key.data)
+                self._read_output(key.fileobj, *key.data)
         for signum in self._inbox.read():
             self._obey(signum)
         # Don't count on one SIGCHLD for each: the kernel merges signals of a kind.
@@ -159,7 +159,7 @@ class Attempt:
                 output.keep_unfinished()
         self._meet_deadlines()
 
-    def _read(self, pipe: Any, worker: int, stream: Any) -> bool:
+    def _read_output(self, pipe: Any, worker: int, stream: Any) -> bool:
         """Read a piece of a worker's output; returns whether there was one."""
         try:
             piece = pipe.read(_PIECE)
@@ -303,7 +303,7 @@ class Attempt:
             self._say(f"the kernel does not end the processes {stuck}, which wait for a device or a file system")
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                while self._read(key.fileobj, *key.data):
+                while self._read_output(key.fileobj, *key.data):
                     pass
         for worker in self._workers:
             worker.look()

@@ -104,12 +104,12 @@ class Console:
         now = time.monotonic()
         if self._drawn_of is None or worker <= self._drawn_of[0] or now - self._drawn_at > _STALE:
             self._drawn_of, self._drawn_at = (worker, stream), now
-            self._drawn = _cut(self._prefix(worker, stream) + drawn, self._width() - 1)
+            self._drawn = _cut_line(self._prefix(worker, stream) + drawn, self._width() - 1)
             self._emit(stream, _CLEAR + self._drawn)
 
     def say(self, message: str) -> None:
         """Show a message of the launcher."""
-        self._write("stderr", self._coloured("[launch]", 1, "stderr") + b" " + message.encode(errors="replace"))
+        self._write("stderr", self._coloured_text("[launch]", 1, "stderr") + b" " + message.encode(errors="replace"))
 
     def show_tail(self, worker: int) -> None:
         """Show the last lines of a worker again."""
@@ -124,9 +124,9 @@ class Console:
         return self._shown is None or worker in self._shown
 
     def _prefix(self, worker: int, stream: Stream) -> bytes:
-        return self._coloured(f"[{worker:>{self._digits}}]", _COLOURS[worker % len(_COLOURS)], stream) + b" "
+        return self._coloured_text(f"[{worker:>{self._digits}}]", _COLOURS[worker % len(_COLOURS)], stream) + b" "
 
-    def _coloured(self, text: str, colour: int, stream: Stream) -> bytes:
+    def _coloured_text(self, text: str, colour: int, stream: Stream) -> bytes:
         if self._is_terminal[stream] and self._is_coloured:
             text = f"\x1b[{colour}m{text}\x1b[0m"
         return text.encode()
@@ -172,7 +172,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
-def _cut(line: bytes, width: int) -> bytes:
+def _cut_line(line: bytes, width: int) -> bytes:
     """Shorten a line to ``width`` columns; colours don't count."""
     text = line.decode(errors="replace")
     if len(_ESCAPE.sub("", text)) <= width:

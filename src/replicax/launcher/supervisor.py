@@ -101,7 +101,7 @@ class Supervisor:
             if result.outcome is AttemptOutcome.FINISHED:
                 return 0
             if result.stop is not None:
-                return self._stopped(result, result.stop)
+                return self._exit_code_of_stop(result, result.stop)
             if self._port_was_lost(result, rendezvous) and ports_lost < _OTHER_PORTS:
                 ports_lost += 1
                 self._say(f"the chief's port, {rendezvous.bind}, was taken by another program: trying another one")
@@ -130,7 +130,7 @@ class Supervisor:
         environments = self.environments(number, rendezvous)
         return Attempt(self._settings, environments, count, folder, self._id, self._console, self._say, inbox).run()
 
-    def _stopped(self, result: AttemptResult, stop: signal.Signals) -> int:
+    def _exit_code_of_stop(self, result: AttemptResult, stop: signal.Signals) -> int:
         """The exit code when the launch itself was asked to end."""
         if any(ending.is_preemption for ending in result.endings):
             self._say("the workers have saved and left: the same command goes on from there")

@@ -166,7 +166,7 @@ def train(
         log_every=log_every,
         evaluate=evaluate,
         evaluate_every=evaluate_every,
-        metrics=_named(metrics),
+        metrics=_metrics_by_name(metrics),
         combination=Combination(reduce),
         callbacks=callbacks,
         stop_at_nan=stop_at_nan,
@@ -243,7 +243,7 @@ def _checked_precision(precision: Any) -> Any:
     )
 
 
-def _named(metrics: Any) -> dict[str, Any]:
+def _metrics_by_name(metrics: Any) -> dict[str, Any]:
     """Metrics by name."""
     if not isinstance(metrics, Iterable):
         raise TypeError(

@@ -81,7 +81,7 @@ class Evaluation:
                 numbers, weighed = self._strategy.run(self._step, args=(batch, jax.device_put(np.int32(count))))
                 self._combination.check(numbers, "the evaluation")
                 self._combination.check_scales(numbers)
-                totals = weighed if totals is None else self._strategy.run(_added, args=(totals, weighed))
+                totals = weighed if totals is None else self._strategy.run(_added_totals, args=(totals, weighed))
                 examples += count
         if totals is None or not examples:
             raise ValueError("replicax.train(evaluate=(step, dataset)): the dataset has no examples")
@@ -108,7 +108,7 @@ class _EvaluationStep(Wrapper):
         return numbers, {name: value.astype(float) * weight for name, value in numbers.items()}
 
 
-def _added(totals: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _added_totals(totals: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return {name: total + more[name] for name, total in totals.items()}
 
 

@@ -236,7 +236,7 @@ class TrainingLoop:
         wall.switch("steps")
         if not self._outputs:
             self._saves.watch()
-        ctx = self._launched(count)
+        ctx = self._launch_steps(count)
         if ctx.steps not in self._lengths or (self._step.traces > traces and not self._calls.is_per_replica):
             self._lengths.add(ctx.steps)
             with self._fetching():
@@ -270,7 +270,7 @@ class TrainingLoop:
         return self._strategy.extended.replicas.lockstep.explaining(f"the step {self._step.__name__!r}")
 
     @_jax.public_call
-    def _launched(self, count: int) -> MultiStepContext:
+    def _launch_steps(self, count: int) -> MultiStepContext:
         return run_steps(self._strategy.extended.programs, self._step, self._input, count, None)
 
     def _between(self) -> str | None:

@@ -43,7 +43,7 @@ class NNXStep:
         self._replica = _replica()
         leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
         self._given = [value_of(leaf) for _, leaf in leaves]
-        self._undo = [_adapted(node) for node in nodes_in(self.objects)]
+        self._undo = [_adapt(node) for node in nodes_in(self.objects)]
 
     def close(self, variables: Mapping[int, Variable]) -> None:
         """Assign the changes to variables.
@@ -126,7 +126,7 @@ def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
             yield node
 
 
-def _adapted(node: Any) -> Callable[[], None]:
+def _adapt(node: Any) -> Callable[[], None]:
     """Adapt ``node`` to padding and to several replicas; returns a function that undoes it."""
     if isinstance(node, nnx.Metric) and own_state(node):
         return _become(node, _common_metric(type(node)))

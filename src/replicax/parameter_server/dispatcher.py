@@ -322,10 +322,10 @@ class Dispatcher:
             ended = f"it has ended its worker {_MOST_DEATHS} times; the last time: {error}"
             return CallOutcome(error=WorkerError(f"{scheduled.value.name}, on worker {worker.index}: {ended}"))
         except NoRoomError as error:
-            return _failed(worker, scheduled, error, str(error))
+            return _failed_outcome(worker, scheduled, error, str(error))
         except Exception as error:  # sending the result failed, after the function had run
             text = f"what it has returned can't be sent to the coordinator, or be read there: {error}"
-            return _failed(worker, scheduled, error, text)
+            return _failed_outcome(worker, scheduled, error, text)
         if outcome.has_lost_server:
             self._has_lost_server = True
             return None
@@ -336,7 +336,7 @@ class Dispatcher:
         except (ActorDiedError, TimeoutError):
             self._has_lost_server = True
         except Exception as error:
-            return _failed(worker, scheduled, error, str(error))
+            return _failed_outcome(worker, scheduled, error, str(error))
         return None
 
     def _conclude(self, worker: BusyWorker, scheduled: ScheduledFunction, outcome: CallOutcome | None) -> None:
@@ -389,7 +389,7 @@ class Dispatcher:
         self._next = -(-self._next // self._groups) * self._groups
 
 
-def _failed(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:
+def _failed_outcome(worker: BusyWorker, scheduled: ScheduledFunction, error: Exception, text: str) -> CallOutcome:
     """The outcome of a function whose arguments, result or optimizer has failed in this process."""
     worker.definitions.clear()  # the call may not have arrived
     what = f"{scheduled.value.name} failed on worker {worker.index}"

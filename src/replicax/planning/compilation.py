@@ -77,8 +77,8 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
                 raise refusal(name, device.device_kind, error) from error
             available = int(float(found[1]) * _UNITS[found[2]])
         seconds = time.perf_counter() - begin
-        program = _read(folder, "after_optimizations.txt")
-        layout = _read(folder, "after_optimizations-buffer-assignment.txt")
+        program = _read_file(folder, "after_optimizations.txt")
+        layout = _read_file(folder, "after_optimizations-buffer-assignment.txt")
         live = live_ranges(_largest(folder, "after_optimizations-live-range.txt"))
     allocated = list(allocations(layout))
     code = code or sum(allocation.size for allocation in allocated if allocation.is_constant)
@@ -100,7 +100,7 @@ def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
     return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
 
 
-def _read(folder: str, ending: str) -> str:
+def _read_file(folder: str, ending: str) -> str:
     """The file of the largest module: a compiler may make small ones out of parts of a program."""
     text = _largest(folder, ending)
     if not text:

@@ -184,8 +184,8 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
         return sum(map(_in_memory, operands))
     if opcode == "fusion":
         fused = module.computations[instruction.called("calls")[0]]
-        read = sum(_read(module, fused, i, _in_memory(o)) for i, o in enumerate(operands) if _in_memory(o))
-        return read + _written(module, fused, fused.root, instruction)
+        read = sum(_bytes_read(module, fused, i, _in_memory(o)) for i, o in enumerate(operands) if _in_memory(o))
+        return read + _bytes_written(module, fused, fused.root, instruction)
     if opcode in _SLICES:
         return (instruction.bytes if _in_memory(operands[0]) else 0) + _in_memory(instruction)
     if opcode in _UPDATES:
@@ -196,7 +196,7 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     return sum(map(_in_memory, operands)) + _in_memory(instruction)
 
 
-def _read(module: Module, fused: Computation, position: int, size: int) -> int:
+def _bytes_read(module: Module, fused: Computation, position: int, size: int) -> int:
     """Return the bytes that a fusion reads of an operand: if it uses only slices, those of the slices."""
     parameter = next(
         (i for i in fused.instructions.values() if i.opcode == "parameter" and i.arguments == str(position)), None
@@ -214,7 +214,7 @@ def _read(module: Module, fused: Computation, position: int, size: int) -> int:
             elif user.opcode in _SLICES and place == 0:
                 total += user.bytes
             elif inner is not None:
-                total += _read(module, inner, place, size)
+                total += _bytes_read(module, inner, place, size)
             elif user.opcode not in _UPDATES or place:
                 return size
             elif user.opcode == "scatter":  # which combines what is there with the update
@@ -226,7 +226,7 @@ def _is_bitcast(fused: Computation) -> bool:
     return {i.opcode for i in fused.instructions.values()} <= {"parameter", "bitcast"}
 
 
-def _written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
+def _bytes_written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
     """Return the bytes that a fusion writes: of an array updated in place, only those of the update."""
     arrays = fusion.arrays
     results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]

@@ -78,7 +78,7 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
     passes = 2 if kind == "all-reduce" else 1
     match kind:
         case "collective-permute" | "send":
-            ways = [_sent(p, whole, 1, hosts > 1, links if hosts == 1 else network) for p in _RING]
+            ways = [_seconds_to_send(p, whole, 1, hosts > 1, links if hosts == 1 else network) for p in _RING]
         case "all-to-all" | "ragged-all-to-all":
             inside, between = whole * (each - 1) / gpus / links, 0.0
             if hosts > 1:
@@ -88,9 +88,9 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
             steps = passes * (gpus - hosts)
             sent = passes * whole * (gpus - 1) / gpus
             over = passes * hosts if hosts > 1 else 0
-            ways = [_sent(p, sent, steps, over, bandwidth) for p in _RING]
+            ways = [_seconds_to_send(p, sent, steps, over, bandwidth) for p in _RING]
             if kind == "all-reduce" and hosts > 1:
-                ways += [_sent(p, 2 * whole, 2 * (each - 1), 2 * math.log2(hosts), bandwidth) for p in _TREE]
+                ways += [_seconds_to_send(p, 2 * whole, 2 * (each - 1), 2 * math.log2(hosts), bandwidth) for p in _TREE]
     return min(ways)
 
 
@@ -98,5 +98,5 @@ def _latency(protocol: _Protocol, inside: float, between: float) -> float:
     return 1e-6 * (protocol.base + inside * protocol.link + between * protocol.network)
 
 
-def _sent(protocol: _Protocol, size: float, inside: float, between: float, bandwidth: float) -> float:
+def _seconds_to_send(protocol: _Protocol, size: float, inside: float, between: float, bandwidth: float) -> float:
     return size / (bandwidth * protocol.share) + _latency(protocol, inside, between)

@@ -85,7 +85,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan: chip must be a replicax.planning.Chip or None, got {chip!r}")
     _check_network(strategy, chip)
     begin = time.perf_counter()
-    executable, names = _traced(strategy, step, element_spec)
+    executable, names = _traced_program(strategy, step, element_spec)
     traced = time.perf_counter() - begin
     if isinstance(executable, PlacedExecutable):
         compilations = compile_regions(executable)
@@ -116,7 +116,7 @@ def variables_alone(
     >>> variables_alone(strategy, lambda x: x @ w, jax.ShapeDtypeStruct((32, 256), "float32"))
     (10240, None)
     """
-    executable, _ = _traced(strategy, step, element_spec)
+    executable, _ = _traced_program(strategy, step, element_spec)
     if isinstance(executable, PlacedExecutable):
         return 0, None
     device = _chips(_devices_of(strategy), chip)[1]
@@ -124,7 +124,7 @@ def variables_alone(
     return needed, None if device is None else int(device.usable or device.memory)
 
 
-def _traced(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
+def _traced_program(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
     """The program of a step, which is kept with the strategy's others, and the names of its traced arguments."""
     call = stateful_call(strategy.extended.replicas, step, (), None)
     step = step if call is None else call.fn

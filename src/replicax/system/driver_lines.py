@@ -25,12 +25,12 @@ def without_driver_lines() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no grep, or no standard error
             if importlib.util.find_spec("jax_plugins") is not None:
-                stack.enter_context(_filtered())
+                stack.enter_context(_filtered_stderr())
         yield
 
 
 @contextlib.contextmanager
-def _filtered() -> Iterator[None]:
+def _filtered_stderr() -> Iterator[None]:
     sys.stderr.flush()
     before = os.dup(2)
     command = ["grep", "--line-buffered", "-v", "-E", _LINES]

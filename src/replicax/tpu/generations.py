@@ -153,24 +153,24 @@ def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
     match = re.fullmatch(r"(\w+):(\d+x\d+(?:x\d+)?)(?:_untwisted)?", str(slice_name(name)))
     if match is None:
         raise ValueError(
-            f"{name!r} is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8', or 'v5p-128'.\n{_known()}"
+            f"{name!r} is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8', or 'v5p-128'.\n{_kinds()}"
         )
     try:
         kind = generation(match[1])
     except ValueError as error:
-        raise ValueError(f"{name!r} is not a TPU slice: {error}.\n{_known()}") from None
+        raise ValueError(f"{name!r} is not a TPU slice: {error}.\n{_kinds()}") from None
     shape = _shape(match[2])
     chips = "x".join(map(str, shape))
     if not kind.has_room(shape):
         whole = f"{kind.chips} chips" if kind.side is None else f"{kind.side}x{kind.side} chips"
-        raise ValueError(f"{name!r} is not a TPU slice: {kind.name} has at most {whole}, not {chips}.\n{_known(kind)}")
+        raise ValueError(f"{name!r} is not a TPU slice: {kind.name} has at most {whole}, not {chips}.\n{_kinds(kind)}")
     if prod(shape) > 1 and any(size % tile for size, tile in zip(shape, HOST, strict=True)):
         raise ValueError(
             f"{name!r} is not a TPU slice: hosts have {'x'.join(map(str, HOST))} chips, and these do not fill "
-            f"{chips} chips.\n{_known(kind)}"
+            f"{chips} chips.\n{_kinds(kind)}"
         )
     return kind, shape
 
 
-def _known(*kinds: Generation) -> str:
+def _kinds(*kinds: Generation) -> str:
     return "Known slices: " + "; ".join(f"{kind.name}: {', '.join(kind.slices)}" for kind in kinds or GENERATIONS)

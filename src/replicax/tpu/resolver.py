@@ -84,14 +84,14 @@ class TPUClusterResolver(AcceleratorResolver):
             )
         count = _checked_slices(slices, is_found=emulate is None and topology is None)
         if emulate is not None:
-            self.topology, devices = _emulated(emulate, count)
+            self.topology, devices = _emulated_slice(emulate, count)
             kind = "emulated"
         elif topology is not None:
             name = slice_name(topology)
             self.topology, devices = topology_of(_absent(name, count), name)
             kind = "absent"
         else:
-            self.topology, devices = topology_of(_attached(tpu))
+            self.topology, devices = topology_of(_attached_devices(tpu))
             kind = "attached"
         self.slices = len(devices) // self.topology.num_tasks
         super().__init__(devices, kind)
@@ -237,7 +237,7 @@ def _one_slice(devices: Sequence[jax.Device], name: str | None) -> tuple[Topolog
     return Topology(mesh_shape=mesh, device_coordinates=coordinates, wrap=wrap, name=name), ordered
 
 
-def _attached(tpu: str | None) -> list[jax.Device]:
+def _attached_devices(tpu: str | None) -> list[jax.Device]:
     if tpu not in (None, "", "local"):
         raise ValueError(
             f"TPUClusterResolver(tpu={tpu!r}): JAX drives the TPUs of the machines that it runs on, and connects to no "
@@ -285,7 +285,7 @@ def _absent(name: str, slices: int) -> list[jax.Device]:
             raise ValueError(f"libtpu knows no {what}: {error}") from error
 
 
-def _emulated(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray]:
+def _emulated_slice(slice_: str | Topology, slices: int) -> tuple[Topology, np.ndarray]:
     topology = slice_ if isinstance(slice_, Topology) else _parse_emulated(slice_)
     several, count = f"{slices} × " if slices > 1 else "", slices * topology.num_devices
     devices = emulated_devices(count, f"{several}{topology!r} takes {count} CPU devices")

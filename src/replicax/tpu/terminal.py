@@ -32,10 +32,10 @@ def show(topology: Topology, assignment: DeviceAssignment | None = None) -> None
 
 def _fits(picture: CoreOwners, width: int, room: int) -> bool:
     chips, _, _, cores = picture.owner.shape
-    return chips * (cores * width + 1) + int(_apart(picture, axis=0).sum()) <= room
+    return chips * (cores * width + 1) + int(_borders_of_hosts(picture, axis=0).sum()) <= room
 
 
-def _apart(picture: CoreOwners, axis: int) -> np.ndarray:
+def _borders_of_hosts(picture: CoreOwners, axis: int) -> np.ndarray:
     """The columns (``axis`` 0) or rows (1) of chips after which another host begins: bool ``[chips]``."""
     topology = picture.topology
     tasks = np.full(picture.owner.shape, -1)
@@ -46,7 +46,7 @@ def _apart(picture: CoreOwners, axis: int) -> np.ndarray:
 
 
 def _plane(picture: CoreOwners, z: int, width: int, apart: bool) -> Text:
-    columns, rows = _apart(picture, axis=0), _apart(picture, axis=1)
+    columns, rows = _borders_of_hosts(picture, axis=0), _borders_of_hosts(picture, axis=1)
     text = Text(no_wrap=True)
     if len(picture.layers()) > 1:
         text.append(f"z = {z}\n", style=MUTED)

@@ -61,7 +61,7 @@ class Topology:
         name: str | None = None,
     ) -> None:
         if serialized is not None:
-            mesh_shape, device_coordinates, wrap, name = _parsed(serialized)
+            mesh_shape, device_coordinates, wrap, name = _parsed_topology(serialized)
         if mesh_shape is None or device_coordinates is None:
             raise ValueError("Topology: needs mesh_shape and device_coordinates, or serialized")
         mesh = as_coordinates(mesh_shape, "mesh_shape", missing_z=1)
@@ -87,9 +87,9 @@ class Topology:
         self.torus = Torus((x, y, z), (wrap[0], wrap[1], wrap[2]))
         self._mesh_shape = _frozen(mesh.astype(np.int32))
         self._device_coordinates = _frozen(coordinates.astype(np.int32))
-        self._tasks, self._ordinals = self._inverted()
+        self._tasks, self._ordinals = self._inverted_coordinates()
 
-    def _inverted(self) -> tuple[np.ndarray, np.ndarray]:
+    def _inverted_coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         """The task, and the ordinal in it, of the device at each place of the mesh; -1 without a device."""
         tasks = np.full(self._mesh_shape, -1, np.int32)
         ordinals = tasks.copy()
@@ -222,11 +222,11 @@ class Topology:
 
     def task_ordinals(self, coordinates: ArrayLike) -> np.ndarray:
         """The tasks that drive the devices at ``[..., 4]``: int32 ``[...]``."""
-        return self._tasks[self._checked(coordinates)]
+        return self._tasks[self._checked_coordinates(coordinates)]
 
     def tpu_device_ordinals(self, coordinates: ArrayLike) -> np.ndarray:
         """The numbers of the devices at ``[..., 4]`` within their tasks: int32 ``[...]``."""
-        return self._ordinals[self._checked(coordinates)]
+        return self._ordinals[self._checked_coordinates(coordinates)]
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
         """The task that drives the device at these coordinates. ``ValueError``: there is none."""
@@ -266,7 +266,7 @@ class Topology:
             raise ValueError(f"{what} is at {_first_not(inside, at)}, outside the mesh of {as_text(self._mesh_shape)}")
         return at
 
-    def _checked(self, coordinates: ArrayLike) -> tuple[np.ndarray, ...]:
+    def _checked_coordinates(self, coordinates: ArrayLike) -> tuple[np.ndarray, ...]:
         at = as_coordinates(coordinates, "coordinates")
         there = self.has_devices(at)
         if not there.all():
@@ -373,7 +373,7 @@ def as_text(coordinates: np.ndarray) -> str:
     return str(tuple(coordinates.tolist()))
 
 
-def _parsed(serialized: bytes) -> tuple[Any, Any, Any, Any]:
+def _parsed_topology(serialized: bytes) -> tuple[Any, Any, Any, Any]:
     try:
         facts = parsed(serialized)
         return facts["mesh_shape"], facts["device_coordinates"], facts["wrap"], facts["name"]

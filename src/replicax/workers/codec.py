@@ -48,7 +48,7 @@ def dumps(item: Any) -> bytes:
       TypeError: it contains an object that can't be sent; names its class.
     """
     buffers: list[bytes] = []
-    header = json.dumps(_encoded(item, buffers), separators=(",", ":")).encode()
+    header = json.dumps(_encoded_item(item, buffers), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *buffers])
 
 
@@ -66,31 +66,40 @@ def loads(data: bytes) -> Any:
     try:
         [length] = _LENGTH.unpack_from(data)
         start = _LENGTH.size
-        return _decoded(json.loads(data[start : start + length]), memoryview(data)[start + length :])
+        return _decoded_node(json.loads(data[start : start + length]), memoryview(data)[start + length :])
     except (struct.error, TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
         raise ValueError(f"this is not a message of a worker: {error}") from error
 
 
-def _encoded(item: Any, buffers: list[bytes]) -> Any:
+def _encoded_item(item: Any, buffers: list[bytes]) -> Any:
     kind = type(item)
     if item is None or kind in (bool, int, float, str):
         return item
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, *(_encoded(x, buffers) for x in item)]
+        return [kind.__name__, *(_encoded_item(x, buffers) for x in item)]
     if kind is dict:
-        return ["dict", *(_encoded(x, buffers) for pair in item.items() for x in pair)]
+        return ["dict", *(_encoded_item(x, buffers) for pair in item.items() for x in pair)]
     if kind is collections.OrderedDict:
-        return ["ordered", _encoded(dict(item), buffers)]
+        return ["ordered", _encoded_item(dict(item), buffers)]
     if kind is bytes:
-        return ["bytes", *_kept(item, buffers)]
+        return ["bytes", *_kept_at(item, buffers)]
     if isinstance(item, jax.Array):
         if jnp.issubdtype(item.dtype, jax.dtypes.prng_key):
-            return ["key", str(jax.random.key_impl(item)), _encoded(np.asarray(jax.random.key_data(item)), buffers)]
-        return ["jax", _encoded(np.asarray(here(item)), buffers)]
+            return [
+                "key",
+                str(jax.random.key_impl(item)),
+                _encoded_item(np.asarray(jax.random.key_data(item)), buffers),
+            ]
+        return ["jax", _encoded_item(np.asarray(here(item)), buffers)]
     if kind is np.ndarray and not item.dtype.hasobject:
-        return ["array", item.dtype.name, list(item.shape), *_kept(np.ascontiguousarray(item).tobytes(), buffers)]
+        return [
+            "array",
+            item.dtype.name,
+            list(item.shape),
+            *_kept_at(np.ascontiguousarray(item).tobytes(), buffers),
+        ]
     if isinstance(item, np.generic) and not item.dtype.hasobject:
-        return ["scalar", _encoded(np.asarray(item), buffers)]
+        return ["scalar", _encoded_item(np.asarray(item), buffers)]
     if isinstance(item, np.dtype):
         return ["dtype", item.name]
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -98,35 +107,35 @@ def _encoded(item: Any, buffers: list[bytes]) -> Any:
         if isinstance(item, enum.Enum):
             return ["enum", name, item.name]
         fields = (getattr(item, field.name) for field in dataclasses.fields(item))
-        return ["object", name, *(_encoded(x, buffers) for x in fields)]
+        return ["object", name, *(_encoded_item(x, buffers) for x in fields)]
     if isinstance(item, tuple) and _named_tuple(kind.__module__, kind.__qualname__) is kind:
-        return ["named", kind.__module__, kind.__qualname__, *(_encoded(x, buffers) for x in item)]
+        return ["named", kind.__module__, kind.__qualname__, *(_encoded_item(x, buffers) for x in item)]
     raise TypeError(f"an object of the class {name} can't be told to other workers: {item!r}")
 
 
-def _kept(data: bytes, buffers: list[bytes]) -> tuple[int, int]:
+def _kept_at(data: bytes, buffers: list[bytes]) -> tuple[int, int]:
     """Return where ``data`` begins among the buffers, and its length."""
     start = sum(map(len, buffers))
     buffers.append(data)
     return start, len(data)
 
 
-def _decoded(node: Any, buffers: memoryview) -> Any:
+def _decoded_node(node: Any, buffers: memoryview) -> Any:
     if not isinstance(node, list):
         return node
     tag, *rest = node
     if tag in _CONTAINERS:
-        return _CONTAINERS[tag](_decoded(x, buffers) for x in rest)
+        return _CONTAINERS[tag](_decoded_node(x, buffers) for x in rest)
     if tag == "dict":
-        items = [_decoded(x, buffers) for x in rest]
+        items = [_decoded_node(x, buffers) for x in rest]
         return dict(zip(items[::2], items[1::2], strict=True))
     if tag == "ordered":
-        return collections.OrderedDict(_decoded(rest[0], buffers))
+        return collections.OrderedDict(_decoded_node(rest[0], buffers))
     if tag == "named":
         cls = _named_tuple(*rest[:2])
         if cls is None or len(cls._fields) != len(rest) - 2:
             raise ValueError(f"there is no named tuple {rest[0]}.{rest[1]} here")
-        return tuple.__new__(cls, [_decoded(x, buffers) for x in rest[2:]])
+        return tuple.__new__(cls, [_decoded_node(x, buffers) for x in rest[2:]])
     if tag == "bytes":
         start, length = rest
         return bytes(_part(start, length, buffers))
@@ -134,17 +143,17 @@ def _decoded(node: Any, buffers: memoryview) -> Any:
         name, shape, start, length = rest
         return np.frombuffer(_part(start, length, buffers), _dtype(name)).reshape(shape).copy()
     if tag == "scalar":
-        return _decoded(rest[0], buffers)[()]
+        return _decoded_node(rest[0], buffers)[()]
     if tag == "jax":
-        return jnp.asarray(_decoded(rest[0], buffers))
+        return jnp.asarray(_decoded_node(rest[0], buffers))
     if tag == "key":
-        return jax.random.wrap_key_data(jnp.asarray(_decoded(rest[1], buffers)), impl=rest[0])
+        return jax.random.wrap_key_data(jnp.asarray(_decoded_node(rest[1], buffers)), impl=rest[0])
     if tag == "dtype":
         return _dtype(rest[0])
     if tag == "enum":
         return _classes[rest[0]][rest[1]]  # type: ignore[index]
     if tag == "object":
-        return _classes[rest[0]](*(_decoded(x, buffers) for x in rest[1:]))
+        return _classes[rest[0]](*(_decoded_node(x, buffers) for x in rest[1:]))
     raise ValueError(f"unknown tag {tag!r}")
 
 

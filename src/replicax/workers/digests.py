@@ -91,7 +91,7 @@ def outputs_of(program: Any) -> list[tuple[str, bytes]]:
     inputs += [f"argument {i}" for i in range(len(program.jaxpr.invars) - len(inputs) - len(program.constants))]
     given = [*map(_digest_of, inputs), *(_digest_of(*digest(x)) for x in program.constants)]
     words = [f"a new value of variable number {_number(use)}, {use.name!r}" for use in program.writes]
-    computed = _computed(program.jaxpr, given)
+    computed = _digests_of_outputs(program.jaxpr, given)
     words += [f"result {i}" for i in range(len(computed) - len(words))]
     return _outputs.setdefault(program, list(zip(words, computed, strict=True)))
 
@@ -104,7 +104,7 @@ def _number(use: Any) -> Any:
     return None if variable is None else variable.number
 
 
-def _computed(program: Any, operands: Sequence[bytes]) -> list[bytes]:
+def _digests_of_outputs(program: Any, operands: Sequence[bytes]) -> list[bytes]:
     """A digest of each output of a jaxpr, by those of its inputs."""
     constants = [_digest_of(*digest(x)) for x in getattr(program, "consts", ())]
 
@@ -125,7 +125,7 @@ def _numbers_in(param: Any) -> Iterator[Any]:
     """Numbers, dtypes and enums in a parameter of an operation, and digests of programs; nothing else counts."""
     if isinstance(param, _jax.Jaxpr | _jax.ClosedJaxpr):
         jaxpr = getattr(param, "jaxpr", param)
-        yield from _computed(param, [_digest_of(i) for i in range(len(jaxpr.invars))])
+        yield from _digests_of_outputs(param, [_digest_of(i) for i in range(len(jaxpr.invars))])
     elif isinstance(param, tuple | list):
         yield len(param)
         for item in param:

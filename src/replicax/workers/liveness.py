@@ -103,13 +103,13 @@ class Liveness:
         if ends:
             for worker, end in list(ends.items()):
                 if end.launched(strategy) <= self.launches[strategy].count:
-                    raise WorkerError(self._ended(worker, "is about to run a step"))
+                    raise WorkerError(self._message_of_end(worker, "is about to run a step"))
 
     def check_wait(self, worker: int) -> str | None:
         """Do the same while this worker waits for ``worker``; returns an error message if that has ended."""
         ends = self._board.ends
         self.check()
-        return self._ended(worker, "waits for it") if worker in ends else None
+        return self._message_of_end(worker, "waits for it") if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
         """The message if a worker waits in a program of ``strategy`` that this one has not launched or has failed in.
@@ -133,7 +133,7 @@ class Liveness:
         if self._problem is not None:
             return WorkerError(f"{doing} was broken off, as {self._problem.text}")
         for worker in ends:
-            return WorkerError(f"{doing} was broken off, as {self._ended(worker, 'ran it')}")
+            return WorkerError(f"{doing} was broken off, as {self._message_of_end(worker, 'ran it')}")
         if dead:
             who = "worker " + " and ".join(map(str, dead))
             return WorkerError(
@@ -270,10 +270,10 @@ class Liveness:
     def _left_alone(self, strategy: str, program: RunningProgram) -> str | None:
         for worker, end in self._board.ends.items():
             if end.launched(strategy) < program.count:
-                return self._ended(worker, f"runs {program.name!r}")
+                return self._message_of_end(worker, f"runs {program.name!r}")
         return None
 
-    def _ended(self, worker: int, doing: str) -> str:
+    def _message_of_end(self, worker: int, doing: str) -> str:
         return (
             f"worker {worker} of {self.count} (numbered from 0) has ended its program, by its last line or sys.exit, "
             f"while worker {self.index} {doing}. All workers must run the same program to its end."

@@ -186,8 +186,10 @@ def test_weights_that_somebody_sets_between_steps() -> None:
 
 def test_variables_in_pieces_are_put_together_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    whole = StateCell._whole
-    monkeypatch.setattr(StateCell, "_whole", lambda self, stored: made.append(self.keras.path) or whole(self, stored))
+    whole = StateCell._whole_value
+    monkeypatch.setattr(
+        StateCell, "_whole_value", lambda self, stored: made.append(self.keras.path) or whole(self, stored)
+    )
     with replicax.ShardedStrategy(["cpu:0", "cpu:1"]).scope():
         model = classifier()
     kernel, seen = model.layers[0].kernel.path, []

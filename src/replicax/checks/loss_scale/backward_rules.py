@@ -76,7 +76,7 @@ def backward(o: ScaledOperation, locality: Locality, place: Place) -> ScaleFact:
     elif locality is T:
         terms = _times_own_values(o, weights)
     else:
-        terms = frozenset(_moved(o, t) for t in weights)
+        terms = frozenset(_moved_weight(o, t) for t in weights)
     return limited(ScaleFact(locality, place, terms, trained=any(m.trained for m in o.facts) or locality is T))
 
 
@@ -164,7 +164,7 @@ def _times_own_values(o: ScaledOperation, weights: Iterable[Term]) -> frozenset[
     return _unknown(o)
 
 
-def _moved(o: ScaledOperation, term: Term) -> Term:
+def _moved_weight(o: ScaledOperation, term: Term) -> Term:
     """A weight after an operation on values that are the same on every replica."""
     name, shapes = o.shapes.name, o.shapes.shapes
     if name in _SCALED:

@@ -104,7 +104,7 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
         scales = [scale_of(o, m, name in families.QUOTIENTS and i == 1) for i, m in enumerate(o.facts)]
         factors = product_of(*(m.factors if m.trained else s.factors for m, s in zip(o.facts, scales, strict=True)))
         pairs = zip(o.facts, scales[::-1], strict=True)
-        terms = frozenset(_scaled(t, scale) for m, scale in pairs for t in m.terms)
+        terms = frozenset(_scaled_term(t, scale) for m, scale in pairs for t in m.terms)
     elif _KINDS.get(name) in _LINEAR:
         factors = combined_factors([m.factors for m in o.facts])
     trained, outside = any(m.trained for m in o.facts), any(m.outside for m in o.facts)
@@ -143,7 +143,7 @@ def scale_of(o: ScaledOperation, m: ScaleFact, divides: bool) -> Scale:
     return Scale((Factor(size),) if is_close(whole, round(whole)) else (), value)
 
 
-def _scaled(term: Term, scale: Scale) -> Term:
+def _scaled_term(term: Term, scale: Scale) -> Term:
     """``term``, multiplied by ``scale``."""
     factors = scale.factors
     if term.level is Level.TOTAL and (scale.number or -1.0) < 0:
@@ -153,9 +153,9 @@ def _scaled(term: Term, scale: Scale) -> Term:
     return times(term, factors)
 
 
-def _multiplied(m: ScaleFact, scale: Scale) -> ScaleFact:
+def _multiplied_value(m: ScaleFact, scale: Scale) -> ScaleFact:
     """A value that may differ between replicas, multiplied by one that does not."""
-    terms = frozenset(_scaled(t, scale) for t in m.terms)
+    terms = frozenset(_scaled_term(t, scale) for t in m.terms)
     return ScaleFact(T, m.place, terms, m.has_unknown, product_of(m.factors, scale.factors))
 
 
@@ -170,9 +170,9 @@ def _quotient(o: ScaledOperation) -> ScaleFact:
 def _product_or_quotient(o: ScaledOperation, divides: bool) -> ScaleFact:
     a, b = o.facts
     if b.locality is not T:
-        return _multiplied(a, scale_of(o, b, divides))
+        return _multiplied_value(a, scale_of(o, b, divides))
     if a.locality is not T:
-        return _other_function(o) if divides else _multiplied(b, scale_of(o, a, False))
+        return _other_function(o) if divides else _multiplied_value(b, scale_of(o, a, False))
     if a.has_examples or b.has_examples:
         # A number that differs between replicas may be anything, such as this replica's fraction of the examples.
         both = a.has_examples and b.has_examples
@@ -224,9 +224,9 @@ def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = No
     return ScaleFact(T, terms=frozenset({Term(Kind.SUM, o.line, divisors=tuple(sorted(sizes)), factors=factors)}))
 
 
-def _added(o: ScaledOperation) -> ScaleFact:
+def _added_values(o: ScaledOperation) -> ScaleFact:
     """The sum of values of this replica's own and of values that are the same on every replica."""
-    own = _merged(o, o.own)
+    own = _merged_facts(o, o.own)
     levels = {t.level for t in own.terms}
     if own.has_examples or len(levels) > 1:
         return own
@@ -237,7 +237,7 @@ def _added(o: ScaledOperation) -> ScaleFact:
     return dataclasses.replace(own, terms=own.terms | repeated)
 
 
-def _merged(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
+def _merged_facts(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
     terms = frozenset(t for m in facts for t in m.terms)
     place = next((m.place for m in facts if m.has_examples), None)
     return ScaleFact(T, place, terms, any(m.has_unknown for m in facts), combined_factors([m.factors for m in facts]))
@@ -245,12 +245,12 @@ def _merged(o: ScaledOperation, facts: Sequence[ScaleFact]) -> ScaleFact:
 
 def _chosen_or_joined(o: ScaledOperation) -> ScaleFact:
     """A choice between values, or their concatenation."""
-    made = _merged(o, o.own)
+    made = _merged_facts(o, o.own)
     mixed = any(m.locality is not T and m.trained for m in o.facts)
     return dataclasses.replace(made, has_unknown=made.has_unknown or mixed)
 
 
-def _selected(o: ScaledOperation) -> ScaleFact:
+def _selected_elements(o: ScaledOperation) -> ScaleFact:
     cases = dataclasses.replace(o, facts=o.facts[1:])
     made = _chosen_or_joined(cases)
     weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.facts)
@@ -267,7 +267,7 @@ def _first(o: ScaledOperation) -> ScaleFact:
 
 def _other_function(o: ScaledOperation) -> ScaleFact:
     """The result of an operation without a rule of its own."""
-    own = _merged(o, o.own)
+    own = _merged_facts(o, o.own)
     linear = o.shapes.name in _PRODUCTS_AND_QUOTIENTS
     unclear = ScaleFact(T, has_unknown=True, factors=product_of(*(m.factors for m in o.own)) if linear else ())
     if own.has_examples or not own.terms:
@@ -321,10 +321,10 @@ _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
     "divided": _quotient,
     "product": _matrix_product,
     "sum": _sum,
-    "added": _added,
+    "added": _added_values,
     "first": _first,
     "together": _chosen_or_joined,
-    "selected": _selected,
+    "selected": _selected_elements,
 }
 """The rules, by the word in the column ``terms`` of :mod:`replicax._jax.primitive_table`."""
 

@@ -157,11 +157,11 @@ class LossScalePass(Dataflow[ScaleFact]):
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
     ) -> Found[ScaleFact]:
         self._inside.append(equation)
-        found = self._placed(equation, facts, control, final)
+        found = self._placed_equation(equation, facts, control, final)
         self._inside.pop()
         return found
 
-    def _placed(
+    def _placed_equation(
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
     ) -> Found[ScaleFact]:
         """:meth:`_equation` where a backward pass may begin, with its weights, or end, with its gradients."""
@@ -190,7 +190,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         if any(map(is_backward, facts)) and not _has_programs(equation) and name not in REFERENCES:
             return self._back(equation, facts), facts
         if equation.primitive is mark_p:
-            return self._marked(equation, facts), facts
+            return self._marked_values(equation, facts), facts
         if equation.primitive is share_p:
             return [self._share(equation, facts[0])], facts
         if name in AXIS_POSITION and over_replicas(equation.params):
@@ -199,7 +199,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             if not all_get_the_same(equation):
                 return [NOTHING_KNOWN] * count, facts
             if (equation.primitive is all_reduce_p or name in AXIS_SUMS) and len(facts) == count:
-                return [self._summed(equation, m) for m in facts], facts
+                return [self._summed_value(equation, m) for m in facts], facts
             return [ScaleFact(R, trained=True)] * count, facts
         return super().equation(equation, facts, control, final)
 
@@ -305,7 +305,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         obligation = self.program.obligations.get(equation.params["mark_id"])
         return obligation is not None and obligation.is_loss
 
-    def _marked(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
+    def _marked_values(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
         loss = facts[0]
         if not self._is_loss(equation):
             obligation = self.program.obligations.get(equation.params["mark_id"])
@@ -321,7 +321,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         )
         return [loss, *[ScaleFact(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
 
-    def _summed(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
+    def _summed_value(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
         """The sum over the replicas."""
         if m.locality is T:
             terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT} | self._averages(equation, m)

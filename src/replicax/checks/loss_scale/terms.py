@@ -167,15 +167,15 @@ def combined_factors(factors: Iterable[Factors]) -> Factors:
     result: list[Factor] = []
     for some in factors:
         result += [f for f in dict.fromkeys(some) for _ in range(some.count(f) - result.count(f))]
-    return _ordered(result)
+    return _ordered_factors(result)
 
 
 def product_of(*factors: Factors) -> Factors:
     """The factors of the product of values with these factors."""
-    return _ordered([f for some in factors for f in some])
+    return _ordered_factors([f for some in factors for f in some])
 
 
-def _ordered(factors: Sequence[Factor]) -> Factors:
+def _ordered_factors(factors: Sequence[Factor]) -> Factors:
     if len(factors) > _MOST_FACTORS:
         factors = [*(f for f in factors if f.origin is Origin.REPLICAS), ANY]
     certain = sorted(f for f in factors if f != ANY)

@@ -30,17 +30,17 @@ def check(seconds: float) -> list[Finding]:
     done = {line["stage"]: line for line in lines}
     findings: list[Finding] = []
     if "devices" in done:
-        findings += _found(done["devices"])
+        findings += _devices(done["devices"])
     if "compile" in done:
         findings.append(
-            _computed("compiler", "a small program", done["compile"], f"{done['compile']['seconds']:.2f} s")
+            _computation("compiler", "a small program", done["compile"], f"{done['compile']['seconds']:.2f} s")
         )
     if "sum" in done:
         each = f"{1000 * done['sum']['again']:.2f} ms"
         count = len(done["devices"]["kinds"])
         across = f"all-reduce of 1 MiB on {counted(count, 'device')}"
         findings.append(
-            _computed("collectives", across, done["sum"], f"{each}, the first time {done['sum']['first']:.2f} s")
+            _computation("collectives", across, done["sum"], f"{each}, the first time {done['sum']['first']:.2f} s")
         )
         return findings
     stage = next(name for name in _STAGES if name not in done)
@@ -80,7 +80,7 @@ def _probe(seconds: float) -> tuple[list[dict[str, Any]], str, int | None]:
     return lines, errors, ended
 
 
-def _found(devices: dict[str, Any]) -> list[Finding]:
+def _devices(devices: dict[str, Any]) -> list[Finding]:
     kinds = Counter(devices["kinds"])
     limits = [limit for limit in devices["memory"] if limit]
     what = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
@@ -98,7 +98,7 @@ def _found(devices: dict[str, Any]) -> list[Finding]:
     return [ok("devices", what, **data)]
 
 
-def _computed(topic: str, what: str, done: dict[str, Any], took: str) -> Finding:
+def _computation(topic: str, what: str, done: dict[str, Any], took: str) -> Finding:
     data = {key: value for key, value in done.items() if key != "stage"}
     if not done["right"]:
         return wrong(

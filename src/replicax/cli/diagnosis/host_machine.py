@@ -24,7 +24,7 @@ def check(seconds: float) -> list[Finding]:
 def usable_cores() -> float:
     """The number of cores that this process may use: by its affinity, and at most its container's limit."""
     cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    quota, _, period = _read_text(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
         cores = min(cores, int(quota) / int(period))
     return cores
@@ -42,11 +42,11 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    lines = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
+    lines = dict(line.split(":", 1) for line in _read_text(Path("/proc/meminfo")).splitlines() if ":" in line)
     total, free = (int(lines.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit = _read(_CGROUP / "memory.max").strip()
+    limit = _read_text(_CGROUP / "memory.max").strip()
     if limit.isdigit() and int(limit) < total:
-        used = _read(_CGROUP / "memory.current").strip()
+        used = _read_text(_CGROUP / "memory.current").strip()
         total = int(limit)
         free = min(free, max(0, total - int(used))) if used.isdigit() else free
     what = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
@@ -110,7 +110,7 @@ def look_at_disk(directory: Path) -> list[Finding]:
     return [ok("disk", what, **sizes)]
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:

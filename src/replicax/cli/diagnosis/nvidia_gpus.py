@@ -118,7 +118,7 @@ def _plugins(report: Report) -> Iterator[Finding]:
 
 
 def _mig(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    for those, gpu in _alike(gpus, lambda gpu: (gpu.mig, gpu.instances, gpu.mig_changes)):
+    for those, gpu in _groups_alike(gpus, lambda gpu: (gpu.mig, gpu.instances, gpu.mig_changes)):
         if gpu.mig and not gpu.instances:
             to_do = "make instances (nvidia-smi mig -cgi … -C), or switch MIG off (nvidia-smi -mig 0)"
             yield wrong("MIG", f"on for {those}, without an instance: there is no device", to_do)
@@ -131,7 +131,7 @@ def _mig(gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _faults(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    for those, gpu in _alike(gpus, lambda gpu: gpu.problems):
+    for those, gpu in _groups_alike(gpus, lambda gpu: gpu.problems):
         for problem in gpu.problems:
             to_do = "have the machine repaired, or leave it out: CUDA_VISIBLE_DEVICES"
             if problem.startswith("needs"):
@@ -142,15 +142,15 @@ def _faults(gpus: Sequence[Gpu]) -> Iterator[Finding]:
                 )
             else:
                 yield wrong("GPUs", f"{those} {problem}", to_do)
-    for those, gpu in _alike(gpus, lambda gpu: gpu.compute_mode):
+    for those, gpu in _groups_alike(gpus, lambda gpu: gpu.compute_mode):
         if gpu.compute_mode == "Prohibited":
             yield wrong("GPUs", f"{those} may not be used (compute mode)", "nvidia-smi -c DEFAULT, as root")
-    for those, gpu in _alike(gpus, lambda gpu: (gpu.lanes, gpu.most_lanes)):
+    for those, gpu in _groups_alike(gpus, lambda gpu: (gpu.lanes, gpu.most_lanes)):
         if gpu.lanes and gpu.most_lanes and gpu.lanes < gpu.most_lanes:
             what = f"{those} has {gpu.lanes} lanes of PCIe, of {gpu.most_lanes}"
             yield warning("GPUs", what, "reading input takes longer: another slot, if it is not meant so")
     bad = {"Not Started", "In Progress"}
-    for those, gpu in _alike(gpus, lambda gpu: gpu.fabric):
+    for those, gpu in _groups_alike(gpus, lambda gpu: gpu.fabric):
         state, _, status = gpu.fabric.partition(", ")
         if state in bad or (state == "Completed" and status not in ("", "Success")):
             to_do = "systemctl start nvidia-fabricmanager (of the driver's version); without it CUDA does not start"
@@ -204,7 +204,7 @@ def _fraction(environment: Mapping[str, str]) -> float:
     return fraction if math.isfinite(fraction) and fraction > 0 else DEFAULT_FRACTION
 
 
-def _alike(gpus: Sequence[Gpu], key: Callable[[Gpu], object]) -> Iterator[tuple[str, Gpu]]:
+def _groups_alike(gpus: Sequence[Gpu], key: Callable[[Gpu], object]) -> Iterator[tuple[str, Gpu]]:
     """Groups of GPUs with the same ``key``: their description, and one of them."""
     groups: dict[object, list[int]] = {}
     for number, gpu in enumerate(gpus):

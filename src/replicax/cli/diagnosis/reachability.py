@@ -76,10 +76,10 @@ def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
     late = f"no answer within {limit:.1f} s"
     outcomes = {address: answers.get(number, late) for number, address in enumerate(addresses)}
     problems = {address: why for address, why in outcomes.items() if why is not None}
-    return _reported(group, len(addresses), problems)
+    return _findings_of_problems(group, len(addresses), problems)
 
 
-def _reported(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> list[Finding]:
+def _findings_of_problems(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> list[Finding]:
     findings = []
     for address, why in list(problems.items())[:_SHOWN]:
         who = next((f"worker {i}" for i, a in enumerate(group.addresses) if a == address), "the coordinator")

@@ -60,7 +60,7 @@ def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
             raise InputError(f"--search: expected NAME=VALUE,VALUE, such as microbatches=1,2,4, got {text!r}")
         if name in choices:
             raise InputError(f"--search has {name} twice: give all of its values at once")
-        choices[name] = _checked(name, values, "--search")
+        choices[name] = _checked_values(name, values, "--search")
     return choices
 
 
@@ -78,7 +78,7 @@ def declared(module: Any) -> dict[str, list[str]]:
     for name, values in offered.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"{where} must have a list of values of {name!r}, got {values!r}")
-        choices[name] = _checked(name, [_as_text(value) for value in values], where)
+        choices[name] = _checked_values(name, [_as_text(value) for value in values], where)
     return choices
 
 
@@ -111,7 +111,7 @@ def cases_of(choices: Mapping[str, Sequence[str]]) -> list[SearchCase]:
     return [SearchCase(tuple(zip(choices, row, strict=True))) for row in rows]
 
 
-def _checked(name: str, values: list[str], where: str) -> list[str]:
+def _checked_values(name: str, values: list[str], where: str) -> list[str]:
     if not values:
         raise InputError(f"{where} has no value of {name}")
     if twice := sorted({value for value in values if values.count(value) > 1}):

@@ -61,8 +61,8 @@ def search(
 
         cases_in_words = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
         console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
-        outcomes_so_far, is_interrupted = _followed(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
-    rows = ranked(outcomes_so_far)
+        results, is_interrupted = _followed_outcomes(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
+    rows = ranked(results)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
     commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
     failure = None
@@ -172,7 +172,7 @@ def _console(goes_on: bool) -> Console:
     return kind(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
-def _followed(
+def _followed_outcomes(
     found: Generator[CaseOutcome], cases: list[SearchCase], console: Console
 ) -> tuple[list[CaseOutcome], bool]:
     """Return all results, and whether the user interrupted; each is shown as it comes."""

@@ -269,7 +269,7 @@ class DistributionStrategy:
         """
         self._check_across("map")
         checked_function(fn, "map(map_over, fn)")
-        items, args, kwargs = _same("map", map_over=list(map_over), args=args, kwargs=kwargs)
+        items, args, kwargs = _same_arguments("map", map_over=list(map_over), args=args, kwargs=kwargs)
         return mapped(self.strategy, items, fn, args, kwargs)
 
     @translating_errors
@@ -302,7 +302,7 @@ class DistributionStrategy:
         self._check_across("fetch")
         value = self.read_var(val) if isinstance(val, Variable) else val
         if context.in_step():
-            [value] = _same("fetch", val=value)
+            [value] = _same_arguments("fetch", val=value)
         if any(isinstance(leaf, PerReplica) for leaf in jax.tree_util.tree_leaves(registered(value), is_leaf=is_leaf)):
             raise LocalityError(
                 "distribution.fetch: a PerDevice value has no single value to copy: reduce it first, or take it apart "
@@ -356,7 +356,7 @@ class DistributionStrategy:
         """
         self._check_across("update")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update", args=args, kwargs=kwargs)
+        args, kwargs = _same_arguments("update", args=args, kwargs=kwargs)
         return self.strategy.extended.update(var, fn, args, kwargs, grouped)
 
     @translating_errors
@@ -364,7 +364,7 @@ class DistributionStrategy:
         """Update variables that belong to no other: ``fn(*args, **kwargs)``; ``extended.update_non_slot``."""
         self._check_across("update_non_slot")
         grouped = bool(kwargs.pop("grouped", True))
-        args, kwargs = _same("update_non_slot", args=args, kwargs=kwargs)
+        args, kwargs = _same_arguments("update_non_slot", args=args, kwargs=kwargs)
         return self.strategy.extended.update_non_slot(colocate_with, fn, args, kwargs, grouped)
 
     # --- devices and clusters ---------------------------------------------------------------------------
@@ -418,7 +418,7 @@ class _AcrossStep(Wrapper):
         tower.merge_call(lambda _, *inputs: self.fn(MultiStepContext(outputs), *inputs), *inputs)
 
 
-def _same(method: str, **arguments: Any) -> tuple[Any, ...]:
+def _same_arguments(method: str, **arguments: Any) -> tuple[Any, ...]:
     """The arguments, after checking that all towers have the same; inside a step as this tower has them.
 
     A value that towers return there counts as PerDevice, even if all return the same; its locality is inferred.

@@ -55,7 +55,7 @@ class AgreedBatches(GlobalBatches, abc.ABC):
         # What each worker has announced and is not used yet. The announcement of its end stays there.
         self._told: list[collections.deque[Announcement]] = [collections.deque() for _ in range(exchange.workers.count)]
 
-    def _agreed(self) -> list[Announcement]:
+    def _agreed_announcements(self) -> list[Announcement]:
         """The announcements of all workers for the next element; raises if one could not read it."""
         while not all(self._told):  # all workers know the same, so either all exchange or none does
             self._tell()
@@ -71,9 +71,9 @@ class AgreedBatches(GlobalBatches, abc.ABC):
         except Cancelled:
             raise
         except Exception as error:
-            self._exchanged([Announcement.of_error(error)])
+            self._exchange_news([Announcement.of_error(error)])
             raise
-        self._exchanged(news)
+        self._exchange_news(news)
 
     def _news(self) -> list[Announcement]:
         """New announcements: at least one, unless the others already have one that is not used yet.
@@ -91,7 +91,7 @@ class AgreedBatches(GlobalBatches, abc.ABC):
         new = local_batches[len(told) :]
         return [self._ending() if local_batch is END else self._announcement(local_batch) for local_batch in new]
 
-    def _exchanged(self, news: Sequence[Announcement]) -> None:
+    def _exchange_news(self, news: Sequence[Announcement]) -> None:
         runs = [(announcement, len(list(alike))) for announcement, alike in itertools.groupby(news)]
         everyone = self._exchange.exchange(dumps(runs), is_cancelled=lambda: self.closing, number=self._settled)
         for told, data in zip(self._told, everyone, strict=True):
@@ -109,9 +109,9 @@ class AgreedBatches(GlobalBatches, abc.ABC):
 class GlobalBatchesOfOneStream(AgreedBatches):
     """Elements of batches that all workers should have alike; checks that they do, and end together."""
 
-    def _divided(self) -> GlobalBatch | None:
-        check_same_batch(self._agreed(), self._where())
-        return super()._divided()
+    def _next_divided(self) -> GlobalBatch | None:
+        check_same_batch(self._agreed_announcements(), self._where())
+        return super()._next_divided()
 
     def _announcement(self, local_batch: LocalBatch) -> Announcement:
         return Announcement(local_batch.sizes, (local_batch.parts[0].kinds(),), is_over=False)
@@ -129,9 +129,9 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
         self._first_kinds: tuple[Leaf, ...] | None = None
         self._empty: LocalBatch | None = None
 
-    def _divided(self) -> GlobalBatch | None:
+    def _next_divided(self) -> GlobalBatch | None:
         division = self._division
-        announcements = self._agreed()
+        announcements = self._agreed_announcements()
         if self._first_kinds is None:
             check_same_structure(announcements, self._where())
         over = [worker.is_over for worker in announcements]

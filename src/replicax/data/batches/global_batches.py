@@ -107,7 +107,7 @@ class GlobalBatches:
             group = self._several(*self.grouping)
             self._given += group.batches.count
             return group
-        placed = self._placed(self._next_element())
+        placed = self._put_on_devices(self._next_element())
         self._given += 1
         return placed
 
@@ -118,21 +118,21 @@ class GlobalBatches:
                 raise held
             return held
         while not self._is_over:
-            element = self._divided()
+            element = self._next_divided()
             if element is None:
                 self._is_over = True
             elif self._division.partial is PartialBatch.DROP and element.sizes != self._rows:
                 continue
             else:
                 if self._division.partial is PartialBatch.PAD:
-                    element = self._filled(element)
+                    element = self._filled_element(element)
                 self._position += 1
                 return element
         if not self._position:
             raise ValueError(f"the dataset, {self._division.source}, gave no element. {WHY_EMPTY}")
         raise StopIteration
 
-    def _placed(self, element: GlobalBatch | Staged) -> Any:
+    def _put_on_devices(self, element: GlobalBatch | Staged) -> Any:
         self.is_placing = True
         try:
             if self.closing:
@@ -148,7 +148,7 @@ class GlobalBatches:
         first = self._next_element()
         states.append(self.state())
         if not first.alike:
-            return BatchGroup(Single(self._placed(first)), states)
+            return BatchGroup(Single(self._put_on_devices(first)), states)
         staged = Staged(first, room)
         while staged.count < room:
             try:
@@ -163,7 +163,7 @@ class GlobalBatches:
                 break
             staged.add(element)
             states.append(self.state())
-        return BatchGroup(self._placed(staged), states)
+        return BatchGroup(self._put_on_devices(staged), states)
 
     def state(self) -> bytes:
         """The place of the pass, pickled: after the last returned element."""
@@ -183,7 +183,7 @@ class GlobalBatches:
 
     # --- dividing ---------------------------------------------------------------------------------------
 
-    def _divided(self) -> GlobalBatch | None:
+    def _next_divided(self) -> GlobalBatch | None:
         """The next batch, divided over the replicas; ``None`` at the end."""
         local_batch = self._local_batch()
         if local_batch is END:
@@ -202,7 +202,7 @@ class GlobalBatches:
             unfit = error
         raise unfit.named(self._where())
 
-    def _filled(self, element: GlobalBatch) -> GlobalBatch:
+    def _filled_element(self, element: GlobalBatch) -> GlobalBatch:
         assert self._rows is not None
         rows = max(self._rows)
         if max(element.sizes) > rows:

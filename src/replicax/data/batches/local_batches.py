@@ -145,7 +145,7 @@ class LocalBatches(abc.ABC):
         except Exception as error:
             raise UnfitBatchError(self._checker, batch) from error
 
-    def _own(self, rows: BatchRows, start: int, size: int) -> tuple[BatchRows, bool, BatchRows]:
+    def _own_part(self, rows: BatchRows, start: int, size: int) -> tuple[BatchRows, bool, BatchRows]:
         """``size`` rows of a batch; whether no other code holds their arrays; and the rows whose memory they keep."""
         own = rows.part(start, size)
         # Grain makes a batch of one example without copying it.
@@ -167,7 +167,7 @@ class LocalBatchesOfOneStream(LocalBatches):
         sizes = rows_per_replica(batch.size if are_own else rows.size, self._division.replicas)
         mine = self._division.mine
         its = sizes[mine.start : mine.stop]
-        own, is_new, held = self._own(rows, 0 if are_own else sum(sizes[: mine.start]), sum(its))
+        own, is_new, held = self._own_part(rows, 0 if are_own else sum(sizes[: mine.start]), sum(its))
         return LocalBatch(self._checker.tree, own.cut(its), tuple(sizes), own if is_new else None, [held])
 
 
@@ -179,13 +179,13 @@ class LocalBatchesOfOwnStream(LocalBatches):
         if not self._division.whole:
             rows = self._rows(next(self._batches))
             sizes = rows_per_replica(rows.size, replicas)
-            own, is_new, held = self._own(rows, 0, rows.size)
+            own, is_new, held = self._own_part(rows, 0, rows.size)
             return LocalBatch(self._checker.tree, own.cut(sizes), tuple(sizes), own if is_new else None, [held])
         parts: list[BatchRows] = []
         kept: list[BatchRows] = []
         while len(parts) < replicas and (batch := next(self._batches, _NO_BATCH)) is not _NO_BATCH:
             rows = self._rows(batch)
-            part, _, held = self._own(rows, 0, rows.size)
+            part, _, held = self._own_part(rows, 0, rows.size)
             parts.append(part)
             kept.append(held)
         if not parts:

@@ -68,7 +68,7 @@ class PassReader:
         while steps:
             try:
                 if not self._left:
-                    self._left.append(self._received(staged))
+                    self._left.append(self._receive_group(staged))
             except Exception as error:
                 if not groups:
                     raise
@@ -95,7 +95,7 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _received(self, staged: bool) -> BatchGroup:
+    def _receive_group(self, staged: bool) -> BatchGroup:
         before = self._prefetcher.state()
         element = next(self._prefetcher)
         if isinstance(element, BatchGroup):

@@ -103,7 +103,7 @@ def _stacks(element: GlobalBatch) -> list[Any]:
     if element.joined is not None:
         count = len(element.parts)
         return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.joined.leaves]
-    return [_stacked(column) for column in zip(*(part.leaves for part in element.parts), strict=True)]
+    return [_stacked_leaves(column) for column in zip(*(part.leaves for part in element.parts), strict=True)]
 
 
 def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
@@ -115,7 +115,7 @@ def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
     return stack
 
 
-def _stacked(leaves: tuple[Any, ...]) -> Any:
+def _stacked_leaves(leaves: tuple[Any, ...]) -> Any:
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return jax.numpy.stack(leaves)
     return np.stack(leaves)

@@ -80,18 +80,18 @@ class ArrayRecords(BatchedSource):
 
     def __getitem__(self, index: SupportsIndex) -> bytes:
         try:
-            return bytes(self._checked()[index])
+            return bytes(self._checked_files()[index])
         except RuntimeError as error:
             raise self._error(int(index), error) from error
 
     def read_several(self, indices: Sequence[int]) -> Sequence[bytes]:
         """Several records, from several files at once."""
         try:
-            return list(self._checked().__getitems__(indices))
+            return list(self._checked_files().__getitems__(indices))
         except RuntimeError:
             return [self[index] for index in indices]  # one of them is corrupt: find it
 
-    def _checked(self) -> Any:
+    def _checked_files(self) -> Any:
         if self._source is None:
             raise IndexError("none of the ArrayRecord files has a record")
         return self._source

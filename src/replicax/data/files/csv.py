@@ -114,11 +114,11 @@ class CsvFormat(Format):
     places: tuple[str, ...] = ("byte", "line")
 
     def open(self, file: str) -> CsvReader:
-        rows, columns = self._opened(file, self.header)
+        rows, columns = self._reader_of(file, self.header)
         rows.read_as(columns, self.converters)
         return rows
 
-    def _opened(self, file: str, header: tuple[str, ...] | None) -> tuple[CsvReader, tuple[str, ...]]:
+    def _reader_of(self, file: str, header: tuple[str, ...] | None) -> tuple[CsvReader, tuple[str, ...]]:
         """A reader before the first row of ``file``, and the columns there; no columns if the file is empty."""
         rows = CsvReader(file, self.delimiter, self.encoding)
         try:
@@ -139,7 +139,7 @@ class CsvFormat(Format):
         header: tuple[str, ...] = ()
         first: list[list[str]] = []
         for file in files:
-            rows, columns = self._opened(file, header or None)
+            rows, columns = self._reader_of(file, header or None)
             try:
                 header = header or columns
                 order = [columns.index(name) for name in header] if columns else []
@@ -176,14 +176,14 @@ class CsvReader(Reader):
         self._passed = line  # before the reader, which counts its own
         self._first_line = line  # of the last row, from 1
         self._reader = csv.reader(iter(self._lines.read, ""), delimiter=self._delimiter, strict=True)
-        self._reached()
+        self._note_line()
 
     def read_as(self, columns: Sequence[str], values: Mapping[str, Converter]) -> None:
         """Read dicts from now on: for some columns, the values of their text."""
         self._fields = len(columns)
         self._values = [(name, columns.index(name), value) for name, value in values.items()] if columns else []
         self._may_overflow = any(value.may_overflow for value in values.values())
-        self._reached()
+        self._note_line()
 
     def __next__(self) -> dict[str, Any]:
         row = self.read(self._fields)
@@ -199,7 +199,7 @@ class CsvReader(Reader):
                     raise ValueError(
                         f"{self.file}: line {self._first_line}: column {name!r}: {value.problem(row[field], name)}"
                     ) from error
-        self._reached()
+        self._note_line()
         return result
 
     def read(self, fields: int | None) -> list[str] | None:
@@ -216,7 +216,7 @@ class CsvReader(Reader):
             except StopIteration:
                 return None
             except csv.Error as error:
-                raise ValueError(f"{self.file}: line {self._first_line}: {_explained(error)}") from error
+                raise ValueError(f"{self.file}: line {self._first_line}: {_explained_error(error)}") from error
         if fields is not None and len(row) != fields:
             short = shortened(self._delimiter.join(row))
             raise ValueError(
@@ -227,7 +227,7 @@ class CsvReader(Reader):
 
     def pass_over(self) -> bool:
         row = self.read(self._fields)
-        self._reached()
+        self._note_line()
         return row is not None
 
     def position(self) -> dict[str, int]:
@@ -245,12 +245,12 @@ class CsvReader(Reader):
         """The number of lines read."""
         return self._passed + self._reader.line_num
 
-    def _reached(self) -> None:
+    def _note_line(self) -> None:
         # The csv module reads no more lines than it needs for a row.
         self._done = {"byte": self._lines.byte, "line": self._line}
 
 
-def _explained(error: csv.Error) -> str:
+def _explained_error(error: csv.Error) -> str:
     if "field limit" in str(error):
         return f"{error}: a quote is not closed, or the limit is too low for these files: csv.field_size_limit(bytes)"
     if "unexpected end" in str(error):

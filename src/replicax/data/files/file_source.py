@@ -93,7 +93,7 @@ class FilesIterator(nodes.Iterator):
             raise self.closed_error()
         while self._file < len(self._files):
             try:
-                record = next(self._opened())
+                record = next(self._opened_file())
             except StopIteration:
                 self.release()
                 # A new list: states share the old one, so that a state costs the same with 10,000 files.
@@ -133,7 +133,7 @@ class FilesIterator(nodes.Iterator):
         self._records, self._position = state["records"], dict(state["position"])
         if file < files and (self._records or any(place > 0 for place in self._position.values())):
             try:
-                self._opened()  # at once: the file may have been truncated since
+                self._opened_file()  # at once: the file may have been truncated since
             except BaseException:
                 self._file, self._counts = before["file"], before["counts"]
                 self._records, self._position = before["records"], before["position"]
@@ -145,7 +145,7 @@ class FilesIterator(nodes.Iterator):
         self._records = self._counts[file] if file < len(self._files) else 0
         self._position = dict.fromkeys(self._format.places, -1)
 
-    def _opened(self) -> Reader:
+    def _opened_file(self) -> Reader:
         if self._reader is None:
             reader = self._format.open(self._files[self._file])
             try:

@@ -185,10 +185,10 @@ class ParquetReader(Reader):
             if batch is None:
                 return
             skipped = min(max(row - start, 0), batch.num_rows)
-            yield from self._converted(batch.slice(skipped), start + skipped)
+            yield from self._rows_of(batch.slice(skipped), start + skipped)
             start += batch.num_rows
 
-    def _converted(self, batch: Any, first_row: int) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, batch: Any, first_row: int) -> Iterator[dict[str, Any]]:
         columns = [arrow.rows(batch.column(name), f"{self.file}: column {name!r}", first_row) for name in self._columns]
         for values in zip(*columns, strict=True):
             yield dict(zip(self._columns, values, strict=True))

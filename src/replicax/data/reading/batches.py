@@ -117,7 +117,7 @@ class Reading(abc.ABC):
         if graph.is_random_access(dataset):
             usual = READ_NOTHING_AHEAD if self._is_in_memory else READ_AHEAD
             dataset = dataset.to_iter_dataset(read_options=ahead or usual)
-        iterator = iter(dataset if rows is None else _rebatched(dataset, rows))
+        iterator = iter(dataset if rows is None else _rebatched_dataset(dataset, rows))
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator
@@ -147,11 +147,11 @@ class Reading(abc.ABC):
         begun = any(state["native"] is not None and state["rows"] is not None for state in states)
         if why := self.why_not_regrouped(begun):
             raise ValueError(why)
-        hands = self._dealt(states, len(rows))
+        hands = self._dealt_parts(states, len(rows))
         return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
 
     @abc.abstractmethod
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         """The rest of all streams, divided among ``count`` new ones."""
 
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:
@@ -164,10 +164,10 @@ class Reading(abc.ABC):
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
 
 
-def _rebatched(dataset: Any, rows: int) -> Any:
+def _rebatched_dataset(dataset: Any, rows: int) -> Any:
     # Grain keeps views of a batch, which the source may fill again, when it reads the next one. It refuses batches
     # without rows, and after a restore at the end it makes one.
-    return nodes.rebatched(dataset.filter(_has_rows).map(_copied), rows).filter(_has_rows)
+    return nodes.rebatched(dataset.filter(_has_rows).map(_copied_batch), rows).filter(_has_rows)
 
 
 def _has_rows(batch: Any) -> bool:
@@ -175,7 +175,7 @@ def _has_rows(batch: Any) -> bool:
     return not leaves or any(np.shape(leaf)[:1] != (0,) for leaf in leaves)
 
 
-def _copied(batch: Any) -> Any:
+def _copied_batch(batch: Any) -> Any:
     leaves, tree = jax.tree_util.tree_flatten(registered(batch))
     copies = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     return jax.tree_util.tree_unflatten(tree, copies)
@@ -258,7 +258,7 @@ class Numbered(Reading):
         whole = part["start"] == 0 and part["stop"] == len(examples)
         return examples if whole else examples.slice(slice(part["start"], part["stop"]))
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             batches = 0 if state["native"] is None else find(state["native"], "next_index")
@@ -303,7 +303,7 @@ class Filed(Reading):
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:
         return _REST if own_batches and self._batch is None else super().why_not_regrouped(own_batches)
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             parts = state["parts"]
@@ -365,7 +365,7 @@ class Whole(Reading):
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         return list(states) if [s["rows"] for s in states] == list(rows) else super().regrouped(states, rows)
 
-    def _dealt(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:

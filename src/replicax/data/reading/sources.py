@@ -83,12 +83,12 @@ def as_source(dataset: Any, method: str) -> Source:
     if _is_array_tree(dataset):
         dataset, kind = _Slices(dataset), "arrays, whose slices along dim 0 are the batches"
     elif isinstance(dataset, str | bytes | dict):
-        raise TypeError(_refused(dataset, method))
+        raise TypeError(_refusal(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return Source(Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
     if isinstance(dataset, Iterable):
         return Source(Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
-    raise TypeError(_refused(dataset, method))
+    raise TypeError(_refusal(dataset, method))
 
 
 def _is_function(dataset: Any) -> bool:
@@ -119,7 +119,7 @@ def _iterator_of(function: Any, kind: str, method: str) -> Iterator[Any]:
     return result
 
 
-def _refused(dataset: Any, method: str) -> str:
+def _refusal(dataset: Any, method: str) -> str:
     return (
         f"{method} takes a Grain dataset, a re-iterable or generator function of pytrees of NumPy arrays, or a pytree "
         f"of NumPy arrays, got {dataset!r}"
@@ -159,12 +159,12 @@ class _Slices:
 def numpy_examples(arrays: Any) -> Any:
     """See ``Strategy.make_numpy_dataset``."""
     stacked = jax.tree_util.tree_map_with_path(
-        _stacked, registered(arrays), is_leaf=lambda node: isinstance(node, list)
+        _stacked_list, registered(arrays), is_leaf=lambda node: isinstance(node, list)
     )
     return grain.MapDataset.source(_Slices(stacked))
 
 
-def _stacked(path: Any, leaf: Any) -> Any:
+def _stacked_list(path: Any, leaf: Any) -> Any:
     """A list as one array, with a row for each of its entries; anything else unchanged."""
     if not isinstance(leaf, list) or not leaf:
         return leaf

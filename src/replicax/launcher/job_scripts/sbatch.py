@@ -28,7 +28,7 @@ def sbatch_script(request: JobRequest) -> str:
         f"#SBATCH --nodes={request.nodes}",
         "#SBATCH --ntasks-per-node=1",
         *([f"#SBATCH --gpus-per-node={request.gpus}"] if request.gpus else []),
-        *([f"#SBATCH --time={_written(request.seconds)}"] if request.seconds is not None else []),
+        *([f"#SBATCH --time={_duration(request.seconds)}"] if request.seconds is not None else []),
         f"#SBATCH --cpus-per-task={request.cpus}" if request.cpus else "#SBATCH --exclusive",
         "#SBATCH --output=%x-%j.log",
         "#SBATCH --open-mode=append",
@@ -70,7 +70,7 @@ def sbatch_script(request: JobRequest) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _written(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     """A duration in Slurm's format."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

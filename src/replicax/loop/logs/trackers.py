@@ -55,7 +55,7 @@ class WandbLog(NumbersLog):
 
     def on_start(self, run: TrainingRun) -> None:
         if run.resumed_at is None or self._id is None:
-            self._id = _agreed(run, secrets.token_hex(4))
+            self._id = _chiefs_value(run, secrets.token_hex(4))
         if run.is_chief:
             import wandb
 
@@ -130,7 +130,7 @@ class MLflowLog(NumbersLog):
                 self.run_id = self._begun()
             else:
                 self._client.update_run(self.run_id, status="RUNNING")
-        self.run_id = _agreed(run, self.run_id)
+        self.run_id = _chiefs_value(run, self.run_id)
 
     def on_end(self, run: TrainingRun) -> None:
         if self._client is not None:
@@ -176,7 +176,7 @@ class MLflowLog(NumbersLog):
             logging.getLogger("replicax").warning("MLflowLog: numbers were lost: %s", error)
 
 
-def _agreed(run: TrainingRun, value: str | None) -> str | None:
+def _chiefs_value(run: TrainingRun, value: str | None) -> str | None:
     """The chief's value, on all workers."""
     lockstep = run.strategy.extended.replicas.lockstep
     agreed: str | None = lockstep.exchange("begins to log a run", value)[0]

@@ -116,9 +116,9 @@ class AccumulatedStep(Wrapper):
                 update.apply(gradients)
             else:
                 hook.update(gradients, update.variables, {}, update.apply)
-        return self._combined(run, computed, numbers, batch)
+        return self._combined_numbers(run, computed, numbers, batch)
 
-    def _combined(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
+    def _combined_numbers(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
         """Combine the numbers of micro-batches to those of the whole batch."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(run.tree.unflatten(range(len(numbers))))[0]]
         result = []
@@ -222,7 +222,7 @@ class _Run:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
 
         def traced(pieces: list[Any], mask: Any) -> Any:
-            store, gradients, numbers, _ = self._called(
+            store, gradients, numbers, _ = self._run_step(
                 [], [] if self._parts is None else self._parts.values, pieces, mask
             )
             self.written = list(store.written)
@@ -253,11 +253,11 @@ class _Run:
     def body(self, carry: Any, piece: Any) -> Any:
         """Run one micro-batch: returns the new values of variables and sums of gradients, and the numbers."""
         values, held, sums = carry
-        store, gradients, numbers, held = self._called(values, held, *piece)
+        store, gradients, numbers, held = self._run_step(values, held, *piece)
         values = [store.values[v] for v in self.written]
         return (values, held, [a + b for a, b in zip(sums, gradients, strict=True)]), numbers
 
-    def _called(
+    def _run_step(
         self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any
     ) -> tuple[DerivedStore, list[Any], list[Any], list[Any]]:
         """Run the step; returns what it writes, its gradients, its numbers, and the objects' arrays afterwards."""

@@ -128,7 +128,7 @@ class Precision:
     def cast(self, tree: Any) -> Any:
         """``tree`` with its float32 arrays in :attr:`dtype`; gradients that come back through it are float32."""
         _in_use().is_used = True
-        return _cast(tree, self.dtype)
+        return _cast_tree(tree, self.dtype)
 
     def scale(self, loss: Any) -> Any:
         """``loss`` times the loss scale, in float32: what ``jax.grad`` or ``nnx.grad`` is to differentiate.
@@ -177,7 +177,7 @@ class PreciseStep(Wrapper):
             raise ValueError(
                 f"{self.__name__} has a precision already: wrap it once, and leave it out of replicax.train"
             )
-        args, kwargs = _cast((args, kwargs), precision.dtype, precision._keep)
+        args, kwargs = _cast_tree((args, kwargs), precision.dtype, precision._keep)
         objects = mutable_objects(self.fn, self.fn, args, kwargs)
         outer = current_store()
         scale = None if precision._scale is None else outer.read(precision._scale)
@@ -195,7 +195,7 @@ class PreciseStep(Wrapper):
             )
         if isinstance(store, DerivedStore):
             self._finish(store, use, cells)
-        return _widened(returned)
+        return _widened_tree(returned)
 
     def _finish(self, store: DerivedStore, use: _Use, cells: Sequence[tuple[HeldArray, Any]]) -> None:
         """Let the step change its variables, unless a gradient of any replica has overflowed; then, the scale."""
@@ -301,7 +301,7 @@ def _in_use() -> _Use:
     return use
 
 
-def _cast(tree: Any, dtype: Any, keep: frozenset[str] = frozenset()) -> Any:
+def _cast_tree(tree: Any, dtype: Any, keep: frozenset[str] = frozenset()) -> Any:
     """``tree`` with its float32 arrays in ``dtype``, but for those under the keys ``keep``."""
 
     def one(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -313,7 +313,7 @@ def _cast(tree: Any, dtype: Any, keep: frozenset[str] = frozenset()) -> Any:
     return jax.tree_util.tree_map_with_path(one, registered(tree), is_leaf=is_whole)
 
 
-def _widened(tree: Any) -> Any:
+def _widened_tree(tree: Any) -> Any:
     """``tree`` with half-precision arrays as float32."""
 
     def one(leaf: Any) -> Any:

@@ -27,12 +27,12 @@ def common_moments(moments: Callable[..., Any]) -> Callable[..., Any]:
             mean, variance = moments(self, inputs, mask)
         finally:
             object.__setattr__(self, "synchronized", True)
-        return _joined(step, mean, variance, mask) if step.several else (mean, variance)
+        return _joined_moments(step, mean, variance, mask) if step.several else (mean, variance)
 
     return _moments
 
 
-def _joined(step: ReplicaStep, mean: Any, variance: Any, mask: Any) -> tuple[Any, Any]:
+def _joined_moments(step: ReplicaStep, mean: Any, variance: Any, mask: Any) -> tuple[Any, Any]:
     """The mean and variance of all rows, from each replica's."""
     both = step.of_each(jnp.stack([mean, variance]))
     means, variances = both[:, 0], both[:, 1]

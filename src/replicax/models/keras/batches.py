@@ -212,7 +212,7 @@ def _rows(data: Any) -> int:
     if dense and len({leaf.shape[0] for leaf in leaves}) == 1:
         return int(leaves[0].shape[0])
     found = jax.tree_util.tree_flatten_with_path(data, is_leaf=_is_sparse)[0]
-    shown = ", ".join(f"batch{jax.tree_util.keystr(path)}: {_described(leaf)}" for path, leaf in found)
+    shown = ", ".join(f"batch{jax.tree_util.keystr(path)}: {_description(leaf)}" for path, leaf in found)
     raise ValueError(
         "a batch is divided over the replicas by its rows, so it must consist of dense arrays with the same dim 0; got "
         f"{shown or 'no array'}. Have the dataset give such arrays."
@@ -224,7 +224,7 @@ def _is_sparse(value: Any) -> bool:
     return isinstance(value, JAXSparse)
 
 
-def _described(leaf: Any) -> str:
+def _description(leaf: Any) -> str:
     if isinstance(leaf, np.ndarray | jax.Array):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return f"a {type(leaf).__name__}"

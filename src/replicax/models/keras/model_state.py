@@ -55,10 +55,10 @@ class StateCell:
         """
         stored = self.variable.stored()
         if self._shown is None or stored is not self._stored:
-            self._stored, self._shown = stored, self._whole(stored)
+            self._stored, self._shown = stored, self._whole_value(stored)
         return self._shown
 
-    def _whole(self, stored: jax.Array) -> Any:
+    def _whole_value(self, stored: jax.Array) -> Any:
         layout = self.variable.layout
         if type(layout) is Mirrored:
             return here(stored)
@@ -97,13 +97,13 @@ class ModelState:
         """The cells of these Keras variables, whose values are ``state``."""
         changed: list[tuple[Variable, Any]] = []
         groups = tuple(
-            ShownGroup([self._taken(keras, array, changed) for keras, array in zip(variables, arrays, strict=True)])
+            ShownGroup([self._cell(keras, array, changed) for keras, array in zip(variables, arrays, strict=True)])
             for variables, arrays in zip(keras_variables, state, strict=True)
         )
         assign_all(changed)  # at the beginning of each epoch these are all metrics, which Keras has reset
         return groups
 
-    def _taken(self, keras: Any, array: Any, changed: list[tuple[Variable, Any]]) -> StateCell:
+    def _cell(self, keras: Any, array: Any, changed: list[tuple[Variable, Any]]) -> StateCell:
         cell = self._cells.get(id(keras))
         if cell is None:
             with self._strategy.scope():

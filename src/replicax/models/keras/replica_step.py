@@ -101,7 +101,7 @@ class ReplicaStep:
         if not self.several or not values:
             return list(values)
         sums = self.replica.all_reduce("sum", list(values))
-        return [s if self._copies == 1 else _divided(s, self._copies) for s in sums]
+        return [s if self._copies == 1 else _quotient(s, self._copies) for s in sums]
 
     def as_mean(self, total: Any) -> Any:
         """Scale a sum over this replica's rows so that its :meth:`mean` is the sum over all rows."""
@@ -126,7 +126,7 @@ class ReplicaStep:
         if len(set(self._sizes)) == 1:
             return self.replica.all_gather(value[None], axis=0)
         weight = self.own_rows * len(self._sizes) / self.rows
-        return _scaled(self.replica.all_gather(_scaled(value, 1 / weight)[None], axis=0), weight)
+        return _scaled_gradient(self.replica.all_gather(_scaled_gradient(value, 1 / weight)[None], axis=0), weight)
 
     @property
     def weights(self) -> Any:
@@ -134,12 +134,12 @@ class ReplicaStep:
         return jnp.asarray([size / (self.rows * self._copies) for size in self._sizes], jnp.float32)
 
 
-def _divided(total: Any, count: int) -> Any:
+def _quotient(total: Any, count: int) -> Any:
     return total // count if jnp.issubdtype(total.dtype, jnp.integer) else total / count
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _scaled(value: Any, factor: float) -> Any:
+def _scaled_gradient(value: Any, factor: float) -> Any:
     """``value``, whose gradient is multiplied by ``factor``."""
     return value
 
@@ -152,4 +152,4 @@ def _backward(factor: float, residuals: None, cotangent: Any) -> tuple[Any]:
     return (cotangent * jnp.asarray(factor, cotangent.dtype),)
 
 
-_scaled.defvjp(_forward, _backward)
+_scaled_gradient.defvjp(_forward, _backward)

@@ -96,7 +96,7 @@ class StepFunction:
             check_same(first, self._strategy.extended.replicas.lockstep)
             self._is_to_compare = False
         if self._method == "predict_step":
-            result = self._predicted(batches)
+            result = self._predictions(batches)
         elif steps == 1 or self._options is not None:
             for data in batches:
                 result = self._run(data)
@@ -128,19 +128,19 @@ class StepFunction:
         """Average a number in the logs, such as a loss, over the replicas, which have as many rows each."""
         return self._strategy.reduce("mean", log) if isinstance(log, PerReplica) else log
 
-    def _predicted(self, batches: Iterator[Any]) -> Any:
+    def _predictions(self, batches: Iterator[Any]) -> Any:
         """The outputs for some batches, in the order of their rows."""
         outputs = []
         for data in batches:
             batch = self._feed.batch(data)
             own = self._strategy.run(self._fn, (batch,), options=self._options)
-            joined = functools.partial(self._joined, batch=batch)
+            joined = functools.partial(self._joined_rows, batch=batch)
             outputs.append(jax.tree_util.tree_map(joined, own, is_leaf=_is_per_replica))
         if len(outputs) == 1:
             return outputs[0]
         return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
 
-    def _joined(self, output: Any, batch: Batch) -> Any:
+    def _joined_rows(self, output: Any, batch: Batch) -> Any:
         """The replicas' rows, concatenated; those of a batch that all replicas have only once."""
         replicas = len(batch.sizes)
         if isinstance(output, PerReplica):

@@ -68,7 +68,7 @@ def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | N
     if names is None:
         named: Any = path.replace("/", ".")
     elif isinstance(names, Mapping):
-        named = _named(path, names)
+        named = _name_of(path, names)
     else:
         named = names(path)
     if named is None:
@@ -88,7 +88,7 @@ def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | N
     return TensorSource(tuple(name.replace("{}", str(number), 1) for number in numbers), axes, is_stacked)
 
 
-def _named(path: str, names: Mapping[str, Name]) -> Name:
+def _name_of(path: str, names: Mapping[str, Name]) -> Name:
     """The name of the tensor, from a dict, with the parts of the path in it."""
     if path in names:
         return names[path]

@@ -126,7 +126,7 @@ def _values(file: Sequence[_Item], is_chief: bool) -> Iterator[tuple[str, Any]]:
     last, whole = None, None
     for item in file:
         if item.value is not last:
-            last, whole = item.value, _gathered(item.value)
+            last, whole = item.value, _gathered_value(item.value)
             whole = _on_host(whole) if is_chief else None
         if whole is not None:
             part = whole[item.number] if item.source.is_stacked else whole
@@ -135,7 +135,7 @@ def _values(file: Sequence[_Item], is_chief: bool) -> Iterator[tuple[str, Any]]:
 
 
 @jax.disable_jit(False)
-def _gathered(value: Any) -> Any:
+def _gathered_value(value: Any) -> Any:
     """The whole value, as this worker can read it."""
     if isinstance(value, Variable):
         return here(value.value)

@@ -124,13 +124,13 @@ def split_changes(shards: Mapping[int, Shards], changes: Changes) -> dict[int, d
     found: dict[int, dict[tuple[int | str, int], Any]] = {}
     for (kind, number), change in changes.items():
         of = shards[number]
-        parts = of.rows(*_merged(*change)) if isinstance(change, tuple) else of.parts(np.asarray(change))
+        parts = of.rows(*_merged_rows(*change)) if isinstance(change, tuple) else of.parts(np.asarray(change))
         for server, part in parts.items():
             found.setdefault(server, {})[kind, number] = part
     return found
 
 
-def _merged(indices: Any, rows: Any) -> Rows:
+def _merged_rows(indices: Any, rows: Any) -> Rows:
     """Sum rows of equal index, if that leaves at most half of the rows."""
     indices, rows = np.asarray(indices), np.asarray(rows)
     unique, places = np.unique(indices, return_inverse=True)

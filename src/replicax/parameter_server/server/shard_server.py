@@ -147,12 +147,12 @@ class ShardServer:
             if optimizer in self._optimizers:  # the program may have dropped it meanwhile, and variables, too
                 self._optimize(*self._optimizers[int(optimizer)], gradients)
         for number in added.keys() & values.keys():
-            self._set(number, self._with_added(number, self._combined(number, added[number])))
+            self._set(number, self._with_added(number, self._combined_values(number, added[number])))
         for number in assigned.keys() & values.keys():
-            [value] = self._combined(number, assigned[number])
+            [value] = self._combined_values(number, assigned[number])
             self._set(number, np.array(value) if value.flags.writeable else value)  # others may share it
 
-    def _combined(self, number: int, values: list[Any]) -> list[Any]:
+    def _combined_values(self, number: int, values: list[Any]) -> list[Any]:
         """The values that the groups of replicas of one step add or assign, combined by the variable's aggregation."""
         how = self._state.aggregations[number]
         if len(values) == 1 or how in (Aggregation.NONE, Aggregation.ONLY_FIRST_REPLICA):
@@ -174,7 +174,7 @@ class ShardServer:
             [self._state.values[n] if n in self._state.values else optimizer.empty[n] for n in numbers]
             for numbers in (variables, optimizer.slots)
         )
-        dense = [_dense(gradients.get(n, ()), value) for n, value in zip(variables, values, strict=True)]
+        dense = [_dense_sum(gradients.get(n, ()), value) for n, value in zip(variables, values, strict=True)]
         new_values, new_state = update(dense, values, state)
         for n, value in zip((*variables, *optimizer.slots), (*new_values, *new_state), strict=True):
             if n in self._state.values:
@@ -203,7 +203,7 @@ def _add(total: np.ndarray, changes: Iterable[np.ndarray | Rows]) -> np.ndarray:
     return total
 
 
-def _dense(gradients: Sequence[np.ndarray | Rows], like: Part) -> np.ndarray:
+def _dense_sum(gradients: Sequence[np.ndarray | Rows], like: Part) -> np.ndarray:
     """The sum of gradients, as an array like ``like``."""
     if len(gradients) == 1 and not isinstance(gradients[0], tuple):
         return gradients[0]

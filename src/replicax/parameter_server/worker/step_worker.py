@@ -165,7 +165,7 @@ class StepWorker:
         except (ActorDiedError, TimeoutError):
             return CallOutcome(has_lost_server=True)
         except Exception as error:  # a server could not apply the change
-            return outcome if outcome.error is not None else self._failed(call, error)
+            return outcome if outcome.error is not None else self._failed_outcome(call, error)
 
     def _run(self, call: FunctionCall, data: bytes | np.ndarray) -> CallOutcome:
         """Run it, without waiting until its changes are applied."""
@@ -181,7 +181,7 @@ class StepWorker:
             with self.strategy.scope():
                 returned = fn(*args, **kwargs)
                 self.server_variables.end()
-                return CallOutcome(_fetched(self.strategy, returned))
+                return CallOutcome(_fetched_result(self.strategy, returned))
         except NotBuiltError as needed:
             for iterator in self._iterators:
                 iterator.take_back()
@@ -189,9 +189,9 @@ class StepWorker:
         except ActorDiedError:
             return CallOutcome(has_lost_server=True)
         except BaseException as error:  # a cancelled task's, or SystemExit: only a result ends the function
-            return self._failed(call, error)
+            return self._failed_outcome(call, error)
 
-    def _failed(self, call: FunctionCall, error: BaseException) -> CallOutcome:
+    def _failed_outcome(self, call: FunctionCall, error: BaseException) -> CallOutcome:
         """The outcome of a function that has raised an error here."""
         from ray import cloudpickle
 
@@ -277,7 +277,7 @@ class StepWorker:
             return WorkerIterator(iter(elements))
 
 
-def _fetched(strategy: Strategy, returned: Any) -> Any:
+def _fetched_result(strategy: Strategy, returned: Any) -> Any:
     """Return a function's result as NumPy arrays, or keys: a tuple of them for values that differ between replicas."""
 
     def on_host(leaf: Any) -> Any:

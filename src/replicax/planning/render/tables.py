@@ -73,7 +73,7 @@ def sections(plan: Plan) -> Iterator[Section]:
     if plan.collectives:
         yield _collectives(plan)
     if plan.timeline is not None and plan.timeline.waits:
-        yield _waits(plan.timeline)
+        yield _table_of_waits(plan.timeline)
     if plan.scaling:
         yield _scaling(plan)
 
@@ -137,7 +137,7 @@ def _buffers(plan: Plan) -> Section:
         ">": lambda b: f"{b.count} ×" if b.count > 1 else "",
         "type": lambda b: b.type,
         "kind": lambda b: b.kind,
-        "name": lambda b: _shortened(b.name),
+        "name": lambda b: _end_of(b.name),
         "line": lambda b: b.where,
     }
     note = "Temporaries need not all be alive at the same time; of those that share a place the largest is listed."
@@ -222,14 +222,14 @@ def _dearest(timeline: Timeline) -> Section:
         ">count": lambda k: f"{k.count:,} ×",
         "what": lambda k: k.kind,
         "bound by": lambda k: k.bound_by,
-        "type": lambda k: _shortened(k.type),
-        "name": lambda k: _shortened(k.name),
+        "type": lambda k: _end_of(k.type),
+        "name": lambda k: _end_of(k.name),
         "line": lambda k: k.where,
     }
     return _section("The dearest kernels", timeline.dearest, cells, spare=("name", "type"))
 
 
-def _waits(timeline: Timeline) -> Section:
+def _table_of_waits(timeline: Timeline) -> Section:
     cells: _Cells = {
         ">waiting": lambda w: seconds_in_words(w.exposed),
         ">of": lambda w: seconds_in_words(w.seconds),
@@ -252,7 +252,7 @@ def _collectives(plan: Plan) -> Section:
         ">devices": lambda c: f"{c.participants:,}",
         ">together": lambda c: "" if c.seconds is None else seconds_in_words(c.seconds * c.count),
         **({"over": lambda c: c.way} if any(c.way for c in plan.collectives) else {}),
-        "where": lambda c: _shortened(c.where),
+        "where": lambda c: _end_of(c.where),
     }
     note = "" if plan.estimate is None else "Times by formula; see replicax.planning.network."
     return _section("Collectives of one step", plan.collectives, cells, note, spare=("where",))
@@ -280,7 +280,7 @@ def _section(title: str, items: Iterable[Any], cells: _Cells, note: str = "", sp
     return Section(title, tuple(cells), rows, note, spare)
 
 
-def _shortened(name: str) -> str:
+def _end_of(name: str) -> str:
     """The last 44 characters of a long name, whose end tells more than its beginning."""
     return name if len(name) <= 44 else "…" + name[-43:]
 

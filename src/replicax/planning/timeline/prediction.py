@@ -132,7 +132,7 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
         hardware_utilization=at_peak / (seconds or 1.0),
         by_kind=dict(by_kind.most_common()),
         dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
-        waits=tuple(_waits((t, lines) for run, lines in runs for t in run.transfers.values())),
+        waits=tuple(_exposed_collectives((t, lines) for run, lines in runs for t in run.transfers.values())),
     )
 
 
@@ -159,7 +159,7 @@ def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKerne
     return sorted(by_key.values(), key=lambda kernel: -kernel.seconds)[:DEAREST]
 
 
-def _waits(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed]:
+def _exposed_collectives(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed]:
     by_key: dict[tuple[object, ...], Exposed] = {}
     for run, lines in transfers:
         if not run.exposed:
