@@ -51,7 +51,7 @@ PACK_LIMIT = 64 * 1024
 
 
 class ReduceOp(enum.Enum):
-    """How values are combined across replicas. Strings in any case work wherever a ``ReduceOp`` does.
+    """The operation that combines values across replicas. Strings in any case work wherever a ``ReduceOp`` does.
 
     >>> import replicax
     >>> replicax.ReduceOp.parse("Sum") is replicax.ReduceOp.SUM
@@ -471,7 +471,7 @@ class SingleReplica:
 
 
 def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
-    """Which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
+    """Return which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
 
     Raises:
       ValueError: the values, which the message calls ``what``, surely don't have the batch's rows in their order.

@@ -75,7 +75,7 @@ def register(leaf: Any) -> bool:
 
 
 class Contents:
-    """What is in a container now: by it a later change is seen, at the cost of one comparison of identities an item.
+    """The present content of a container; shows a later change by one comparison of identities an item.
 
     Args:
       container: a list, a dict (such as the attributes of an object) or another container of Python.
@@ -97,7 +97,7 @@ class Contents:
 
     @classmethod
     def of_all_in(cls, value: Any) -> tuple[Contents, ...]:
-        """Those of ``value`` and of the containers in it that can change, also those in frozen dataclasses."""
+        """Return the contents of ``value`` and of the containers in it that can change, also in frozen dataclasses."""
         found: list[Contents] = []
         seen: set[int] = set()
         todo = [value]
@@ -169,7 +169,7 @@ class Attribute:
 
     @property
     def now(self) -> Any:
-        """What is kept in the object now, or in its class, or :class:`Missing`: no code of the user's runs."""
+        """Return what is kept in the object now, or in its class, or :class:`Missing`; runs no code of the user's."""
         owner = self._owner._strong if self._owner._ref is None else self._owner._ref()
         try:
             attributes = object.__getattribute__(owner, "__dict__")
@@ -261,7 +261,7 @@ def check_no_traced_fields(leaf: Any) -> None:
 
 
 def _held_by(fn: Any) -> Iterator[tuple[str, Any]]:
-    """What a function captures, by name, and what the functions do that it captures."""
+    """Yield what a function captures, by name, and what the functions that it captures capture."""
     seen: set[int] = set()
     todo = [fn]
     while todo:
@@ -293,7 +293,7 @@ def _leaves_of(leaf: Any, field: str) -> list[Any]:
 
 
 def _names_of_items(container: Any) -> tuple[str, ...] | None:
-    """Which of a dict's items are attributes, too; ``None`` if its items are all its attributes."""
+    """Return the names of a dict's items that are attributes, too; ``None`` if its items are all its attributes."""
     attributes = vars(container) if type(container).__dictoffset__ else {}
     if attributes is container:
         return None

@@ -28,7 +28,7 @@ from replicax.workers.replicas import Replicas
 
 
 class Strategy(InputMixin, LogicalDevices, NameHints):
-    """Where the replicas of a step run, and where its variables live.
+    """A placement: where the replicas of a step run, and where its variables live.
 
     Write the step for one replica, choose a strategy, and run it::
 

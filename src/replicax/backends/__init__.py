@@ -1,4 +1,4 @@
-"""Rules and options that the compiler of one platform needs: a package for each, which may be removed."""
+"""What the compilers of single platforms need and others do not: a room for each, which may be removed."""
 
 from replicax.backends.gpu import GPU
 from replicax.execution.compiled.backend import Backend

@@ -316,7 +316,7 @@ def path_of(tree: Any, position: int) -> str:
 
 
 def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
-    """The arguments that were mirrored in one :attr:`Arguments.key` and are per-replica in another, if no more differ.
+    """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
 
     Returns:
       The path of each, and its shape and dtype on a replica.
