@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax import _jax
 from replicax.collectives import Communicator, ReduceOp, SingleReplica, checked_axis, countable, divide
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers, is_key
@@ -55,8 +56,15 @@ class ReplicaContext(NameHints):
 
     def __init__(self, replicas: Replicas, communicator: Communicator) -> None:
         self._replicas = replicas
-        self._communicator = communicator
+        self._of_step = communicator
+        self._trace = _jax.current_trace()
         self.asked_for_count = False  # whether the step may use the number of replicas in its computation
+
+    @property
+    def _communicator(self) -> Communicator:
+        """The way to the other replicas; it answers by the sizes and the padding of this step."""
+        _jax.note_read(self._trace)
+        return self._of_step
 
     @property
     def strategy(self) -> Strategy:

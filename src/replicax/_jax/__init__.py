@@ -162,7 +162,7 @@ from replicax._jax.traces import (
     current_trace as current_trace,
     eval_trace as eval_trace,
     kept_programs as kept_programs,
-    note_staged_read as note_staged_read,
+    note_read as note_read,
     outside_tracing as outside_tracing,
     renew_kept_programs as renew_kept_programs,
     set_current_trace as set_current_trace,

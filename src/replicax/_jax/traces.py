@@ -90,12 +90,13 @@ def transformation_of(trace: Any) -> tuple[str, str]:
     return _TRACES.get(traced_for(trace) or type(trace).__name__, ("a transformation of JAX", "program"))
 
 
-# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know
-# that such a function may read a variable, whose traced value is another one in the next step, after a write
-# and inside value_and_grad. A number that is part of JAX's cache keys makes it trace the function again: each
-# trace borrows one that no other trace has, so that one does not find what another keeps, and takes another one when a
-# kept program may have gone stale. A number under which no such program has been kept is used again: each new number
-# means that whatever is compiled under it is compiled anew. So single operations are always computed under number 0.
+# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know that
+# such a function may read a variable, whose traced value is another one in the next step, after a write and inside
+# value_and_grad; or ask for the sizes and the padding of the step's batch. A number that is part of JAX's cache keys
+# makes it trace the function again: each trace borrows one that no other trace has, so that one does not find what
+# another keeps, and takes another one when a kept program may have gone stale. A number under which no such program has
+# been kept is used again: each new number means that whatever is compiled under it is compiled anew. So single
+# operations are always computed under number 0.
 _generation = jax.make_user_context(0)
 
 
@@ -139,9 +140,10 @@ class _StagedReads(threading.local):
 _staged = _StagedReads()
 
 
-def note_staged_read() -> None:
-    """Note that a variable's value has gone into a program that JAX may keep."""
-    _staged.happened = True
+def note_read(own: Any) -> None:
+    """Note that a program traced inside of ``own``, a step's trace, uses a value of the step: JAX may keep it."""
+    if staging_trace(current_trace()) is not staging_trace(own):
+        _staged.happened = True
 
 
 def renew_kept_programs() -> None:

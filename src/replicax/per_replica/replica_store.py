@@ -19,7 +19,7 @@ from replicax.per_replica.collectives import PerReplicaCommunicator
 from replicax.per_replica.eager.eager_trace import WatchingTrace
 from replicax.values import Local, PerReplica, components_in
 from replicax.variables.layout import Split
-from replicax.variables.store import Creations, check_owner, check_write_trace, note_read
+from replicax.variables.store import Creations, check_owner, check_write_trace
 from replicax.variables.variable import Variable
 from replicax.workers.replicas import Replicas
 
@@ -62,7 +62,7 @@ class PerReplicaStore:
                     else local_value(variable, self.communicator.replica)
                 )
             self.localities.note(self.values[variable], T if variable.is_stacked else M)
-        note_read(self.trace)
+        _jax.note_read(self.trace)
         return self.values[variable]
 
     def _put_together(self, variable: Variable) -> jax.Array:

@@ -137,7 +137,7 @@ class DerivedStore:
 
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
-            note_read(self._trace)
+            _jax.note_read(self._trace)
             return in_parts(variable, self.values[variable])
         return self.outer.read(variable)
 
@@ -247,12 +247,6 @@ def in_parts(variable: Variable, value: Any) -> Any:
     """The traced ``value`` of ``variable``, split over logical devices like the variable; so is its gradient."""
     axes = variable.layout.axes
     return constrained(value, axes) if axes else value
-
-
-def note_read(own: Any) -> None:
-    """A store with the trace ``own`` hands out a traced value; note it if a program traced inside uses it."""
-    if _jax.staging_trace(_jax.current_trace()) is not _jax.staging_trace(own):
-        _jax.note_staged_read()
 
 
 class _Stores(threading.local):

@@ -39,7 +39,6 @@ from replicax.variables.store import (
     check_owner,
     check_write_trace,
     in_parts,
-    note_read,
     state_of_stores,
     use_store,
 )
@@ -69,7 +68,7 @@ class TracedStore:
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
-        note_read(self._trace)
+        _jax.note_read(self._trace)
         return in_parts(variable, self.values[variable])
 
     def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
