@@ -39,7 +39,7 @@ def equations_in(program: _jax.Jaxpr) -> list[_jax.Equation]:
 def operation(fn: Callable[..., Any], *args: Any, among: frozenset[str]) -> _jax.Equation:
     """The last operation of a function that is in a family."""
     closed = jax.make_jaxpr(fn)(*args)
-    *_, found = [e for e in equations_in(_jax.open_jaxpr(closed)) if e.primitive.name in among]
+    *_, found = [e for e in equations_in(closed.jaxpr) if e.primitive.name in among]
     return found
 
 

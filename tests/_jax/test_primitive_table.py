@@ -26,7 +26,7 @@ def found_in(program: _jax.Jaxpr) -> Iterator[tuple[str, frozenset[str]]]:
 def parameters_of(name: str) -> frozenset[str] | None:
     """The parameters that the installed JAX gives a primitive; ``None`` if the program for it has none of that name."""
     closed = jax.make_jaxpr(PROGRAMS[name])()
-    return dict(found_in(_jax.open_jaxpr(closed))).get(name)
+    return dict(found_in(closed.jaxpr)).get(name)
 
 
 @pytest.mark.parametrize("name", sorted(primitive_table.parameters()))

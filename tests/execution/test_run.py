@@ -215,7 +215,7 @@ def test_the_tenth_retrace_says_what_changes() -> None:
         replicax.errors.RetraceWarning, match=r"step has been traced 11 times.*args\[0\]\['x'\]"
     ) as record:
         pair.run(step, args=({"x": jnp.ones(10)},))
-    assert "was float32[9] (M), now float32[10] (M)" in str(record[0].message)
+    assert "was float32[9] (mirrored), now float32[10] (mirrored)" in str(record[0].message)
     assert record[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -100,13 +100,13 @@ class Rewriting:
 
     def _params(self, equation: _jax.Equation) -> dict[str, Any]:
         """Params with programs rewritten. One that is called again is the same object, so JAX lowers it once."""
-        params = {}
+        rewritten = {}
         for name, value in equation.params.items():
             if id(value) not in self._rewritten:
                 new = _jax.map_jaxprs({name: value}, inside(self.rewritten))[name]
                 self._rewritten[id(value)] = value, new
-            params[name] = self._rewritten[id(value)][1]
-        return params
+            rewritten[name] = self._rewritten[id(value)][1]
+        return rewritten
 
 
 def inside(rewrite: Callable[[_jax.Jaxpr], _jax.Jaxpr]) -> Callable[[_jax.Jaxpr], _jax.Jaxpr]:

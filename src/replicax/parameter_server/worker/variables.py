@@ -108,7 +108,7 @@ class WorkerVariable(Variable):
             self.server_variables.change({("added", self.number_on_servers): signed})
             return self
         with using(is_part, True):
-            combined = self._combined(signed) if self._in_replica() else signed
+            combined = self._combined_value(signed) if self._in_replica() else signed
         self._write(current_store().read(self) + combined)
         if _step() not in self._assigned_in:
             self._note_added(jnp.asarray(combined, self.dtype))
@@ -156,8 +156,8 @@ class WorkerVariable(Variable):
     def _changed_twice(self) -> ContextError:
         return ContextError(
             f"{self.describe()} is assigned in a step that also calls apply_gradients, assign_add or assign_sub on it. "
-            "The servers apply these after the step, so one of the changes would be lost: assign it in a function that "
-            "is scheduled later (weight decay is the optimizer's: optax.adamw)"
+            "The servers apply these after the step, so one of the changes would be lost: assign the final value only, "
+            "in a function that is scheduled later (weight decay is the optimizer's: optax.adamw)"
         )
 
     def _notes_for(self, kind: int | str, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
