@@ -194,7 +194,8 @@ _JAX = str(getattr(importlib.util.find_spec("jax"), "origin", None))
 _INSTALLED = _JAX.removesuffix(os.path.join("jax", "__init__.py"))
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
 _LIBRARIES = PACKAGE, _PYTHON, _INSTALLED, _SCRIPTS, "<frozen"
-_NEVER_USERS = PACKAGE, *(_INSTALLED + name for name in ("equinox", "flax", "jax", "keras", "numpy", "optax"))
+_CALLERS = "equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax"
+_NEVER_USERS = PACKAGE, *(os.path.join(_INSTALLED, name, "") for name in _CALLERS)
 
 
 @functools.lru_cache(4096)

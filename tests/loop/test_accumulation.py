@@ -74,7 +74,8 @@ def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("length", [8, 5])
-def test_a_penalty_counts_once(replicas: int, length: int) -> None:
+@pytest.mark.parametrize("kept", [lambda fn: fn, jax.jit], ids=["plain", "jitted"])
+def test_a_penalty_counts_once(replicas: int, length: int, kept: Any) -> None:
     strategy = strategy_of(replicas)
     x, w = np.arange(length * 3, dtype=np.float32).reshape(length, 3) / 10, np.float32([1.0, -2.0, 3.0])
     with strategy.scope():
@@ -83,7 +84,7 @@ def test_a_penalty_counts_once(replicas: int, length: int) -> None:
 
     def step(x: Any) -> Any:
         def loss() -> Any:
-            penalty = replicax.scale_regularization_loss(jnp.sum(jnp.square(v.value)))
+            penalty = kept(replicax.scale_regularization_loss)(jnp.sum(jnp.square(v.value)))
             return replicax.compute_average_loss(x @ v.value) + penalty, penalty
 
         (share, penalty), gradients = replicax.value_and_grad(loss, [v], has_aux=True)()

@@ -26,6 +26,7 @@ HERE = r"test_users_line\.py:\d+"
         (["optax/base.py", "jax/core.py", "", "flax/linen.py"], 2),
         (["optax/base.py", "jax/core.py", "project/train.py", "flax/linen.py", "project/main.py"], 2),
         (["jaxlib/core.py", "keras/src/losses.py"], None),
+        (["jax/core.py", "jaxgpt/model.py"], 1),
         ([], None),
     ],
 )

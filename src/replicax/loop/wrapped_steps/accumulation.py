@@ -236,7 +236,11 @@ class _Run:
                 f"{self._step.__name__} assigns values to logical devices, and so divides its batch into microbatches "
                 "itself: have more of them there, in place of accumulating gradients"
             )
-        if self.updates and not _jax.contains(program.jaxpr, lambda equation: equation.primitive is share_p):
+
+        def has_share(jaxpr: _jax.Jaxpr) -> bool:
+            return _jax.contains(jaxpr, lambda equation: equation.primitive is share_p)
+
+        if self.updates and not has_share(program.jaxpr):
             raise ValueError(
                 f"{self._step.__name__}: the gradients of micro-batches are added up, so the loss must be each one's "
                 "share of the mean over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of "
@@ -244,7 +248,8 @@ class _Run:
             )
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
-            is_share = equation.primitive is share_p  # also of a penalty: one for each micro-batch
+            # A penalty's share is one for each micro-batch, too.
+            is_share = equation.primitive is share_p or any(map(has_share, _jax.sub_jaxprs(equation)))
             if is_share or any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
                 depends.update(equation.outvars)
         outputs = program.jaxpr.outvars[: self.tree.num_leaves]
