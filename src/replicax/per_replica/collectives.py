@@ -62,6 +62,7 @@ class PerReplicaCommunicator:
         self.examples = examples
         self._place_of = place_of
         self._trace = EagerTrace(device)
+        self._gathers = 0
 
     def computing(self) -> AbstractContextManager[Any]:
         """Compute on this replica's device, apart from the step's own operations."""
@@ -81,9 +82,11 @@ class PerReplicaCommunicator:
             totals = self._trace.apply(add, arrays)
             return add(*arrays) if totals is None else totals
 
-    def exchange(self, collective: str, offer: Any, timeout: float | None = None) -> Offers:
-        """Every replica's contribution to ``collective``."""
-        return self.rendezvous.exchange(self.replica, collective, offer, timeout)
+    def exchange(
+        self, collective: str, offer: Any, timeout: float | None = None, rows: tuple[int, int] | None = None
+    ) -> Offers:
+        """Every replica's contribution to ``collective``; see :meth:`Rendezvous.exchange`."""
+        return self.rendezvous.exchange(self.replica, collective, offer, timeout, rows)
 
     def gathered(self, collective: str, array: Any) -> list[jax.Array]:
         """Every replica's array, on this replica's device."""
@@ -115,7 +118,9 @@ class PerReplicaCommunicator:
         timeout = self._timeout if options is None else options.timeout_seconds
         if timeout is not None:
             self.exchange("all_gather", None, timeout)
-        return whole_p.bind(array, communicator=self, axis=checked_axes(axis, array.shape, "all_gather")[0])
+        [axis] = checked_axes(axis, array.shape, "all_gather")
+        self._gathers += 1
+        return whole_p.bind(array, communicator=self, axis=axis, number=self._gathers)
 
     def from_first(self, array: Any) -> Any:
         array = as_array(array, COMBINED)
@@ -175,7 +180,7 @@ def _sum_function(replicas: int) -> Callable[..., list[Any]]:
     return functools.partial(_sums, replicas=replicas)
 
 
-def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int) -> Any:
+def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int, number: int) -> Any:
     arrays = communicator.gathered("all_gather", x)
     check_other_dims([a.shape for a in arrays], axis, "all_gather: the replicas' arrays")
     if len({a.dtype for a in arrays}) > 1:
@@ -185,10 +190,12 @@ def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int) -> Any:
         return jnp.concatenate(arrays, axis)
 
 
-def _part(x: Any, *, communicator: PerReplicaCommunicator, axis: int, size: int) -> Any:
-    offers = communicator.exchange("the gradient of all_gather", (x, size))
-    start = sum(size for _, size in offers[: communicator.replica])
-    received = [jax.device_put(ct, communicator.device) for ct, _ in offers]
+def _part(x: Any, *, communicator: PerReplicaCommunicator, axis: int, size: int, number: int) -> Any:
+    # Replicas without rows may not come: JAX drops derivatives of some operations whose results have no elements.
+    collective, rows = f"the gradient of all_gather number {number}", (size, x.shape[axis])
+    offers = communicator.exchange(collective, (x, size), rows=rows)
+    start = sum(offer[1] for offer in offers[: communicator.replica] if offer is not None)
+    received = [jax.device_put(offer[0], communicator.device) for offer in offers if offer is not None]
     with communicator.computing():
         pieces = [jax.lax.slice_in_dim(ct, start, start + size, axis=axis) for ct in received]
         return sum(pieces[1:], start=pieces[0])
@@ -200,10 +207,8 @@ sum_p = _jax.collective_primitive("replicax_sum", _sum, is_compiled=False)
 whole_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_whole",
     _whole,
-    lambda aval, *, communicator, axis: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
-    lambda ct, aval, *, communicator, axis: part_p.bind(
-        ct, communicator=communicator, axis=axis, size=aval.shape[axis]
-    ),
+    lambda aval, *, communicator, axis, number: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
+    lambda ct, aval, *, axis, **params: part_p.bind(ct, axis=axis, size=aval.shape[axis], **params),
     _jax.next_axis,
 )
 """``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
@@ -211,8 +216,8 @@ whole_p: _jax.Primitive = _jax.linear_primitive(
 part_p: _jax.Primitive = _jax.linear_primitive(
     "replicax_part",
     _part,
-    lambda aval, *, communicator, axis, size: _jax.resized(aval, axis, size),
-    lambda ct, _, *, communicator, axis, size: whole_p.bind(ct, communicator=communicator, axis=axis),
+    lambda aval, *, axis, size, **_: _jax.resized(aval, axis, size),
+    lambda ct, _, *, size, **params: whole_p.bind(ct, **params),
     _jax.next_axis,
 )
 """``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""

@@ -18,6 +18,7 @@ from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import as_array, check_integers
+from replicax.errors import DeadlockError
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.signals import hold_signals
@@ -89,8 +90,10 @@ def _run(
     replicas = programs.replicas
     adopt = _jax.settings_of_this_thread()
     local, fetch = [], _fetch_function(replicas)
+    without_rows = False
     for i in replicas.local_replicas:
         inputs = _inputs(arguments, i, replicas.worker_devices[i])
+        without_rows = without_rows or any(array.size == 0 for array, _, _ in inputs[1])
         local.append(_Replica(replicas, i, fn, adopt, created.again(), fetch, *inputs, mask))
     rendezvous = Rendezvous({r.communicator.replica: r.run for r in local}, replicas.num_replicas, replicas.lockstep)
     for replica in local:
@@ -99,6 +102,10 @@ def _run(
     try:
         with tracing_rules_once():
             returned = rendezvous.run()
+    except DeadlockError as error:
+        if without_rows:
+            error.add_note(_NO_ROWS)
+        raise
     finally:
         for store in stores:
             store.end()
@@ -106,6 +113,13 @@ def _run(
     if replicas.num_replicas > 1:
         check_expectations(everyone)
     return merged(returned, everyone, replicas, mask), new_arrays(stores, everyone, programs.variables)
+
+
+_NO_ROWS = (
+    "(Some replicas get no example of this batch. JAX drops the gradients of operations such as jnp.where and x[i] if "
+    "their results have no elements, so these replicas may leave out the gradient of a collective. Have small batches "
+    "padded: strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or 'drop')"
+)
 
 
 class _Replica:

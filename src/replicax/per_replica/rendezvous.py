@@ -59,6 +59,7 @@ class _Replica:
     deadline: float = math.inf
     timeout: float | None = None
     offer: Any = None
+    rows: tuple[int, int] | None = None
     answer: Any = None
     is_abandoned: bool = False
     result: Any = None
@@ -74,6 +75,7 @@ class _Report:
     place: tuple[_State, str]
     whereabouts: str
     offer: Any
+    rows: tuple[int, int] | None
 
 
 class Rendezvous:
@@ -129,7 +131,14 @@ class Rendezvous:
                 replica.error = None  # its traceback refers to the replica: a cycle would keep the arrays alive
         return [r.result for r in self._replicas]
 
-    def exchange(self, number: int, collective: str, offer: Any, timeout: float | None = None) -> Offers:
+    def exchange(
+        self,
+        number: int,
+        collective: str,
+        offer: Any,
+        timeout: float | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> Offers:
         """Enter a collective as one replica, and wait for the others.
 
         Args:
@@ -137,12 +146,14 @@ class Rendezvous:
           collective: the name of the collective; the same on all replicas.
           offer: the contribution of this replica.
           timeout: the most seconds to wait for the others; ``None``: no limit.
+          rows: this replica's rows and those of all replicas, if a replica without rows may leave the collective out.
 
         Returns:
-          The contributions of all replicas, in their order.
+          The contributions of all replicas, in their order; ``None`` for one that has left the collective out.
         """
         replica = self._by_number[number]
         replica.collective, replica.offer, replica.line, replica.timeout = collective, offer, users_line(), timeout
+        replica.rows = rows
         replica.deadline = math.inf if timeout is None else time.monotonic() + timeout
         replica.state = _State.WAITING
         self._stopped.put(None)
@@ -193,20 +204,27 @@ class Rendezvous:
         everyone = self._reports()
         if all(report.place[0] is _State.DONE for report in everyone):
             return False
-        if len({report.place for report in everyone}) > 1:
+        place = next(
+            (r.place for r in everyone if _is_complete([o for o in everyone if o.place == r.place], self.count)), None
+        )
+        if place is None:
             places = "; ".join(report.whereabouts for report in everyone)
             raise self._lockstep.everywhere(DeadlockError(f"the replicas call different collectives: {places}"))
-        offers = Offers(report.offer for report in everyone)
-        for replica in self._replicas:
+        offers = Offers(report.offer if report.place == place else None for report in everyone)
+        here = {report.replica for report in everyone if report.place == place}
+        going_on = [replica for replica in self._replicas if replica.number in here]
+        for replica in going_on:
             replica.answer = offers
-        for replica in self._replicas:
+        for replica in going_on:
             self._resume(replica)
         return True
 
     def _reports(self) -> list[_Report]:
         """The reports of all replicas, in their order."""
         reports = [
-            _Report(r.number, (r.state, r.collective if r.state is _State.WAITING else ""), _whereabouts(r), r.offer)
+            _Report(
+                r.number, (r.state, r.collective if r.state is _State.WAITING else ""), _whereabouts(r), r.offer, r.rows
+            )
             for r in self._replicas
         ]
         if not self._lockstep.several:
@@ -237,6 +255,12 @@ class Rendezvous:
                     break
                 if replica.state is _State.RUNNING:  # Python drops errors raised in the callback of a weak reference
                     _raise_in(thread, SystemExit)
+
+
+def _is_complete(here: list[_Report], replicas: int) -> bool:
+    """Return whether a collective has all replicas, or all that have rows, if the others may leave it out."""
+    rows = [report.rows for report in here if report.rows is not None]
+    return len(here) == replicas or (len(rows) == len(here) and sum(own for own, _ in rows) == rows[0][1])
 
 
 def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:

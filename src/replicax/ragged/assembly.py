@@ -271,14 +271,14 @@ def _taken(array: Any, shape: tuple[int, ...]) -> Any:
 # --- collectives of arrays with room for the largest --------------------------------------------------
 
 
-def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any) -> Any:
+def gathered(array: Any, *, axis: int, sizes: Sequence[int], options: Any, **_: Any) -> Any:
     """The result of ``ragged_gather``, from arrays with room for the largest."""
     everyone = collectives.all_gather(array[None], 0, options)
     parts = [lax.slice_in_dim(everyone[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
     return jnp.concatenate(parts, axis)
 
 
-def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, axes: Any, own: int) -> Any:
+def part_of_sum(array: Any, *, axis: int, sizes: Sequence[int], options: Any, **_: Any) -> Any:
     """The result of ``ragged_part``, with room for the largest."""
     [total] = collectives.sum_over_replicas([array], options)
     starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]).astype(np.int32))

@@ -26,7 +26,7 @@ from replicax.execution.tracing.capture import traced_inside
 from replicax.locality import T
 from replicax.pytrees import are_equal
 from replicax.ragged.assembly import Assembly, Joint, Parts
-from replicax.ragged.straight_line import Straight
+from replicax.ragged.straight_line import Straight, StraightOperation
 from replicax.ragged.value_numbering import ValueNumbering
 from replicax.values import Components, PerReplica
 from replicax.workers.replicas import Replicas
@@ -57,7 +57,12 @@ class _Joining:
         self.ragged: dict[int, Joint] = {}
         self._check_alike()
         self._number_inputs()
-        self.lines = [self._straight(k) for k in range(len(programs))]
+        lines: dict[int, Straight] = {}
+        # Those with rows first: the others have no collective that these lack.
+        for k in sorted(range(len(programs)), key=lambda k: any(0 in aval.shape for aval, _ in programs[k].arguments)):
+            others = next(iter(lines.values())).collectives if lines else []
+            lines[k] = self._straight(k, size_of.index(k), others)
+        self.lines = [lines[k] for k in range(len(programs))]
         common = set.intersection(*(set(line.made) for line in self.lines))
         self.parts = Parts(
             self.lines,
@@ -128,14 +133,14 @@ class _Joining:
     def _given(self, key: Any, aval: Any) -> int:
         return self.numbers.of(key, [aval])[0]
 
-    def _straight(self, k: int) -> Straight:
+    def _straight(self, k: int, replica: int, others: Sequence[StraightOperation]) -> Straight:
         program = self.programs[k]
         inputs = [self._given(("variable", use.slot), use.aval) for use in program.reads]
         for position, (aval, _) in enumerate(program.arguments):
             whole = self._given(("argument", position), aval)
             inputs.append(self.ragged[whole][k] if whole in self.ragged else whole)
         inputs += map(self.numbers.of_constant, program.constants)
-        return Straight(program, inputs, self.numbers)
+        return Straight(program, inputs, self.numbers, replica, others)
 
     # --- putting together -------------------------------------------------------------------------------
 

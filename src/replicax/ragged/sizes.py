@@ -151,6 +151,10 @@ class _Questions:
         self._asked[number].append(_Asked(what, offer, answers))
         return answers
 
+    def count(self, number: int) -> int:
+        """How many questions this size has asked; it numbers a gather and its transpose, alike for all sizes."""
+        return len(self._asked[number])
+
     def _expected(self, number: int, other: int, position: int, what: str, offer: Any, dim: int) -> Any:
         for asked in (self._asked[other], self._before[other]):
             if position < len(asked) and asked[position].what == what:
@@ -205,7 +209,7 @@ class RaggedCommunicator(SpmdCommunicator):
         shapes = self._shapes("all_gather", array, axis)
         if len(set(shapes)) == 1:
             return super().all_gather(array, axis, options)
-        return _gathered(array, axis, shapes, self._noted(options))
+        return self._gathered(array, axis, shapes, options)
 
     def from_first(self, array: Any) -> Any:
         array = jnp.asarray(array)
@@ -214,7 +218,7 @@ class RaggedCommunicator(SpmdCommunicator):
             return super().from_first(array)
         if not array.ndim:
             raise ValueError(f"the first replica's value: the replicas' arrays have the shapes {list(shapes)}")
-        return _gathered(array, 0, shapes, self._noted(None))[: shapes[0][0]]
+        return self._gathered(array, 0, shapes)[: shapes[0][0]]
 
     def components(self, value: Any) -> Sequence[Any]:
         array = jnp.asarray(value)
@@ -222,7 +226,7 @@ class RaggedCommunicator(SpmdCommunicator):
         if len(set(shapes)) == 1:
             return super().components(array)
         flat = tuple((math.prod(shape),) for shape in shapes)
-        whole = _gathered(array.reshape(-1), 0, flat, self._noted(None))
+        whole = self._gathered(array.reshape(-1), 0, flat)
         ends = [sum(n for (n,) in flat[: i + 1]) for i in range(len(flat))]
         return [whole[end - n : end].reshape(shape) for end, (n,), shape in zip(ends, flat, shapes, strict=True)]
 
@@ -230,8 +234,11 @@ class RaggedCommunicator(SpmdCommunicator):
         """The shapes of every replica's array, which probably differ in ``dim`` only."""
         return self._questions.ask(self._number, what, tuple(array.shape), dim)
 
-
-def _gathered(array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None) -> Any:
-    check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
-    sizes = tuple(shape[axis] for shape in shapes)
-    return ragged_gather_p.bind(array, axis=axis, sizes=sizes, options=options, axes=(REPLICA_AXIS,))
+    def _gathered(
+        self, array: Any, axis: int, shapes: Sequence[tuple[int, ...]], options: CommunicationOptions | None = None
+    ) -> Any:
+        check_other_dims(shapes, axis, "all_gather: the replicas' arrays")
+        sizes = tuple(shape[axis] for shape in shapes)
+        number = self._questions.count(self._number)
+        options = self._noted(options)
+        return ragged_gather_p.bind(array, axis=axis, sizes=sizes, number=number, options=options, axes=(REPLICA_AXIS,))

@@ -10,9 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from replicax import _jax
 from replicax._jax.primitive_families import CALLS, SHARD_MAPS
-from replicax.execution.program.collective_operations import is_collective
+from replicax.execution.program.collective_operations import is_collective, ragged_part_p
 from replicax.execution.program.infer import infer_equation
 from replicax.execution.program.inlining import Inlining, needed
 from replicax.execution.program.marks import Obligation
@@ -63,6 +66,8 @@ class Straight(Inlining[int]):
       program: the captured program.
       inputs: the numbers of its inputs.
       numbers: of the values of this and other programs.
+      replica: one of the replicas that run it.
+      others: the collectives of a program of replicas with rows.
 
     Attributes:
       operations: in an order in which they can run; only those that something depends on, collectives, and those that
@@ -74,10 +79,17 @@ class Straight(Inlining[int]):
     Raises:
       LocalityError: what a mark asks for does not hold, whatever the size.
       DeadlockError: replicas may disagree on whether a collective runs.
-      CantJoinError: the program has mutable arrays.
+      CantJoinError: the program has mutable arrays, or comes to only some of the gradients of an ``all_gather``.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[int], numbers: ValueNumbering) -> None:
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[int],
+        numbers: ValueNumbering,
+        replica: int,
+        others: Sequence[StraightOperation],
+    ) -> None:
         self.marks: list[Mark] = []
         self._obligations = program.obligations
         self._numbers = numbers
@@ -85,7 +97,13 @@ class Straight(Inlining[int]):
         self._operations: list[StraightOperation] = []
         self.made: dict[int, StraightOperation] = {}
         self._collectives = 0
+        self._replica, self._others = replica, others
+        self._added: list[int] = []
         self.outputs = self.inline(program.jaxpr, inputs)
+        self._catch_up()
+        own = [o.equation.params["number"] for o in self._operations if o.equation.primitive is ragged_part_p]
+        if any(own.count(number) > self._added.count(number) for number in self._added):
+            raise CantJoinError("replicas without rows come to only some of the gradients of an all_gather")
         self.operations = needed(self._operations, self.outputs, lambda o: o.is_collective or acts(o.equation))
 
     @property
@@ -141,6 +159,7 @@ class Straight(Inlining[int]):
     def _add(self, equation: Any, operands: Sequence[int]) -> tuple[int, ...]:
         talks = is_collective(equation)
         if talks:
+            self._catch_up(equation)
             avals = [v.aval for v in equation.outvars]
             key = "collective", self._collectives, tuple((a.shape, a.dtype) for a in avals)
             results = self._numbers.of(key, avals)
@@ -155,6 +174,25 @@ class Straight(Inlining[int]):
         self.made.update(dict.fromkeys(results, operation))
         self._operations.append(operation)
         return results
+
+    def _catch_up(self, equation: Any = None) -> None:
+        """Add the gradients of ``all_gather`` that replicas with rows come to before ``equation``, and this one lacks.
+
+        JAX drops the derivatives of some operations whose results have no elements, such as ``jnp.where``. To the sum
+        of the gathered array's gradients a replica without rows adds zeros then, and its own part has no elements.
+        """
+        while self._collectives < len(self._others):
+            other = self._others[self._collectives].equation
+            if other.primitive is not ragged_part_p or other.params["sizes"][self._replica]:
+                return
+            number = other.params["number"]
+            if equation and equation.primitive is ragged_part_p and equation.params["number"] == number:
+                return
+            self._added.append(number)
+            part = jax.make_jaxpr(
+                lambda e=other: ragged_part_p.bind(jnp.zeros_like(e.invars[0].aval), **{**e.params, "own": 0})
+            )
+            self.inline(part().jaxpr, ())
 
     def _infer(self, equation: Any, operands: Sequence[int]) -> list[Locality]:
         return infer_equation(equation, [self._locality(v) for v in operands], self._obligations)

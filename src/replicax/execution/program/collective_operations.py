@@ -20,16 +20,16 @@ def _never(x: Any, **_: Any) -> Any:
 ragged_gather_p: _jax.Primitive = _jax.linear_primitive(
     "ragged_gather",
     _never,
-    lambda aval, *, axis, sizes, options, axes: _jax.resized(aval, axis, sum(sizes)),
+    lambda aval, *, axis, sizes, **_: _jax.resized(aval, axis, sum(sizes)),
     lambda ct, aval, *, axis, **params: ragged_part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
     _jax.next_axis,
 )
-"""``y = ragged_gather[axis=a sizes=…] x``: the replicas' arrays, one after the other, whose sizes differ."""
+"""``y = ragged_gather[axis=a sizes=… number=i] x``: the replicas' arrays, one after the other, whose sizes differ."""
 
 ragged_part_p: _jax.Primitive = _jax.linear_primitive(
     "ragged_part",
     _never,
-    lambda aval, *, axis, own, sizes, options, axes: _jax.resized(aval, axis, own),
+    lambda aval, *, axis, own, **_: _jax.resized(aval, axis, own),
     lambda ct, _, *, own, **params: ragged_gather_p.bind(ct, **params),
     _jax.next_axis,
 )
