@@ -504,6 +504,33 @@ def test_a_loss_reaches_the_transformation_inside_multi_steps(pair) -> None:
 
 
 @third_party
+@pytest.mark.parametrize("executor", ["compiled", pytest.param("per_replica", marks=pytest.mark.soak)])
+def test_a_line_search_sees_the_loss_of_the_whole_batch(pair, executor) -> None:
+    def step(average, model, optimizer, x):
+        def loss_of(model):
+            return average(jnp.square(model(x)[:, 0] - 1))
+
+        loss, gradients = nnx.value_and_grad(loss_of)(model)
+        graph = nnx.graphdef(model)
+        value_fn = lambda parameters: loss_of(nnx.merge(graph, parameters))  # noqa: E731
+        optimizer.update(model, gradients, value=loss, grad=gradients, value_fn=value_fn)
+
+    options = replicax.RunOptions(executor=executor)
+    found = []
+    for run in (
+        lambda *args: pair.run(functools.partial(step, replicax.compute_average_loss), args, options=options),
+        None,
+    ):
+        model = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
+        data = [batch["x"] for batch in batches()]
+        for x in pair.distribute_dataset(data) if run else data:
+            (run or functools.partial(step, jnp.mean))(model, optimizer, x)
+        found.append(arrays(model))
+    check_alike(*found)
+
+
+@third_party
 def test_a_number_that_is_no_share(pair) -> None:
     metric = nnx.metrics.Average("rate")
     with pytest.raises(replicax.errors.LocalityError, match=r"rate is a number.*scale_regularization_loss"):

@@ -27,7 +27,7 @@ from flax import nnx
 from replicax import context
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.locality import M
-from replicax.training.extra_arguments import SHARES
+from replicax.training.extra_arguments import SHARES, of_parameters
 from replicax.variables import Variable
 from replicax.variables.store import current_store
 
@@ -210,7 +210,9 @@ def _summing(tx: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
         own, tree = jax.tree_util.tree_flatten((gradients, shares))
         gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_of_own(own))
-        return tx.update(gradients, state, parameters, **{**extra, **shares})
+        tree = jax.tree_util.tree_structure(parameters)
+        functions = {name: of_parameters(fn, name, (), tree, True) for name, fn in extra.items() if callable(fn)}
+        return tx.update(gradients, state, parameters, **{**extra, **shares, **functions})
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
-from replicax import _jax, context
+from replicax import _jax
 from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.pytrees import is_leaf, registered
+from replicax.training.totals import total_of_shares
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -84,7 +85,8 @@ def of_parameters(
 ) -> Callable[..., Any]:
     """The argument ``name``, ``fn(parameters, …)``, for a transformation that calls it with parameters of its choice.
 
-    Line searches do. While it runs, the variables have these values, so that it may read them instead of its argument.
+    Line searches do. While it runs, the variables (none for models of other libraries) have these values, so that it
+    may read them instead of its argument.
     With ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
@@ -97,7 +99,7 @@ def of_parameters(
         )
 
     def own(parameters: Sequence[Any], outer: Store, args: Sequence[Any], kwargs: Any) -> Any:
-        store = DerivedStore(outer, dict(zip(variables, parameters, strict=True)))
+        store = DerivedStore(outer, dict(zip(variables, parameters, strict=False)))
         with use_store(store):
             result = fn(jax.tree_util.tree_unflatten(tree, parameters), *args, **kwargs)
         if store.written:
@@ -106,35 +108,22 @@ def of_parameters(
                 "call it any number of times, with trial parameters. Assign outside of it."
             )
         leaves, shape = jax.tree_util.tree_flatten(result)
-        text = f"apply_gradients: the result of {name} {problem}"
+        text = f"the result of {name} (an argument of the optimizer) {problem}"
         leaves = [
             outer.expect([as_array(leaf, f"apply_gradients: result of {name}")], refused, text)[0] for leaf in leaves
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
-
-    def total(values: Any) -> Any:
-        replica = context.get_replica_context()
-        assert replica is not None
-        return replica.all_reduce("sum", values) if aggregate else values
 
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if jax.tree_util.tree_structure(parameters) != tree:
             return fn(parameters, *args, **kwargs)
         outer = current_store()
 
-        # The parameters are the same on all replicas, so the gradient of the sum is the sum of the gradients. (The
-        # gradient of all_reduce differs: it is with respect to each replica's own values.)
-        @jax.custom_vjp
-        def summed(leaves: Sequence[Any]) -> Any:
-            return total(own(leaves, outer, args, kwargs))
+        def share(*leaves: Any) -> Any:
+            return own(leaves, outer, args, kwargs)
 
-        def forward(leaves: Sequence[Any]) -> tuple[Any, Any]:
-            result, pull = jax.vjp(lambda leaves: own(leaves, outer, args, kwargs), leaves)
-            return total(result), pull
-
-        summed.defvjp(forward, lambda pull, cotangent: (total(pull(cotangent)[0]),))
         with _jax.kept_programs():
-            result = summed(jax.tree_util.tree_leaves(parameters))
+            result = (total_of_shares(share) if aggregate else share)(*jax.tree_util.tree_leaves(parameters))
         _jax.renew_kept_programs()
         return result
 
