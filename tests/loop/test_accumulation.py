@@ -356,8 +356,14 @@ def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:
 def test_a_pipeline_divides_its_batch_itself() -> None:
     strategy = logical_strategy(1, 2)
 
-    def step(x: Any) -> Any:
+    def whole(x: Any) -> Any:
         return replicax.compute_average_loss(strategy.assign_to_logical_device(x, 1))
 
-    with pytest.raises(replicax.errors.PlacementError, match="step assigns values to logical devices, .*microbatches"):
-        strategy.run(accumulated(step, 2), args=(np.ones(4, np.float32),))
+    def in_parts(x: Any) -> Any:
+        return sum(
+            replicax.compute_average_loss(strategy.assign_to_logical_device(part, 1)) for part in jnp.split(x, 2)
+        )
+
+    for step in (whole, in_parts):
+        with pytest.raises(replicax.errors.PlacementError, match="assigns values to logical devices .*microbatches"):
+            strategy.run(accumulated(step, 2), args=(np.ones(8, np.float32),))

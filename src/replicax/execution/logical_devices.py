@@ -16,7 +16,7 @@ from replicax import context
 from replicax.devices.host_values import as_array, check_integers, kind_of
 from replicax.devices.logical_axes import Axes, constrained, parted, spec_of
 from replicax.devices.mesh import in_logical_mesh
-from replicax.errors import ContextError
+from replicax.errors import ContextError, PlacementError
 from replicax.execution.program.marks import assign_p
 from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Stacked
@@ -155,6 +155,12 @@ class LogicalDevices:
             value = jnp.asarray(value)
             if not in_logical_mesh():
                 return value
+            replica = context.get_replica_context()
+            if replica is not None and replica._communicator.examples and replica._communicator.examples.parts > 1:
+                raise PlacementError(
+                    f"{method}: the step's gradients are accumulated. A step that assigns values to logical devices "
+                    "divides its batch into microbatches itself: have more of them there, in place of accumulating"
+                )
             return assign_p.bind(value, device=device, number=next(_assignments), back=False)
 
         return _each(method, self._replicas, tensor, assign)

@@ -15,8 +15,7 @@ from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples, share_p
 from replicax.devices.host_values import as_array
-from replicax.errors import ContextError, PlacementError, TraceError
-from replicax.execution.program.marks import assigns
+from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
@@ -231,11 +230,6 @@ class _Run:
 
         program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask)
         self.shapes = shapes
-        if assigns(program.jaxpr):
-            raise PlacementError(
-                f"{self._step.__name__} assigns values to logical devices, and so divides its batch into microbatches "
-                "itself: have more of them there, in place of accumulating gradients"
-            )
 
         def has_share(jaxpr: _jax.Jaxpr) -> bool:
             return _jax.contains(jaxpr, lambda equation: equation.primitive is share_p)
