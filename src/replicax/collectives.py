@@ -479,10 +479,11 @@ def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
     examples = communicator.examples
     assert examples is not None
     rows = examples.mask.shape[0]
+    kind = "padded to" if examples.parts == 1 else "a micro-batch of accumulated gradients, of"
     text = (
-        f"{what} must have an entry for each row of the batch, which is padded to {rows} rows, in their order, "
-        "got {}: padding could not be left out. Reduce within each example only, and don't move rows; or reduce them "
-        "yourself, with replicax.get_replica_context().example_mask."
+        f"{what} must have an entry for each row of the batch, which is {kind} {rows} rows, in their order, "
+        "got {}: padding could not be left out. Reduce within each example only (reshape losses of tokens to [batch, "
+        "time]), and don't move rows; or reduce them yourself, with replicax.get_replica_context().example_mask."
     )
     if values.shape[0] != rows:
         raise ValueError(text.format(f"shape {values.shape}"))

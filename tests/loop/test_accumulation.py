@@ -99,6 +99,18 @@ def test_a_penalty_counts_once(replicas: int, length: int, kept: Any) -> None:
     assert (loss, penalty) == (pytest.approx(float(expected)), pytest.approx(14.0))
 
 
+def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() -> None:
+    strategy = strategy_of(2)
+    x = np.arange(1, 6, dtype=np.float32)
+
+    def step(x: Any) -> Any:
+        mask = replicax.get_replica_context().example_mask
+        return replicax.as_share(jnp.sum(jnp.where(mask, x, 0.0)) / 5)
+
+    [batch] = strategy.distribute_dataset([x])
+    assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
+
+
 def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     strategy = strategy_of(2)
     made: list[replicax.Variable] = []
@@ -268,6 +280,15 @@ def test_what_can_not_be_accumulated_is_told() -> None:
             strategy.run(accumulated(step, 2), args=(x,))
     with pytest.raises(ValueError, match=r"of 2 lengths, \[4, 8\]"):
         strategy.run(accumulated(lambda x, y: None, 2), args=(x, x[:4]))
+    with pytest.raises(
+        ValueError, match=r"of 2 lengths, \[2, 8\]. If one is a random key, make it with jax.random.key,"
+    ):
+        strategy.run(accumulated(lambda x, key: None, 2), args=(x, jax.random.PRNGKey(0)))
+    tokens = np.ones((4, 3), np.float32)
+    with pytest.raises(
+        ValueError, match=r"micro-batch of accumulated gradients, of 2 rows, .* got shape \(6,\).*\[batch, time\]"
+    ):
+        strategy.run(accumulated(lambda x: share(x.reshape(-1))[0], 2), args=(tokens,))
     with pytest.raises(ValueError, match="must all have one length there; the step got none"):
         strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
 

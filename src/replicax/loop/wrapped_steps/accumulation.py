@@ -41,7 +41,8 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     statistics, counters) goes on from one to the next. Only ``apply_gradients`` waits: gradients are added up, and
     after the last micro-batch they are summed over the replicas and applied, in one all-reduce. A batch that is not
     divisible by ``parts`` is padded; :func:`replicax.compute_average_loss` and metrics leave the padding out, and count
-    the examples of the whole batch, so the loss has to end in ``compute_average_loss`` (or :func:`replicax.as_share`).
+    the examples of the whole batch, so the loss has to end in ``compute_average_loss``, with a loss for each example
+    (or in :func:`replicax.as_share`, of sums that leave padding out by ``get_replica_context().example_mask``).
 
     Args:
       step: returns numbers, or a pytree of numbers. One that depends on the examples is this micro-batch's share: the
@@ -148,6 +149,9 @@ class _Batch:
         lengths = {self._leaves[i].shape[0] for i in self._split}
         if len(lengths) != 1:
             found = f"of {len(lengths)} lengths, {sorted(lengths)}" if lengths else "none"
+            arrays = [self._leaves[i] for i in self._split]
+            if any(x.dtype == jnp.uint32 and x.shape in ((2,), (4,)) for x in arrays):
+                found += ". If one is a random key, make it with jax.random.key, which is not split"
             raise ValueError(
                 f"{name}: to accumulate gradients, the arrays of the batch are split along their first dim, so they "
                 f"must all have one length there; the step got {found}"
