@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pathlib
 from typing import Any, Generic, TypeVar, get_origin
 
 import jax
@@ -109,6 +110,21 @@ def test_an_iterator_goes_on_from_where_it_is() -> None:
     assert float(strategy.reduce("mean", next(batches), axis=0)) == 3.0
 
 
+@pytest.mark.parametrize("is_saved", [False, True], ids=["not saved", "saved"])
+def test_passes_after_that_of_an_iterator_are_whole(is_saved: bool, tmp_path: pathlib.Path) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        seen = replicax.Variable(np.zeros(4, np.float32), name="seen", aggregation="sum")
+    batches = iter(strategy.distribute_dataset(list(np.eye(4, dtype=np.float32)[:, None].repeat(2, 1))))
+    next(batches), next(batches)
+
+    def step(x: jax.Array) -> None:
+        seen.assign_add(x[0] / 2)
+
+    replicax.train(step, batches, 7, checkpoints=tmp_path if is_saved else None, progress=False)
+    assert seen.numpy().tolist() == [2, 1, 2, 2]  # batches 2 3, 0 1 2 3, 0
+
+
 def test_a_step_that_is_refused_has_not_had_its_element() -> None:
     strategy = strategy_of(2)
     batches = iter(strategy.distribute_dataset([np.full(size, float(size), np.float32) for size in (2, 2, 4, 6)]))
@@ -126,11 +142,17 @@ def test_a_step_that_is_refused_has_not_had_its_element() -> None:
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_dataset_that_can_be_gone_through_once_ends_the_run_by_an_error(steps_per_call: int) -> None:
     strategy, recorder = strategy_of(2), Recorder()
-    batches = iter(strategy.distribute_dataset([np.zeros(4, np.float32)] * 3))
-    with pytest.raises(ValueError, match="the dataset has no elements any more"):
+    passes = []
+
+    def once() -> Any:
+        if not passes:
+            yield from [np.zeros(4, np.float32)] * 3
+            passes.append(1)
+
+    with pytest.raises(ValueError, match="the generator function .*once, gave no element"):
         replicax.train(
             replicax.compute_average_loss,
-            batches,
+            strategy.distribute_dataset(once),
             5,
             steps_per_call=steps_per_call,
             callbacks=[recorder],

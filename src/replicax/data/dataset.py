@@ -120,6 +120,11 @@ class DistributedIterator(Iterator[Any], NameHints):
         # Also at the end of the process: a thread that is still in JAX then crashes the process.
         self._end = weakref.finalize(self, self._reader.end)
 
+    def _begin_again(self) -> None:
+        """Begin a new pass, at the first element."""
+        self.close()
+        self._begin(self._pipeline.fresh(), 0)
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise cant_be_pickled(
             "a DistributedIterator",

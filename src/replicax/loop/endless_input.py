@@ -24,12 +24,11 @@ class EndlessInput:
       dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
       replicas: those that it is for.
       wall: told how long is waited for elements.
-      is_saved: whether its place is to be part of checkpoints: then the next pass begins in the same iterator.
+      is_saved: whether its place is to be part of checkpoints.
 
     Attributes:
-      iterator: the pass that is going on.
+      iterator: the pass that is going on; each pass is one of the same iterator.
       examples: how many examples all replicas have had.
-      passes: how many passes have been begun.
       bytes_per_step: how large the first element was, on all devices.
       arguments: of a step that gets the first element; ``None`` as long as there was none that was the same everywhere.
 
@@ -40,15 +39,14 @@ class EndlessInput:
     def __init__(
         self, dataset: DistributedDataset | DistributedIterator, replicas: Replicas, wall: WallTime, is_saved: bool
     ) -> None:
-        self._dataset = dataset if isinstance(dataset, DistributedDataset) else None
-        self.iterator: DistributedIterator = dataset if isinstance(dataset, DistributedIterator) else iter(dataset)
+        self._is_own = isinstance(dataset, DistributedDataset)
+        self.iterator: DistributedIterator = iter(dataset) if isinstance(dataset, DistributedDataset) else dataset
         self._wall = wall
         self._replicas = replicas
         self._source = source_of(self.iterator, replicas)
-        # An iterator that was given may be on its way already: it has no state to begin anew from.
-        self._beginning = self.iterator.get_state() if is_saved else None
+        if is_saved:
+            self.iterator.get_state()  # raises before anything is trained if it can't be saved
         self.examples = 0
-        self.passes = 1
         self.bytes_per_step = 0
         self.arguments: Any = None
 
@@ -60,16 +58,11 @@ class EndlessInput:
         """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass."""
         before = self._wall.switch("input")
         try:
-            try:
-                groups, error = self._source.take(steps, staged)
-            except StopIteration:
-                self._begin_again()
-                groups, error = self._source.take(steps, staged)
+            groups, error = self._source.take(steps, staged)
         except StopIteration:
-            raise ValueError(
-                "replicax.train: the dataset has no elements any more: a pass over it gave none. A dataset that can be "
-                "gone through only once must be as long as the run."
-            ) from None
+            self.iterator._begin_again()
+            self.restored()
+            groups, error = self._source.take(steps, staged)
         finally:
             self._wall.switch(before)
         self.examples += sum(map(examples_in, groups))
@@ -85,19 +78,8 @@ class EndlessInput:
 
     def close(self) -> None:
         """End the pass; not one that the caller has begun."""
-        if self._dataset is not None:
+        if self._is_own:
             self.iterator.close()
-
-    def _begin_again(self) -> None:
-        if self._beginning is not None:
-            self.iterator.set_state(self._beginning)
-        elif self._dataset is not None:
-            self.iterator.close()
-            self.iterator = iter(self._dataset)
-        else:
-            raise StopIteration
-        self.passes += 1
-        self.restored()
 
 
 def examples_in(group: ElementGroup | Single) -> int:
