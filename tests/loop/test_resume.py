@@ -159,6 +159,28 @@ def test_early_stopping_goes_on_counting(tmp_path: pathlib.Path) -> None:
     assert [step for step, _ in recorder.evaluated] == [30, 40]
 
 
+def test_callbacks_keep_their_states_when_those_of_other_classes_come_and_go(tmp_path: pathlib.Path) -> None:
+    class Counter(replicax.Callback):
+        count = 0
+
+        def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+            self.count += 1
+
+        def get_state(self) -> int:
+            return self.count
+
+        def set_state(self, state: int) -> None:
+            self.count = state
+
+    first, second = Counter(), Counter()
+    second.count = 100
+    attempt(tmp_path, steps=10, log_every=1, callbacks=[first, Recorder(), second])
+    assert (first.count, second.count) == (10, 110)
+    first, second = Counter(), Counter()
+    attempt(tmp_path, steps=12, log_every=1, callbacks=[Recorder(), Recorder(), first, second])
+    assert (first.count, second.count) == (12, 112)
+
+
 def test_a_run_that_early_stopping_has_ended_trains_no_further_without_more_patience(tmp_path: pathlib.Path) -> None:
     def ends(patience: int) -> Any:
         stopping = replicax.EarlyStopping("loss", "min", patience)

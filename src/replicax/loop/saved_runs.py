@@ -62,7 +62,8 @@ class SavedRuns:
         self._manager = manager
         self._at: int | None = None  # the step that is restored or saved
         self._input = input
-        self._callbacks = {f"{i} {type(c).__name__}": c for i, c in enumerate(callbacks)}
+        classes = [type(c).__name__ for c in callbacks]  # numbered within a class, as those of others may come and go
+        self._callbacks = {f"{name} {classes[:i].count(name)}": callbacks[i] for i, name in enumerate(classes)}
         self._watched = watched
         self._before: list[tuple[Variable, Any]] = []
         if manager is None:
