@@ -129,10 +129,11 @@ def test_a_signal_while_the_last_step_is_saved_is_served_when_it_is(tmp_path: pa
 
 
 def test_there_is_nothing_to_do_for_a_run_that_is_done(tmp_path: pathlib.Path, capsys: Any) -> None:
-    attempt(tmp_path, steps=20)
+    _, _, done = attempt(tmp_path, steps=20, evaluate=lambda: 3.0)
+    assert done.evaluation == {"loss": 3.0}
     for steps in (20, 15):
-        _, recorder, run = attempt(tmp_path, steps=steps, progress=True)
-        assert run.step == 20
+        _, recorder, run = attempt(tmp_path, steps=steps, progress=True, evaluate=lambda: 4.0)
+        assert (run.step, run.numbers, run.evaluation) == (20, done.numbers, done.evaluation)
         assert recorder.calls == [("start", 20), ("end", 20)]
         assert (
             f"nothing to do: the checkpoint is of step 20, and there are to be {steps} steps" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from replicax.errors import shortened
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.step_objects import variables_in
+from replicax.loop.training_run import TrainingRun
 from replicax.loop.wrapped_steps.precision import Precision
 from replicax.pytrees import is_leaf, registered
 from replicax.variables import Variable
@@ -31,10 +32,11 @@ _extended: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
 
 
 class SavedRuns:
-    """The checkpoints of a run: besides the user's objects they have the place in the input and the callbacks' state.
+    """The checkpoints of a run: besides the user's objects the place in the input, the last numbers, callbacks' states.
 
     Args:
       manager: the manager of the checkpoints; ``None``: there are none, and nothing is ever saved.
+      run: the run, whose last numbers and evaluation are saved.
       input: the input of the run.
       metrics: those of the run, which are saved unless they are among the user's objects.
       callbacks: those that may have something to remember.
@@ -52,6 +54,7 @@ class SavedRuns:
     def __init__(
         self,
         manager: CheckpointManager | None,
+        run: TrainingRun,
         input: EndlessInput,
         metrics: Mapping[str, Any],
         callbacks: Sequence[Callback],
@@ -60,6 +63,7 @@ class SavedRuns:
     ) -> None:
         self.evaluated: int | None = None
         self._manager = manager
+        self._run = run
         self._at: int | None = None  # the step that is restored or saved
         self._input = input
         classes = [type(c).__name__ for c in callbacks]  # numbered within a class, as those of others may come and go
@@ -115,6 +119,7 @@ class SavedRuns:
         self._input.restored()
         state = json.loads(self._manager.checkpoint._objects[NAME]["state"])
         self.evaluated = state["evaluated"]
+        self._run.numbers, self._run.evaluation = state["numbers"], state["evaluation"]
         for name, callback in self._callbacks.items():
             if state["callbacks"].get(name) is not None:
                 callback.set_state(state["callbacks"][name])
@@ -183,7 +188,8 @@ class SavedRuns:
                     f"{type(callback).__name__}.get_state() returned {shortened(repr(states[name]), 200)}, which a "
                     f"checkpoint keeps as JSON: {error}. Return numbers of Python, strings, lists, and dicts of these."
                 ) from error
-        return json.dumps({"evaluated": self.evaluated, "callbacks": states})
+        run = {"evaluated": self.evaluated, "numbers": self._run.numbers, "evaluation": self._run.evaluation}
+        return json.dumps({**run, "callbacks": states})
 
     def restore_best(self) -> int | None:
         """Go back to the checkpoint with the best evaluation; returns its step, ``None`` if that is the newest."""

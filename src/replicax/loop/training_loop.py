@@ -90,8 +90,8 @@ class TrainingLoop:
         watched = strategy.extended.variables if has_found_objects else ()
         with strategy.scope():
             self._precision = Precision(precision) if isinstance(precision, str) else precision
-        self._saves = SavedRuns(checkpoints, self._input, metrics, callbacks, self._precision, watched)
         self._run = TrainingRun(strategy, steps, wall, self._requests.request)
+        self._saves = SavedRuns(checkpoints, self._run, self._input, metrics, callbacks, self._precision, watched)
         lines = LINES if isinstance(progress, bool) else float(progress)
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
         self._speed = Speed(strategy, tokens_per_example, plan)

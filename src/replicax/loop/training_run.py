@@ -19,8 +19,8 @@ class TrainingRun:
       steps: how many steps there are to be.
       step: how many have been run, those before a resume included.
       resumed_at: the step that this run went on from; ``None`` if it began anew.
-      numbers: what was logged last, by name: floats.
-      evaluation: what the last evaluation gave, by name: floats; ``None`` if there was none yet.
+      numbers: what was logged last, before a resume too, by name: floats.
+      evaluation: what the last evaluation gave, before a resume too, by name: floats; ``None`` if there was none yet.
       stopped: why the run ended before its last step, in words; ``None`` if it did not.
       restored: the step whose checkpoint was restored at the end (``restore_best``); ``None`` if none was.
       examples: how many examples this process's steps have had, on all replicas.
