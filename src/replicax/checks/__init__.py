@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from replicax import _jax
 from replicax.checks.locality.common_draws import warn_of_common_draws
 from replicax.checks.locality.replicated_work import warn_of_replicated_work
+from replicax.collectives import share_p
 from replicax.execution.program.program import Program
 
 
@@ -32,7 +34,8 @@ def check_step(programs: list[Program], names: Sequence[str], is_served: bool) -
             has_derivatives = True
             if not is_served:
                 warn_of_replicated_work(program, names)
-    if has_derivatives or programs[0].returns_numbers or len(programs) > 1:
+    has_shares = _jax.contains(programs[0].jaxpr, lambda equation: equation.primitive is share_p)
+    if has_derivatives or has_shares or programs[0].returns_numbers or len(programs) > 1:
         from replicax.checks.loss_scale.mistakes import check_loss_scale  # not every program has a loss
 
         scales = check_loss_scale(programs)

@@ -107,7 +107,7 @@ def _findings(program: Program, rows: int, is_ragged: bool) -> _Findings:
     # A pure step returns its arguments, changed by gradients. Its other results may still be scaled outside.
     changed += [("what it returns", m) for m in returned if m.outside and m.locality is not T]
     mistakes = [(term, kind, what) for what, m in changed for term, kind in _mistakes(m, program.replicas, is_ragged)]
-    mistakes += [(term, Kind.MEAN_OF_MEANS, "") for term in check.means_of_means]
+    mistakes += [(term, term.kind, "") for term in check.wrong_means]
     for term, kind, what in mistakes:
         findings.setdefault((*check.place(term.line), kind), (what, set()))[1].add(term.count)
     return _Findings(rows, findings, [_scale(fact, program.replicas) for fact in returned])
@@ -183,6 +183,11 @@ _TEXTS = {
         "result is NaN if a replica has none. Use replicax.compute_average_loss(values), which is this "
         'replica\'s share of the mean over the whole batch, and add the shares up (all_reduce("sum", share)); or keep '
         "a metric (replicax.Mean)."
+    ),
+    Kind.MEAN_OF_SHARES: (
+        "step {step}: this gives a metric a replica's share of a mean. The {n} shares add up to the mean, and the "
+        "metric takes their mean: that is 1/{n} of what it should be. Update it with the values of the examples: "
+        "mean.update(per_example_losses)."
     ),
     Kind.NONLINEAR: (
         "step {step}: this is a function of a replica's share that is not linear, such as a root. Such values don't "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, QUOTIENTS, REFERENCES
+from replicax._jax.primitive_families import AXIS_POSITION, AXIS_SUMS, IDENTITIES, PRODUCTS, QUOTIENTS, REFERENCES
 from replicax.checks.loss_scale.backward_rules import (
     FIRST_WEIGHT,
     backward,
@@ -59,6 +59,8 @@ _OVER_REPLICAS = (
 """Functions that divide by the number of replicas, and their files."""
 _OVER_ELEMENTS = ("mean", "_mean", "_var"), "/jax/_src/numpy/reductions.py"
 """Functions that divide by a number of elements, and their file."""
+_MEAN_UPDATE = ("Mean.update",), "/replicax/training/metrics.py"
+"""The method in which each value counts once on each replica, and its file."""
 
 
 class LossScalePass(Dataflow[ScaleFact]):
@@ -76,8 +78,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         self.rows = rows
         self.asked = program.asked_for_count
         self.is_ragged = is_ragged
-        self.means_of_means: set[Term] = set()
-        """The means over a replica's own examples that are then averaged over the replicas."""
+        self.wrong_means: set[Term] = set()
+        """Means over the replicas, or of a metric, of what should be added up."""
         self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
         self._inside: list[_jax.Equation] = []
         self._backward = False
@@ -217,7 +219,9 @@ class LossScalePass(Dataflow[ScaleFact]):
         results = [self._result(operation, locality, place) for locality, place in pairs]
         for term in (t for m in results for t in m.terms if t.level is Level.REDUCED):
             if effective_kind(term, self.program.replicas) is Kind.SHARE:
-                self.means_of_means.add(term)
+                self.wrong_means.add(dataclasses.replace(term, kind=Kind.MEAN_OF_MEANS))
+        if name in PRODUCTS and self._is_plain_share(facts[0]) and _jax.comes_from(equation, *_MEAN_UPDATE):
+            self.wrong_means.add(Term(Kind.MEAN_OF_SHARES, self._line(equation)))
         return results, facts
 
     def _back(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
@@ -297,6 +301,12 @@ class LossScalePass(Dataflow[ScaleFact]):
                 twice = not m.has_unknown and self._effective_kinds(m.terms) == {Kind.DOUBLE_SCALED}
             kind = Kind.DOUBLE_SCALED if twice else Kind.SHARE
         return ScaleFact(T, m.place, frozenset({Term(kind, line)}), trained=m.trained)
+
+    def _is_plain_share(self, m: ScaleFact) -> bool:
+        """Return whether a value is a share that nothing has multiplied, and that is not declared to be one."""
+        return m.is_made_of(Level.LOSS, Kind.SHARE) and not any(
+            t.factors or self._lines[t.line][-1].params.get("stated", False) for t in m.terms
+        )
 
     def _is_loss(self, equation: _jax.Equation) -> bool:
         """Return whether the equation marks a loss together with its gradients."""

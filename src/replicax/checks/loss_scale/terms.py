@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     REPEATED = "computed from variables alone, so the same on every replica"
     RAGGED = "a mean over this replica's own examples, averaged with those of replicas that have other numbers of them"
     MEAN_OF_MEANS = "a mean over this replica's own examples, of which the mean over such replicas has been taken"
+    MEAN_OF_SHARES = "a share that a metric takes the mean of"
     DOUBLE_SCALED = "a share that has been divided by the number of replicas once more"
     SUMMED_TWICE = "a sum of the replicas' gradients that they have added up once more"
     NONLINEAR = "a function of a share that is not linear, so that it is no share"
