@@ -187,6 +187,13 @@ def test_half_precision_is_cast_if_asked(tmp_path: pathlib.Path) -> None:
     same({path: v.numpy() for path, v in params.items()}, half)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "bool", np.complex64])
+def test_floats_are_saved_as_floats_only(dtype: Any, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TypeError, match="safetensors.save: dtype must be a float dtype, such as 'bfloat16', got .*"):
+        safetensors.save(tmp_path / "new", here(weights()), NAMES, dtype=dtype)
+    assert not (tmp_path / "new").exists()
+
+
 def test_stacked_layers_are_cast_each_from_its_own_dtype(tmp_path: pathlib.Path) -> None:
     safetensors.save(tmp_path, {"0": np.float16([1, 2]), "1": np.float32([1e6, 1.0001])})
     loaded = safetensors.load(tmp_path, {"x": np.zeros((2, 2), np.float32)}, {"x": "{}"}, cast=True)
@@ -396,6 +403,8 @@ def test_mistakes_in_names(tmp_path: pathlib.Path) -> None:
         safetensors.load(tmp_path, params, {**NAMES, "embed": Transposed("model.embed.weight", (0, 2))})
     with pytest.raises(ValueError, match=r"names: embed and scale are both called x"):
         safetensors.save(tmp_path / "new", params, {**NAMES, "embed": "x", "scale": "x"})
+    with pytest.raises(ValueError, match=r"embed is called 'x\.1\.\{\}\.\{\}', but only one \{\} can stand for"):
+        safetensors.save(tmp_path / "new", params, {**NAMES, "embed": "x.1.{}.{}"})
     assert not (tmp_path / "new").exists()
 
 

@@ -62,7 +62,7 @@ def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | N
     """The source of the array at ``path``; ``None`` if ``names`` leaves it out.
 
     Raises:
-      ValueError: ``names`` has nothing for it, or axes that are not those of the array.
+      ValueError: ``names`` has nothing for it, axes that are not those of the array, or a name with several ``{}``.
       TypeError: a name is none.
     """
     if names is None:
@@ -77,6 +77,11 @@ def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | N
     if not isinstance(name, str):
         raise TypeError(f"names: for {path} it gives {named!r}; expected a name, Transposed(name) or None")
     is_stacked = "{}" in name
+    if name.count("{}") > 1:
+        raise ValueError(
+            f"names: {path} is called {name!r}, but only one {{}} can stand for the numbers of stacked tensors, along "
+            "its dim 0. Give the other numbers: names may be a function of the path"
+        )
     dims = len(shape) - is_stacked
     if isinstance(named, Transposed):
         axes = tuple(reversed(range(dims))) if axes is None else tuple(axes)

@@ -43,7 +43,7 @@ def save(
 
     Raises:
       FileExistsError: there are weights in ``folder``.
-      TypeError: it is not a path.
+      TypeError: it is not a path, or ``dtype`` is no float dtype.
       ValueError: two values have one name, or a value has none.
       CheckpointError: the files can't be written; none is left.
       ContextError: called inside a step.
@@ -105,6 +105,8 @@ class _Item:
 
 def _files(leaves: Mapping[str, Any], sources: Mapping[str, TensorSource], dtype: Any, most: int) -> list[list[_Item]]:
     """The tensors of each file."""
+    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise TypeError(f"safetensors.save: dtype must be a float dtype, such as 'bfloat16', got {dtype!r}")
     files: list[list[_Item]] = [[]]
     owners: dict[str, str] = {}
     for path, source in sources.items():
