@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -236,6 +237,27 @@ def test_an_evaluation_counts_each_example_once(partial: str) -> None:
     assert [step for step, _ in recorder.evaluated] == [3, 6]
     expected = np.mean(np.square(x @ line.w.numpy() - y))
     assert run.evaluation == {"loss": pytest.approx(float(expected), rel=1e-5)}
+
+
+ENDLESS: dict[str, Any] = {
+    "batches of examples": lambda examples: examples.shuffle(seed=0).repeat().batch(4),
+    "batches one by one": lambda examples: examples.repeat().batch(4).to_iter_dataset().filter(lambda batch: True),
+    "repeated batches": lambda examples: grain.experimental.RepeatIterDataset(examples.batch(4).to_iter_dataset()),
+}
+
+
+@pytest.mark.parametrize("make", ENDLESS.values(), ids=ENDLESS)
+def test_an_evaluation_is_one_pass_that_ends(make: Any) -> None:
+    examples, share = grain.MapDataset.source(np.arange(6, dtype=np.float32)), replicax.compute_average_loss
+    with pytest.raises(ValueError, match="an evaluation is one pass over its dataset, and this one repeats without"):
+        run_of(lambda x: None, 1, evaluate=(share, make(examples)))
+    first = grain.experimental.LimitIterDataset(iterated(make(examples.slice(slice(4)))), 3)
+    [(_, values)] = run_of(lambda x: None, 1, evaluate=(share, first)).evaluated
+    assert values == {"loss": 1.5}
+
+
+def iterated(dataset: Any) -> Any:
+    return dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
 
 
 def test_an_evaluation_by_a_function() -> None:

@@ -108,6 +108,19 @@ _ENDLESS = 1 << 48
 """For infinite repetition Grain reports ``sys.maxsize`` elements; batches of these are fewer."""
 
 
+def is_endless(dataset: Any) -> bool:
+    """Return whether a pass over ``dataset`` certainly never ends."""
+    one_by_one = _READERS | _SEEDS | _MAPS | _INDEXED_MAPS | _FILTERS | _SHUFFLES | _REPEATS | _BATCHES
+    for node in chain(dataset):
+        if is_random_access(node):
+            return len(node) >= _ENDLESS
+        if _name(node) == "RepeatIterDataset" and getattr(node, "_num_epochs", 1) is None:
+            return True
+        if _name(node) not in one_by_one:
+            break
+    return False
+
+
 def epoch_of_endless(nodes: Sequence[Any]) -> int | None:
     """The number of elements that random-access ``nodes`` repeat without end; ``None`` if they don't, or it is unknown.
 

@@ -35,7 +35,7 @@ class Evaluation:
 
     Raises:
       TypeError: ``how`` is neither.
-      ValueError: the dataset is another strategy's.
+      ValueError: the dataset is another strategy's, or has no end.
     """
 
     def __init__(
@@ -56,6 +56,11 @@ class Evaluation:
                 raise ValueError(
                     f"replicax.train(evaluate=(step, dataset)): the dataset was distributed by {owner!r}, and the run "
                     f"is one of {strategy!r}: distribute it with that one"
+                )
+            if self._dataset._pipeline.source.is_endless:
+                raise ValueError(
+                    "replicax.train(evaluate=(step, dataset)): an evaluation is one pass over its dataset, and this "
+                    "one repeats without end: leave repeat() out, or give the number of its passes"
                 )
             return
         if not callable(how):

@@ -38,6 +38,11 @@ class Source:
     unrepeatable: str | None = None
     length: int | None = None
 
+    @property
+    def is_endless(self) -> bool:
+        """Return whether a pass certainly never ends."""
+        return graph.is_endless(self.dataset)
+
 
 def as_source(dataset: Any, method: str) -> Source:
     """Convert ``dataset`` to a Grain dataset.
