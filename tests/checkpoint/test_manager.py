@@ -163,6 +163,23 @@ def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     assert first.steps == (3,)
 
 
+def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoint, tmp_path, monkeypatch) -> None:
+    delete, broken = shutil.rmtree, []
+
+    def deleted_by_two(path) -> None:
+        delete(path)
+        broken.append(path)
+        delete(path)
+
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [1, 2])
+    shutil.copytree(tmp_path / "step-00000002", f"{tmp_path}/step-00000001.unfinished-{manager._folder.id[:8]}-1")
+    monkeypatch.setattr(shutil, "rmtree", deleted_by_two)
+    saved(manager, [3])
+    assert len(broken) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manager.json", "step-00000003"]
+
+
 # --- misuses --------------------------------------------------------------------------------------------
 
 

@@ -108,7 +108,8 @@ class Folder:
         """
         for name in self.unfinished():
             if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
-                shutil.rmtree(os.path.join(self.path, name))
+                with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
+                    shutil.rmtree(os.path.join(self.path, name))
         complete = self.complete()
         if newest is None:
             return
@@ -122,8 +123,9 @@ class Folder:
             if step in kept:
                 continue
             gone = f"{self.path_of(step)}{UNFINISHED}{str(self.id)[:8]}-deleted"
-            os.rename(self.path_of(step), gone)  # so the path never has a part of it
-            shutil.rmtree(gone)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.path_of(step), gone)  # so the path never has a part of it
+                shutil.rmtree(gone)
 
     def _own_listing(self, step: int) -> Manifest | None:
         try:
