@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -60,16 +62,31 @@ ENTRY %main (p: (s32[], (f32[4,8], f32[8,3]))) -> f32[4,3] {
     assert (cost.matrix_flops, cost.bytes, cost.launches) == (2 * 4 * 8 * 3, 4 * (4 * 8 + 8 * 3 + 4 * 3), 1)
 
 
-def test_a_real_program_has_the_lines_of_this_file() -> None:
-    def f(x):
-        return jnp.sin(x) @ x  # this one
-
-    text = jax.jit(f).lower(jax.ShapeDtypeStruct((32, 32), jnp.float32)).compile().as_text()
-    module = parse(text)
+def lines_of_product(f: Any) -> set[str]:
+    """The files that the matrix product of a compiled function comes from."""
+    module = parse(jax.jit(f).lower(jax.ShapeDtypeStruct((32, 32), jnp.float32)).compile().as_text())
     [dot] = [
         i
         for c in module.computations.values()
         for i in c.instructions.values()
         if i.opcode in ("dot", "fusion") and "dot" in i.op_name
     ][:1]
-    assert __file__ in {file for file, _ in module.source(dot)}
+    return {file for file, _ in module.source(dot)}
+
+
+def test_a_real_program_has_the_lines_of_this_file() -> None:
+    assert __file__ in lines_of_product(lambda x: jnp.sin(x) @ x)
+
+
+def test_names_of_files_are_as_they_were_before_compilers_escaped_them() -> None:
+    file = '/home/mé/a "шаг" 步\\x.py'
+    names: dict[str, Any] = {}
+    exec(compile("def f(x):\n    return x @ x\n", file, "exec"), names)
+    assert file in lines_of_product(names["f"])
+    text = r"""
+ENTRY %main (p: f32[2]) -> f32[2] {
+  %p = f32[2] parameter(0)
+  ROOT %r = f32[2] negate(%p), metadata={source_file="/home/m\303\251/a \"\321\210\" \\x.py" source_line=7}
+}"""
+    module = parse(text)
+    assert module.source(module.instructions["r"]) == [('/home/mé/a "ш" \\x.py', 7)]

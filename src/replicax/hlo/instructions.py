@@ -125,17 +125,22 @@ class Module:
 
     def source(self, instruction: Instruction) -> list[tuple[str, int]]:
         """The files and lines that an instruction comes from, the innermost first; empty if that is not known."""
-        if found := re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.attributes):
-            return [(found[1], int(found[2]))]
+        if found := re.search(r'source_file=("(?:[^"\\]|\\.)*") source_line=(\d+)', instruction.attributes):
+            return [(_unquoted(found[1]), int(found[2]))]
         found = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
         frame = int(found[1]) if found else 0
         lines: list[tuple[str, int]] = []
         while frame and len(lines) < 100:
             numbers = dict(_NUMBER.findall(self._tables["StackFrames"][frame]))
             place = dict(_NUMBER.findall(self._tables["FileLocations"][int(numbers["file_location_id"])]))
-            lines.append((self._tables["FileNames"][int(place["file_name_id"])].strip('"'), int(place["line"])))
+            lines.append((_unquoted(self._tables["FileNames"][int(place["file_name_id"])]), int(place["line"])))
             frame = int(numbers.get("parent_frame_id", 1)) - 1  # counted from 1, and 0 is for none
         return lines
+
+
+def _unquoted(name: str) -> str:
+    """The name of a file from HLO text, which quotes it, and escapes the bytes of letters outside ASCII."""
+    return name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def parse(text: str) -> Module:
