@@ -195,6 +195,25 @@ def test_train_computes_the_same_joined_or_not_and_over_an_interruption(kind: An
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("kinds", [(None, "fp16"), ("fp16", None), ("fp16", "bf16")], ids=str)
+def test_a_resumed_run_may_have_another_precision_and_other_metrics(kinds: Any, tmp_path: pathlib.Path) -> None:
+    there = MLP(strategy_of(2))
+    passes = iter(there.strategy.distribute_dataset(batches()))
+    for kind in kinds:
+        here = MLP(strategy_of(2))
+        checkpoint = replicax.Checkpoint(params=here.params, optimizer=here.optimizer, norm=here.norm)
+        run = replicax.train(
+            here.step, here.strategy.distribute_dataset(batches()), 6 if kind == kinds[0] else 9, precision=kind,
+            checkpoints=replicax.CheckpointManager(checkpoint, tmp_path), progress=False,
+            metrics=[here.seen] if kind == "fp16" else [],
+        )  # fmt: skip
+        replicax.train(there.step, passes, 6 if kind == kinds[0] else 3, precision=kind, progress=False)
+    assert run.resumed_at == 6
+    assert run.numbers.get("loss_scale", 2.0**15) == 2.0**15
+    for name in ("a", "b"):
+        np.testing.assert_array_equal(here.params[name].numpy(), there.params[name].numpy())
+
+
 def test_the_loss_scale_is_saved_and_restored(tmp_path: pathlib.Path) -> None:
     strategy = strategy_of(2)
     with strategy.scope():

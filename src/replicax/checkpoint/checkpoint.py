@@ -79,6 +79,7 @@ class Checkpoint:
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ValueError(f"Checkpoint: an object can't be called {name!r}: choose another name")
         self._objects: dict[str, Any] = dict(objects)
+        self._optional: tuple[str, ...] = ()  # beginnings of names that a restored checkpoint need not have
         self._background = BackgroundSave()
         self._groups: dict[str, Groups] = {}
         self._saved_leaves: Leaves | None = None
@@ -240,7 +241,7 @@ class Checkpoint:
 
     def _take(self, source: CompleteCheckpoint, partial: bool = False) -> None:
         self._plan = None  # frees the memory that saves copy to, as restoring needs memory
-        values = restored(self._objects, source, self._lockstep, partial)
+        values = restored(self._objects, source, self._lockstep, ("",) if partial else self._optional)
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
 
     def _may_look(self, path: str) -> bool:

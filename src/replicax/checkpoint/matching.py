@@ -26,8 +26,10 @@ _MOST_LINES = 20
 _NUMBERS = {bool: np.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
 
 
-def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial: bool) -> None:
+def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional: tuple[str, ...]) -> None:
     """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
+
+    Those whose names begin with one of ``optional`` may be on one side only.
 
     A step makes JAX arrays of numbers and of NumPy's arrays. So a number fits an array of shape () of its kind that was
     saved, and the other way round; and a NumPy array fits a saved one of the dtype that JAX has for its own.
@@ -38,7 +40,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, partial:
     slots = tuple(f"{name}/" for name in _without_slots(leaves, entries))
     ours = [n for n in leaves.by_name if n not in entries and not n.startswith(slots or "\0")]
     theirs = [name for name in entries if name not in leaves.by_name]
-    missing, extra = ([], []) if partial else (ours, theirs)
+    missing, extra = ([n for n in names if not n.startswith(optional)] for names in (ours, theirs))
     different = []
     for name, leaf in leaves.by_name.items():
         if name in entries and (what := _difference(leaf, entries[name])) is not None:

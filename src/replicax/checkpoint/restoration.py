@@ -35,7 +35,7 @@ BATCH = 128 << 20
 
 
 def restored(
-    objects: Mapping[str, Any], source: CompleteCheckpoint, lockstep: Lockstep, partial: bool
+    objects: Mapping[str, Any], source: CompleteCheckpoint, lockstep: Lockstep, optional: tuple[str, ...]
 ) -> dict[str, Any]:
     """Restore saved values; returns the objects, with new ones for those that can't change.
 
@@ -43,7 +43,7 @@ def restored(
       objects: pytrees, by name.
       source: the checkpoint.
       lockstep: of all workers that restore together.
-      partial: whether to ignore what is only in the checkpoint or only here.
+      optional: beginnings of the names that may be only in the checkpoint or only here.
 
     Raises:
       ValueError: names, shapes or dtypes don't fit, or an iterator can't continue from its place. Nothing has changed.
@@ -52,7 +52,7 @@ def restored(
     entries = source.index.entries
     with contextlib.ExitStack() as undo:
         leaves = _with_slots(objects, source, lockstep, undo)
-        check_fits(leaves, entries, source.path, partial)
+        check_fits(leaves, entries, source.path, optional)
         for name, leaf in leaves.of(IteratorLeaf).items():
             if isinstance(entry := entries.get(name), IteratorEntry):
                 _set_state(name, leaf, entry.state, undo)

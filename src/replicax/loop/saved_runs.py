@@ -87,6 +87,7 @@ class SavedRuns:
         if precision is not None and precision.variables and id(precision) not in leaves:
             added["precision"] = precision
         objects[NAME] = added
+        manager.checkpoint._optional = (f"{NAME}/metrics/", f"{NAME}/precision/")
         _extended.add(manager.checkpoint)
 
     @property
