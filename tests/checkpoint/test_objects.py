@@ -231,6 +231,8 @@ def test_what_cannot_be_saved_is_named() -> None:
     for value, message in cases:
         with pytest.raises(TypeError, match=message):
             replicax.Checkpoint(model=value)
+    with pytest.raises(ValueError, match="can't flatten model, where the keys of a dict must be of one type"):
+        replicax.Checkpoint(model={1: 0.0, "1": 1.0})
     with pytest.raises(ValueError, match="takes what is to be saved, by name"):
         replicax.Checkpoint()
     for name in ("save", "restore", "_x"):

@@ -94,7 +94,7 @@ class Leaves:
 
     Raises:
       TypeError: an object can't be saved; names it.
-      ValueError: two leaves have one name.
+      ValueError: two leaves have one name, or JAX can't flatten an object.
     """
 
     def __init__(self, objects: Mapping[str, Any], workers: int = 1) -> None:
@@ -108,7 +108,13 @@ class Leaves:
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
                 raise _refusal(name, tree)
-            paths, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=_stays_whole)
+            try:
+                paths, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=_stays_whole)
+            except ValueError as error:
+                raise ValueError(
+                    f"Checkpoint: JAX can't flatten {name}, where the keys of a dict must be of one type, such as "
+                    f"strings: {error}"
+                ) from error
             names = ["/".join([name, *map(_word, path)]) for path, _ in paths]
             self._trees[name] = structure, names
             for full, (_, value) in zip(names, paths, strict=True):
