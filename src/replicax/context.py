@@ -62,7 +62,7 @@ class ReplicaContext(NameHints):
 
     @property
     def _communicator(self) -> Communicator:
-        """The way to the other replicas; it answers by the sizes and the padding of this step."""
+        """The communicator with the other replicas. It answers by the sizes and the padding of this step's batch."""
         _jax.note_read(self._trace)
         return self._of_step
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import site
 import sys
 import sysconfig
 import traceback
@@ -191,24 +192,33 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of Replicax's own source."""
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _JAX = str(getattr(importlib.util.find_spec("jax"), "origin", None))
-_INSTALLED = _JAX.removesuffix(os.path.join("jax", "__init__.py"))
+_SITES = tuple(
+    os.path.join(path, "")
+    for path in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        _JAX.removesuffix(os.path.join("jax", "__init__.py")),
+    }
+)
+"""The folders where packages are installed."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
-_LIBRARIES = PACKAGE, _PYTHON, _INSTALLED, _SCRIPTS, "<frozen"
-_CALLERS = "equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax"
-_NEVER_USERS = PACKAGE, *(os.path.join(_INSTALLED, name, "") for name in _CALLERS)
+_CALLERS = {"equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"}
 
 
 @functools.lru_cache(4096)
 def _kind(file: str) -> str:
-    if not file.startswith(_LIBRARIES):
-        return "user"
-    return "installed" if file.startswith(_INSTALLED) and not file.startswith(_NEVER_USERS) else "library"
+    place = next((folder for folder in _SITES if file.startswith(folder)), None)
+    if place is not None and not file.startswith(PACKAGE):
+        return "library" if file[len(place) :].split(os.sep)[0] in _CALLERS else "installed"
+    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen")) else "user"
 
 
 def users_position(files: Iterable[str]) -> int | None:
     """Return which of the stack frames with these source files, innermost first, is the user's; ``None`` if none is.
 
-    It is the first outside of Python's library and the folder where JAX is installed. If all are inside, the user's
+    It is the first outside of Python's library and the folders of installed packages. If all are inside, the user's
     project is installed there, too, and it is the first frame of a package that steps don't call functions of users
     through, as they do through JAX or Flax.
     """

@@ -430,7 +430,7 @@ ASTRAY = {
 def test_replicas_that_call_different_collectives(pair, name) -> None:
     step, message = ASTRAY[name]
     before = threading.active_count()
-    with pytest.raises(replicax.errors.DeadlockError, match=f"call different collectives: {message}"):
+    with pytest.raises(replicax.errors.DeadlockError, match=f"not all replicas reach the same collective: {message}"):
         pair.run(step, args=(data(pair),), options=PER_REPLICA)
     assert threading.active_count() == before
     total = pair.run(lambda x: context().all_reduce("sum", x), args=(data(pair),), options=PER_REPLICA)

@@ -195,7 +195,7 @@ def has_rules(call: Equation) -> bool:
 
 
 def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
-    """Return whether operands or results of a program have the shapes of an equation's, and are not, say, elements."""
+    """Return whether a program's operands or results have the shapes of the equation's; a loop's elements have not."""
     return len(inner) == len(outer) and all(
         getattr(a.aval, "shape", None) == getattr(b.aval, "shape", None) for a, b in zip(inner, outer, strict=True)
     )

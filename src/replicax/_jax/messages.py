@@ -80,7 +80,7 @@ def missed_axis_types(error: AssertionError) -> bool:
 
 
 def arguments_named(message: str, file: str) -> tuple[list[int], str]:
-    """Find out on which of ``values``, the arguments of a function in ``file``, a value depends by a message.
+    """Read from JAX's message on which arguments of a function in ``file`` a value depends.
 
     Returns:
       Their positions, and the message without what it says of that function.

@@ -138,6 +138,7 @@ PRINTS = primitives_named("debug_print")
 """They print on the host, and call nothing of the user's."""
 
 HOST_CALLS = primitives_with("also", "host")
+USERS_HOST_CALLS = HOST_CALLS - PRINTS
 """They call Python on the host."""
 
 UNRELIABLE = primitives_with("replicas", "own")

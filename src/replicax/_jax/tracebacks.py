@@ -95,7 +95,7 @@ def _is_internal(error: BaseException, hidden: set[str]) -> bool:
 
 
 def _is_of_replicax(error: BaseException) -> bool:
-    """Return whether a line of Replicax has raised ``error``: then it says itself what of its cause is to be seen."""
+    """Return whether Replicax raised ``error``; such an error shows its own cause where that helps."""
     return raised_by(error).partition(".")[0] in ("", "replicax")
 
 

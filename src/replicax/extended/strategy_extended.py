@@ -187,7 +187,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     @property
     def workers(self) -> Workers:
-        """The processes of the replicas, which exchange bytes through it."""
+        """The processes of the replicas; exchanges bytes between them."""
         return self.lockstep.workers
 
     @property

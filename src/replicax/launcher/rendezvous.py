@@ -1,4 +1,4 @@
-"""Find the place where the workers of a launch connect: the address of each, and the one at which the chief listens.
+"""The addresses of a launch: each worker's, and the one at which the chief listens.
 
 The launcher chooses the port, and the chief uses it a few seconds later, when it has imported JAX. So it is taken
 from below the range out of which the kernel numbers outgoing connections, which would otherwise take it now and then.

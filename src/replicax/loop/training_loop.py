@@ -266,7 +266,7 @@ class TrainingLoop:
             self._speed.flops = flops_of(program.jaxpr) * program.replicas
 
     def _fetching(self) -> AbstractContextManager[None]:
-        """Enclose all waits for what steps compute: only there it shows that another worker's end broke one off."""
+        """Enclose every wait for a step's results: only such a wait reveals that another worker has ended."""
         return self._strategy.extended.replicas.lockstep.explaining(f"the step {self._step.__name__!r}")
 
     @_jax.public_call

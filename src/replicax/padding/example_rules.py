@@ -102,7 +102,7 @@ def _reordered(o: OperationShapes, place: Rows) -> Place:
 
 
 def _mixed(o: OperationShapes, dim: int) -> list[Place]:
-    """The examples are mixed along ``dim``; with as many rows as before each may be in its own, as in a running sum."""
+    """The examples are mixed along ``dim``; in a running sum, with as many rows as before, each may be in its own."""
     return [Untraceable(False, None if shape[dim : dim + 1] in ((), (o.rows,)) else dim) for shape in o.results]
 
 

@@ -82,7 +82,7 @@ def scatter(o: OperationShapes) -> Place:
             places.append(source.moved(dim) if slices[source.dim] == shape[dim] else Untraceable(False, dim))
         elif o.at(0) is not None or source.dim in dims.windows.values():
             return UNKNOWN  # examples go where other examples are
-        elif source is updates and o.name in families.REPLACING_SCATTERS:  # they go to rows of other numbers
+        elif source is updates and indices is None and o.name in families.REPLACING_SCATTERS:  # to other rows
             places.append(Untraceable(False, dims.indexed[0] if len(dims.indexed) == 1 else None))
         # Otherwise each example goes where its own index says: a sum over the examples, such as a count of classes.
     return joined(places)

@@ -209,7 +209,7 @@ class Rendezvous:
         )
         if place is None:
             places = "; ".join(report.whereabouts for report in everyone)
-            raise self._lockstep.everywhere(DeadlockError(f"the replicas call different collectives: {places}"))
+            raise self._lockstep.everywhere(DeadlockError(f"not all replicas reach the same collective: {places}"))
         offers = Offers(report.offer if report.place == place else None for report in everyone)
         here = {report.replica for report in everyone if report.place == place}
         going_on = [replica for replica in self._replicas if replica.number in here]

@@ -115,7 +115,8 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """This replica's share of a loss that does not depend on the data, such as weight decay: 1/n of it.
 
-    Every replica computes the same regularization loss; the shares of the n replicas add up to it once.
+    Every replica computes the same regularization loss; the shares of the n replicas add up to it once, also those of
+    all micro-batches where gradients are accumulated.
 
     Args:
       regularization_loss: an array or number; usually a mirrored scalar.

@@ -1,4 +1,4 @@
-"""``Replicas``: the part of a strategy that the lower rooms use."""
+"""``Replicas``: the part of a strategy that lower packages use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class RemoteVariables(Protocol):
     """The variables of a strategy that live in other processes, and the other replicas that use them.
 
-    A step runs on copies: they are fetched before it, and its changes are sent after it. The rooms below the
-    strategy call these methods, and know nothing of servers.
+    A step runs on copies: they are fetched before it, and its changes are sent after it. The packages below
+    the strategy call these methods, and know nothing of servers.
     """
 
     @property
@@ -51,7 +51,7 @@ class Replicas:
     A strategy has one of these, which no other has, so it tells strategies apart, too.
 
     Attributes:
-      strategy: the strategy. Lower rooms only hand it out, and find its programs and variables by it.
+      strategy: the strategy. Lower packages hand it out, and look up its programs and variables.
       num_replicas: the number of replicas that run a step together. Those of one device have consecutive numbers.
       local_replicas: the numbers of this worker's replicas.
       worker_devices: the first device of each replica, in their order. Several replicas may be on one.

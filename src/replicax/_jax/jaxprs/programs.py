@@ -16,7 +16,7 @@ from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
-from replicax._jax.primitive_families import HOST_CALLS, PRINTS, UNRELIABLE, WHILE_LOOPS
+from replicax._jax.primitive_families import PRINTS, UNRELIABLE, USERS_HOST_CALLS, WHILE_LOOPS
 from replicax._jax.traces import current_trace, staging_trace
 from replicax.errors import UNKNOWN_LINE
 
@@ -85,7 +85,7 @@ def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[An
 
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Return whether a program calls Python functions of the user's on the host."""
-    return contains(jaxpr, lambda e: e.primitive.name in HOST_CALLS - PRINTS)
+    return contains(jaxpr, lambda e: e.primitive.name in USERS_HOST_CALLS)
 
 
 def calls_back_in_loops(jaxpr: Jaxpr) -> bool:

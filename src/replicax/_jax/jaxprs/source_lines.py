@@ -16,7 +16,7 @@ from replicax.errors import UNKNOWN_LINE, users_position
 
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
-    """Give what is traced inside the line of ``equation``."""
+    """Return a context in which traced operations get the line of ``equation``."""
     names = _source_infos.current_name_stack()
     return _source_infos.user_context(equation.source_info.traceback, name_stack=names)
 

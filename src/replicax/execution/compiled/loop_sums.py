@@ -38,7 +38,7 @@ class WantedSum:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopSum:
-    """How a loop makes a sum over the replicas, iteration by iteration.
+    """The plan of a loop's sum over the replicas, iteration by iteration.
 
     Attributes:
       of_iteration: which pieces of an iteration's result are needed.
@@ -69,7 +69,7 @@ class LoopSum:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopPlan:
-    """How a loop computes in pieces.
+    """The plan of a loop that computes in pieces.
 
     Attributes:
       body: the program of one iteration. For a total to which the iterations add, its result is the term.
@@ -90,7 +90,7 @@ class LoopPlan:
 
 
 def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, WantedSum]) -> LoopPlan:
-    """How a loop computes in pieces.
+    """The plan of a loop that computes in pieces.
 
     A loop over the replicas of a device gathers large values in each iteration, or the device would have all of the
     model; small ones it gathers once, and sums once. Another loop gathers once what its iterations share, as it may

@@ -45,8 +45,9 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     (or in :func:`replicax.as_share`, of sums that leave padding out by ``get_replica_context().example_mask``).
 
     Args:
-      step: returns numbers, or a pytree of numbers. One that depends on the examples is this micro-batch's share: the
-        shares are added up. Others are those of the last micro-batch.
+      step: returns numbers, or a pytree of numbers. Those that depend on the examples, or are shares
+        (:func:`replicax.compute_average_loss`, :func:`replicax.scale_regularization_loss`), are added up; others are
+        those of the last micro-batch.
       parts: how many; the arrays of the batch are split along their first dim.
       mean: the keys of numbers of which a mean over the examples is returned instead of the sum; ``True`` for all.
 

@@ -155,9 +155,9 @@ class WorkerVariable(Variable):
 
     def _changed_twice(self) -> ContextError:
         return ContextError(
-            f"{self.describe()} is assigned in a step that also calls apply_gradients, assign_add or assign_sub on it. "
-            "The servers apply these after the step, so one of the changes would be lost: assign the final value only, "
-            "in a function that is scheduled later (weight decay is the optimizer's: optax.adamw)"
+            f"{self.describe()} is assigned in a step that also changes it by apply_gradients, assign_add or "
+            "scatter_add. The servers apply these after the step, so one of the changes would be lost: assign the "
+            "final value only, in a function that is scheduled later (weight decay is the optimizer's: optax.adamw)"
         )
 
     def _notes_for(self, kind: int | str, avals: list[tuple[Any, Any]]) -> tuple[Variable, ...]:
