@@ -47,7 +47,7 @@ def outcome(train: Any, total: replicax.Variable) -> tuple[str, float]:
 
 
 def counted() -> tuple[replicax.Variable, Any, Any]:
-    """A variable that counts steps, the step, and a dataset without end."""
+    """A variable that counts steps, the step, and a dataset that takes longer than any test."""
     strategy = replicax.MultiWorkerMirroredStrategy()
     with strategy.scope():
         total = replicax.Variable(0.0, name="total", aggregation="sum")
@@ -56,7 +56,7 @@ def counted() -> tuple[replicax.Variable, Any, Any]:
         total.assign_add(jnp.ones(()))
         return replicax.compute_average_loss(x)
 
-    examples = strategy.make_numpy_dataset(np.arange(8, dtype=np.float32)).batch(4).repeat()
+    examples = strategy.make_numpy_dataset(np.arange(8, dtype=np.float32)).batch(4).repeat(10**9)
     return total, step, strategy.distribute_dataset(examples)
 
 
@@ -132,7 +132,7 @@ def preempted(when: str) -> tuple[str, float]:
             return replicax.compute_average_loss(x)
 
         evaluated = dataset
-        kwargs["evaluate"], kwargs["evaluate_every"] = (judge, evaluated), 20  # which has no end
+        kwargs["evaluate"], kwargs["evaluate_every"] = (judge, evaluated), 20  # which takes too long
         kwargs["callbacks"] = [At(20, 1, lambda run: kill(signal.SIGTERM))]
     if when == "last evaluation":
 
