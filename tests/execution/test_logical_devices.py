@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -227,6 +228,72 @@ def test_a_split_image_is_convolved_in_parts_that_exchange_their_borders(replica
         np.testing.assert_allclose(value, expected[0], rtol=1e-5)
         np.testing.assert_allclose(gradient, expected[1], rtol=1e-4, atol=1e-4)
     assert executable.call._cache_size() == 1
+
+
+def pool(x: Any, start: float, reduction: Any) -> Any:
+    return jax.lax.reduce_window(x, np.float32(start), reduction, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+
+def windows(x: Any) -> dict[str, Any]:
+    """Windows of one shape with other values beyond the edges, all of the same image."""
+    kernel = jnp.ones((3, 3, 3, 4))
+    largest = functools.partial(pool, start=-np.inf, reduction=jax.lax.max)
+    return {
+        "convolution": jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        "maximum": largest(x),
+        "minimum": pool(x, np.inf, jax.lax.min),
+        "sum": pool(x, 0.0, jax.lax.add),
+        "gradient": jax.grad(lambda x: jnp.sum(largest(x) ** 2))(x),
+        "zeros": jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)]),
+        "sevens": jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], constant_values=7.0),
+        "sums": jax.lax.cumsum(x, 1),
+        "products": jax.lax.cumprod(x, 1),
+        "maxima": jax.lax.cummax(x, 1),
+    }
+
+
+def columns(x: Any) -> dict[str, Any]:
+    """Changes of one column, and of one element, at a place that only one of the devices has."""
+    return {
+        "set": x.at[:, 2].set(9.0),
+        "set a slice": x.at[:, 2:3].set(9.0),
+        "added": x.at[:, 1].add(1.0),
+        "multiplied": x.at[:, 1].multiply(2.0),
+        "gradient": jax.grad(lambda x: jnp.sum(x.at[:, 2].set(9.0) ** 2))(x),
+        "element": x.at[1, 3].set(9.0),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("fn", "shape", "parts"),
+    [(windows, (2, 8, 8, 3), [1, 2, 1, 1]), (columns, (2, 4), [1, 2])],
+    ids=["windows", "columns"],
+)
+def test_operations_on_one_split_value_do_not_affect_each_other(fn: Any, shape: Any, parts: Any, replicas: int) -> None:
+    strategy = logical_strategy(replicas, 2)
+    values = normal(replicas, *shape)
+    data = strategy.distribute_values_from_function(lambda ctx: values[ctx.replica_id_in_sync_group])
+    results = strategy.run(lambda x: fn(strategy.split_to_logical_devices(x, parts)), args=(data,))
+    for replica in range(replicas):
+        for name, expected in fn(jnp.asarray(values[replica])).items():
+            found = strategy.local_results(results[name])[replica]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_only_windows_that_are_filled_with_other_values_are_kept_apart() -> None:
+    strategy = logical_strategy(1, 2)
+
+    def barriers(fn: Callable[[Any], Any]) -> int:
+        split = strategy.split_to_logical_devices
+        lowered = strategy.extended.trace(lambda x: fn(split(x, [1, 2])), (jnp.ones((4, 4)),)).lowered()
+        return str(lowered.as_text()).count("optimization_barrier")
+
+    assert barriers(lambda x: jax.grad(lambda x: jnp.sum(x[:, 1:] ** 2))(jnp.cumsum(x, 1))) == 0
+    assert barriers(lambda x: jnp.pad(x, 1, constant_values=1.0)) == 1
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same

@@ -83,6 +83,14 @@ SQUEEZES = primitives_named("squeeze")
 
 STACKS = primitives_named("stack")
 
+PADS = primitives_named("pad")
+
+FILLED = primitives_named(
+    "cumlogsumexp cummax cummin cumprod reduce_window reduce_window_max reduce_window_min select_and_gather_add "
+    "select_and_scatter_add"
+)
+"""Beyond the edges their windows may find another value than zero."""
+
 POOLING_GRADIENTS = primitives_named("select_and_scatter_add")
 """They hand each window's cotangent to the element that the window has chosen."""
 

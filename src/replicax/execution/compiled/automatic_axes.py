@@ -3,11 +3,12 @@
 Where replicas have several logical devices, the axes of these are automatic: XLA decides what happens along them. JAX
 refuses to call the host from there, and XLA refuses branches whose results are split in different ways. So calls of the
 host are made where all axes are manual, by the first logical device of each replica, which tells the others; and what
-comes out of a branch has left its split behind.
+comes out of a branch has left its split behind. A barrier keeps XLA from computing wrong values of split operands.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax import _jax
-from replicax._jax.primitive_families import BRANCHES, HOST_CALLS, PURE_HOST_CALLS, SPLITS
+from replicax._jax.primitive_families import BRANCHES, FILLED, HOST_CALLS, PADS, PURE_HOST_CALLS, SCATTERS, SPLITS
 from replicax.collectives import all_reduce_p, sums_of
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.compiled.host_calls import of_watch
@@ -30,16 +31,12 @@ class AutomaticAxes(Rule):
         self.logical = logical
 
     def is_ours(self, equation: Any) -> bool:
-        if equation.primitive.name in HOST_CALLS:
-            return True
         if equation.primitive.name in BRANCHES:
-            return any(
-                _jax.contains(branch, lambda e: e.primitive.name in SPLITS) for branch in _jax.sub_jaxprs(equation)
-            )
+            return any(_jax.contains(p, lambda e: e.primitive.name in SPLITS) for p in _jax.sub_jaxprs(equation))
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
             return options is not None and options.timeout_seconds is not None
-        return False
+        return equation.primitive.name in HOST_CALLS or _is_miscompiled(equation)
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
         if equation.primitive.name in HOST_CALLS:
@@ -47,6 +44,10 @@ class AutomaticAxes(Rule):
         if equation.primitive is all_reduce_p:
             program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
             return rewriting.run(program, operands)
+        if _is_miscompiled(equation):
+            operands = [*lax.optimization_barrier(operands[:2]), *operands[2:]]
+            rule = rewriting.rule_after(self, equation)
+            return _jax.bind(equation, operands) if rule is None else rule.replaced(equation, operands, rewriting)
         branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
 
@@ -77,6 +78,21 @@ class AutomaticAxes(Rule):
             manual, axis_names=set(self.logical), in_specs=everywhere, out_specs=everywhere, check_vma=False
         )(*values)
         return results
+
+
+def _is_miscompiled(equation: Any) -> bool:
+    """Whether XLA may compute wrong values, without a barrier before the operands that are split.
+
+    Devices send each other the borders of a value once for all windows of one shape, filled with what the first window
+    wants beyond the edges; zeros, as for convolutions, stay without a barrier. A scatter to a single index becomes an
+    update of a slice, and that of a slice of the operand, at an index beyond the device's own part.
+    """
+    name = equation.primitive.name
+    if name in SCATTERS:
+        return math.prod(equation.invars[1].aval.shape[:-1]) == 1
+    if name in PADS:
+        return not (isinstance(fill := equation.invars[1], _jax.Literal) and fill.val == 0)
+    return name in FILLED
 
 
 def _neutral(branch: _jax.Jaxpr) -> _jax.Jaxpr:
