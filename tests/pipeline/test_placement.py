@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -407,6 +408,28 @@ def test_loops_and_branches_run_on_one_device(strategy, x):
         return jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, None, length=3)[0]
 
     assert where(strategy, strategy.run(whole, args=(x,))) == 1
+
+
+def test_an_optimizer_that_branches_over_the_parameters_of_all_stages_is_named(strategy, x):
+    w0, w1 = variables(strategy)
+    with strategy.scope():
+        optimizer = replicax.Optimizer(optax.MultiSteps(optax.sgd(0.1), 2))
+
+    def step(x):
+        def loss():
+            hidden = strategy.assign_to_logical_device(jnp.tanh(x @ w0), 1)
+            return replicax.compute_average_loss(jnp.square(hidden @ w1).mean(-1))
+
+        _, gradients = replicax.value_and_grad(loss, [w0, w1])()
+        optimizer.apply_gradients(zip(gradients, [w0, w1], strict=True))
+
+    before = w1.numpy()
+    [x] = strategy.distribute_dataset([x])
+    with jax.numpy_dtype_promotion("standard"):
+        message = r"'w1'.* lives there, as cond at .*\(.*step\) uses it, and a loop or branch runs on one device"
+        with pytest.raises(replicax.errors.PlacementError, match=message):
+            strategy.run(step, args=(x,))
+    np.testing.assert_array_equal(w1.numpy(), before)
 
 
 def test_a_step_splits_or_assigns(strategy, x):

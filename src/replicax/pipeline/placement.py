@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import EXPENSIVE, UNRELIABLE
+from replicax._jax.primitive_families import CONTROL_FLOW, EXPENSIVE, UNRELIABLE
 from replicax.errors import PlacementError
 from replicax.execution.program.marks import assign_p
 from replicax.pipeline.flat_program import Flat, bytes_of
@@ -232,11 +232,7 @@ class _Walk:
                 continue  # asked for by those who use it
             if equation.primitive is assign_p:
                 device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
-            wanted = (
-                {device: f"it is used at {_jax.source_line(equation)}"}
-                if device is not None
-                else self._wanted_places(equation, demands)
-            )
+            wanted = {device: _reason(equation)} if device is not None else self._wanted_places(equation, demands)
             for leaf in _needs(equation.invars, self.leaves):
                 if self.places[leaf].hold is Hold.FLOATING:
                     demands[leaf] = demands.get(leaf, {}) | wanted  # of several lines, the first
@@ -283,6 +279,14 @@ def _needs(atoms: Iterable[Any], leaves: Mapping[Any, tuple[Any, ...]]) -> list[
 def is_small(atom: Any) -> bool:
     """Whether a value is a number or a random key, or no bigger than one."""
     return bytes_of(atom.aval) <= SMALL
+
+
+def _reason(equation: Any) -> str:
+    """The reason for a variable's place: its use by an operation on that device."""
+    line = _jax.source_line(equation)
+    if equation.primitive.name in CONTROL_FLOW:
+        return f"{equation.primitive.name} at {line} uses it, and a loop or branch runs on one device as a whole"
+    return f"it is used at {line}"
 
 
 def _by_device(places: Iterable[Place]) -> dict[int, Place]:
