@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from replicax import _jax
 
@@ -41,9 +42,10 @@ is_leaf: Callable[[Any], bool] = functools.partial(type.__instancecheck__, Opaqu
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no arrays are equal; ``False`` if they can't be compared."""
+    """Whether two leaves that JAX did not make are equal, as NaNs are; ``False`` if they can't be compared."""
+    kinds = [(type(x), getattr(x, "dtype", None), getattr(x, "shape", None)) for x in (a, b)]
     try:
-        return type(a) is type(b) and bool(a == b)
+        return kinds[0] == kinds[1] and bool(np.all((a == b) | ((a != a) & (b != b))))
     except Exception:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 
 import jax
@@ -243,6 +244,37 @@ def test_training_agrees(pair) -> None:
     ):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5)
         assert mine.slot.array.sharding == theirs.slot.array.sharding
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        np.float32("nan"),
+        np.arange(3),
+        np.array([1.0, np.nan]),
+        np.array(["a", "b"]),
+        np.array([None, "a"], dtype=object),
+        np.zeros((0, 2)),
+    ],
+    ids=repr,
+)
+def test_equal_objects_and_numpy_arrays_come_back_as_one(pair, value) -> None:
+    def step():
+        return pickle.loads(pickle.dumps(value))
+
+    compiled = pair.run(step)
+    with replicax.debug():
+        found = pair.run(step)
+    assert type(found) is type(compiled) is type(value)
+    np.testing.assert_array_equal(found, compiled)
+
+
+def test_numpy_arrays_that_differ_come_back_for_each_replica(pair) -> None:
+    for values in ([np.arange(3), np.arange(2)], [np.arange(2), np.arange(2.0)], [np.ones(1), np.full(1, np.nan)]):
+        with replicax.debug():
+            found = pair.run(lambda values=values: values[int(context().replica_id_in_sync_group)])
+        assert isinstance(found, replicax.PerReplica)
 
 
 def test_without_jit_steps_are_plain_python(pair) -> None:
