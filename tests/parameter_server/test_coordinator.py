@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
@@ -117,6 +118,49 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
             coordinator.join(WAIT)
         assert coordinator.schedule(lambda: table[1:3]).fetch(WAIT).tolist() == values[1:3].tolist()
         assert coordinator.schedule(lambda: strategy.run(lambda: table[0] + 1)).fetch(WAIT).tolist() == [1, 2, 3, 4]
+
+
+class Counter:
+    """Things to schedule whose attributes change."""
+
+    def __init__(self) -> None:
+        self.number, self.seen = 0, [0]
+
+    def method(self) -> Any:
+        return self.number, self.seen
+
+    def __call__(self) -> Any:
+        return self.method()
+
+
+def test_a_function_gets_what_it_uses_as_it_is_when_it_is_scheduled() -> None:
+    counter, array = Counter(), np.zeros(2)
+
+    def captures() -> Any:
+        return counter.number, counter.seen, array.tolist()
+
+    functions = [captures, counter.method, counter, functools.partial(Counter.method, counter)]
+    with coordinator_of(replicax.ParameterServerStrategy(num_workers=1)) as (coordinator, actors):
+        for _ in range(3):
+            found = [coordinator.schedule(fn).fetch(WAIT) for fn in functions]
+            assert found == [(counter.number, counter.seen, array.tolist()), *[counter.method()] * 3]
+            counter.number += 1
+            counter.seen.append(counter.number)
+            array[0] += 1
+        [worker] = actors.of("StepWorker")
+        for _ in range(3):
+            assert coordinator.schedule(captures).fetch(WAIT)[0] == 3
+        assert len(worker.object._functions) == 3 * len(functions) + 1  # each is kept as long as it stays the same
+
+
+def test_a_large_function_is_stored_once() -> None:
+    table = np.arange(2**16)
+    with coordinator_of(replicax.ParameterServerStrategy(num_workers=1)) as (coordinator, actors):
+        stored: list[Any] = []
+        store = actors.store
+        actors.store = lambda data: stored.append(data) or store(data)
+        assert [coordinator.schedule(lambda x: int(table[x]), args=(x,)).fetch(WAIT) for x in (1, 2, 3)] == [1, 2, 3]
+        assert len(stored) == 1
 
 
 def test_an_error_is_raised_once_with_the_worker_and_the_line() -> None:

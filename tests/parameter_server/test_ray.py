@@ -150,7 +150,7 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
 def test_only_a_cluster_that_is_named_is_joined(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an address Ray would join what ``ray start`` has left on this machine, and refuse the arguments."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(actors, "_use_loopback", lambda: None)
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", None)  # restored afterwards
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)

@@ -69,12 +69,15 @@ def test_a_function_that_reads_what_it_has_changed_is_told() -> None:
         model.w.assign_add(np.ones((5, 2), np.float32))
         return model.w[np.array([0])]
 
+    def scheduled(coordinator: replicax.ClusterCoordinator, fn: Any, parts: Any) -> None:
+        for part in parts:
+            coordinator.schedule(fn, args=part)
+        coordinator.join(WAIT)
+
     with coordinator_of(strategy) as (coordinator, _):
         for fn, args in [(two_steps, batch), (reads_rows, ())]:
-            for part in in_parts(batch, 2):
-                coordinator.schedule(fn, args=part if args else ())
             with pytest.raises(replicax.errors.WorkerError, match=r"has changed variable .* and now reads it"):
-                coordinator.join(WAIT)
+                scheduled(coordinator, fn, in_parts(batch, 2) if args else [(), ()])
         assert int(model.iterations) == 0  # no part of a step that has failed
         assert model.w.numpy().tolist() == regression(replicax.MirroredStrategy(["cpu:0"])).w.numpy().tolist()
 

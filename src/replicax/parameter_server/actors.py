@@ -258,7 +258,8 @@ def _start(ray: Any) -> None:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(configure_logging=False, log_to_driver=False)
             return
-        _use_loopback()
+        # Ray listens on loopback only. It reads the variable at import, which may have happened already.
+        importlib.import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
         before = _descendants()
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -280,12 +281,6 @@ def _start(ray: Any) -> None:
                     raise RuntimeError(
                         f"Ray could not be started on this machine, in {_ATTEMPTS} attempts: {error}"
                     ) from error
-
-
-def _use_loopback() -> None:
-    """Make Ray listen on loopback only. It reads the variable at import, which may have happened already."""
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    constants.ENABLE_RAY_CLUSTER = False
 
 
 def _descendants(process: Any = None) -> set[Any]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from replicax import context
 from replicax.errors import ContextError, WorkerError
-from replicax.execution.tracing.function_key import FunctionKey, function_key
 from replicax.parameter_server.actors import Actor, Actors, Reply
 from replicax.parameter_server.dispatcher import Dispatcher
 from replicax.parameter_server.pickling import Reference, dumps
@@ -108,8 +107,8 @@ class ClusterCoordinator:
         """Run ``fn(*args, **kwargs)`` on a worker; returns at once.
 
         Args:
-          fn: runs in the strategy's scope on the worker, where it may call ``strategy.run``. Like a step it is
-            identified by its code and its captures: as long as these stay the same, it is sent to a worker only once.
+          fn: runs in the strategy's scope on the worker, where it may call ``strategy.run``. A worker gets it, with
+            what it captures and its object's attributes, as they are at this call; it keeps one that stays the same.
           args: its arguments. Per-worker iterators become the worker's own; a :class:`RemoteValue` becomes its value,
             after waiting for it.
           kwargs: the same, by name.
@@ -236,7 +235,7 @@ class _Cluster:
         self._actors = actors
         settings = {name: getattr(jax.config, name) for name in _SHARED_SETTINGS}
         self._settings = WorkerSettings(strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings)
-        self._functions: dict[FunctionKey, tuple[str, bytes | Reply, Any, list[Any]]] = {}
+        self._stored: dict[str, Reply] = {}  # large functions, by their digests, the most recently used last
 
         def start_server(index: int) -> Actor:
             return actors.start(ShardServer, strategy.groups, settings, env=_server_environment())
@@ -265,19 +264,18 @@ class _Cluster:
 
     def schedule(self, fn: Callable[..., Any], arguments: Any) -> RemoteValue:
         name = function_name(fn)
-        key = function_key(fn)
-        if key not in self._functions:
-            if len(self._functions) >= _KEPT_FUNCTIONS:
-                self._functions.pop(next(iter(self._functions)))
-            used: list[Any] = []
-            data = self.dumps(fn, f"the scheduled function {name!r}", used)
-            stored = data if len(data) <= _SENT_WITH_CALLS else self._actors.store(np.frombuffer(data, np.uint8))
-            self._functions[key] = hashlib.sha256(data).hexdigest(), stored, fn, used
-        digest, stored, _, used = self._functions[key]
-        uses = list(used)
+        uses: list[Any] = []
+        data = self.dumps(fn, f"the scheduled function {name!r}", uses)  # each time: it may use objects that change
         pickled = self.dumps(arguments, f"an argument of the scheduled function {name!r}", uses)
         self.home.define()
-        return self.dispatcher.schedule(name, digest, stored, pickled, uses)
+        digest, stored = hashlib.sha256(data).hexdigest(), self._stored
+        if len(data) <= _SENT_WITH_CALLS:
+            return self.dispatcher.schedule(name, digest, data, pickled, uses)
+        known = stored.pop(digest) if digest in stored else self._actors.store(np.frombuffer(data, np.uint8))
+        stored[digest] = known
+        if len(stored) > _KEPT_FUNCTIONS:
+            del stored[next(iter(stored))]
+        return self.dispatcher.schedule(name, digest, known, pickled, uses)
 
     def dumps(self, value: Any, what: str, uses: list[Any] | None = None) -> bytes:
         """Pickle ``value``, called ``what`` in messages, for workers; ``uses`` gets the objects that it refers to."""

@@ -34,9 +34,8 @@ def dumps(
 
     make: Any = type("Pickler", (cloudpickle.CloudPickler,), {"persistent_id": persistent_id})
     buffer = io.BytesIO()
-    pickler = make(buffer)
     try:
-        pickler.dump(value)
+        make(buffer).dump(value)
     except (ValueError, WorkerError):
         raise
     except Exception as error:
