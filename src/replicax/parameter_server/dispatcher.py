@@ -182,7 +182,7 @@ class Dispatcher:
             self._go_back() if self._has_lost_server else self._snapshot()
             return self._send()
         for worker in self._workers:
-            if worker.is_ready and worker.running is None and self._may_send():
+            while worker.is_ready and worker.running is None and self._may_send():
                 self._send_to(worker, self._queue.pop(0))
         self._changed.notify_all()
 
@@ -213,12 +213,16 @@ class Dispatcher:
         return bound is None or (len(running) <= bound and all(other.beside < bound for other in running))
 
     def _send_to(self, worker: BusyWorker, scheduled: ScheduledFunction) -> None:
+        """Send a function to a worker, or cancel it if another function whose result it uses has failed."""
+        try:
+            inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
+        except WorkerError as error:
+            return scheduled.cancel(error)
         others = self._running
         for other in others:
             other.beside += 1
         scheduled.beside = len(others)
         new = self._recovery.home.definitions.since(worker.definitions)
-        inputs = {value.number: value.fetch(0) for value in scheduled.inputs}
         worker.running = scheduled
         worker.call(scheduled, "work", scheduled.call, scheduled.data, new, self.ended(), inputs)
 
@@ -263,16 +267,16 @@ class Dispatcher:
     def _listen(self) -> None:
         while True:
             try:
-                message = self._inbox.get(timeout=_LOOK)
-            except queue.Empty:
-                self._look()
-                continue
-            if message is None:
-                return
-            worker, actor, scheduled, reply = message
-            if worker.actor is not actor or self.closed is not None:
-                continue
-            try:
+                try:
+                    message = self._inbox.get(timeout=_LOOK)
+                except queue.Empty:
+                    self._look()
+                    continue
+                if message is None:
+                    return
+                worker, actor, scheduled, reply = message
+                if worker.actor is not actor or self.closed is not None:
+                    continue
                 if scheduled is None:
                     self._log.deaths += not worker.note(reply)
                 else:
@@ -284,19 +288,17 @@ class Dispatcher:
                     self._send()
             except BaseException as error:  # an internal error, or one of the engine: no caller may wait for ever
                 with self._changed:
-                    self._give_up(f"the coordinator can't go on: {type(error).__name__}: {error}")
+                    kind = "" if isinstance(error, ActorDiedError | TimeoutError) else f"{type(error).__name__}: "
+                    self._give_up(f"the coordinator can't go on: {kind}{error}")
 
     def _look(self) -> None:
         """Check, when no result has come for a while, whether one can still come."""
         with self._changed:
-            try:
-                if self.closed is None:
-                    self._recovery.check()
-                    self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
-                    if self._waited > _SECONDS_TO_START:
-                        raise TimeoutError(f"no worker has started within {_SECONDS_TO_START:g} seconds")
-            except Exception as error:
-                self._give_up(f"the coordinator can't go on: {error}")
+            if self.closed is None:
+                self._recovery.check()
+                self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
+                if self._waited > _SECONDS_TO_START:
+                    raise TimeoutError(f"no worker has started within {_SECONDS_TO_START:g} seconds")
 
     def _give_up(self, why: str) -> None:
         """Stop running functions; each later call raises with this reason."""

@@ -46,9 +46,7 @@ class RemoteValue:
             raise TimeoutError(f"{self.name} has not been finished within {timeout_seconds:g} seconds")
         return self._future.result()
 
-    def get(self) -> Any:
-        """Do the same as :meth:`fetch`."""
-        return self.fetch()
+    get = fetch
 
     def check_owner(self, dispatcher: Any) -> None:
         """Raise if functions of this dispatcher can't use it."""
