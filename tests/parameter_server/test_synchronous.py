@@ -181,6 +181,19 @@ def test_collectives_inside_a_step_are_refused() -> None:
             coordinator.join(timeout_seconds=100)
 
 
+def test_outside_a_step_a_function_combines_the_replicas_of_its_own_worker() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync", devices_per_worker=2)
+
+    def combined() -> Any:
+        mine = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group[None])
+        return strategy.reduce("sum", mine), strategy.reduce("mean", mine, axis=0), strategy.gather(mine, axis=0)
+
+    with coordinator_of(strategy) as (coordinator, _):
+        first, second = coordinator.fetch([coordinator.schedule(combined) for _ in range(2)])
+    assert [np.ravel(found).tolist() for found in first] == [[1], [0.5], [0, 1]]
+    assert [np.ravel(found).tolist() for found in second] == [[5], [2.5], [2, 3]]
+
+
 def test_rows_of_a_table_are_sent_as_rows() -> None:
     """Of a gradient as IndexedSlices only the rows go to the servers, and each server gets its own."""
     strategy = replicax.ParameterServerStrategy(

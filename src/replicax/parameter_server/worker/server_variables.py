@@ -14,7 +14,7 @@ from replicax.parameter_server.actors import Reply, all_results
 from replicax.parameter_server.server.messages import Changes, Ended, Push
 from replicax.parameter_server.server.servers import Servers, split_changes
 from replicax.parameter_server.server.shards import Shards
-from replicax.parameter_server.worker.variables import WorkerVariable, is_part
+from replicax.parameter_server.worker.variables import WorkerVariable, in_run, is_part
 from replicax.variables.slots import Slot
 from replicax.variables.store import current_store
 from replicax.variables.variable import Variable
@@ -129,7 +129,7 @@ class ServerVariables:
     # --- collectives ------------------------------------------------------------------------------------
 
     def communicator(self, here: Any, count: int) -> Any:
-        return here if self.groups == 1 else GroupCommunicator(here, count, self)
+        return here if self.groups == 1 or not in_run.get() else GroupCommunicator(here, count, self)
 
 
 # --- collectives of workers that train synchronously --------------------------------------------------

@@ -37,9 +37,11 @@ from replicax.parameter_server.worker.variables import (
     WorkerCollection,
     WorkerOptimizer,
     WorkerVariable,
+    in_run,
 )
 from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
+from replicax.training.step_hooks import using
 from replicax.values import PerReplica
 from replicax.variables.initial_layout import Stored
 from replicax.variables.layout import Mirrored
@@ -80,6 +82,11 @@ class WorkerStrategy(Strategy):
         """Do the same as in other strategies; the function gets the number of this worker."""
         mine = InputContext(self.num_workers, self.worker_index, self.num_replicas_in_sync)
         return super().distribute_datasets_from_function(lambda _: dataset_fn(mine), options)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a step, which in the synchronous mode is part of one of several workers; reductions beside it are not."""
+        with using(in_run, True):
+            return super().run(*args, **kwargs)
 
     def run_steps(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: each step has to read the servers' variables, and change them."""
@@ -201,8 +208,7 @@ class StepWorker:
         cause: bytes | None = None
         with contextlib.suppress(Exception):  # some errors can't be pickled or unpickled
             dumps: Any = cloudpickle.dumps  # by value where the class is the program's own
-            data = dumps(error)
-            pickle.loads(data)
+            pickle.loads(data := dumps(error))
             cause = data
         return CallOutcome(error=told, cause=cause)
 

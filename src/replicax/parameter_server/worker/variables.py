@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 is_part: contextvars.ContextVar[bool] = contextvars.ContextVar("is_part", default=False)
 """Whether collectives are the first halves of those that the servers complete."""
+in_run: contextvars.ContextVar[bool] = contextvars.ContextVar("in_run", default=False)  # in strategy.run
 
 
 class WorkerCollection(VariableCollection):
