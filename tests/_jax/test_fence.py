@@ -37,9 +37,11 @@ OWN_PARAMETERS = frozenset(
         "mark_id",
         "number",
         "options",
+        "own",
         "per_device",
         "program",
         "question",
+        "sizes",
         "stated",
     }
 )

@@ -37,7 +37,6 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
             coordinator.join(WAIT)
             assert float(v) == number + 1
             del v, optimizer, iterator
-            cluster._functions.clear()
             cluster.dispatcher._since_snapshot.clear()
         for number in range(2):  # the dispatcher has the last function until it has another
             gc.collect()
