@@ -121,7 +121,7 @@ class Strikes:
         from replicax.loop import training_loop
 
         carry_out, write, rename = saving.carry_out, saving.write_pieces, os.rename
-        read, launched = restoration.read_pieces, training_loop.TrainingLoop._launched
+        read, launched = restoration.read_pieces, training_loop.TrainingLoop._launch_steps
 
         def carried_out(*args: Any) -> None:
             self.saves += 1
@@ -156,7 +156,7 @@ class Strikes:
         saving.write_pieces = written
         os.rename = renamed
         restoration.read_pieces = was_read
-        training_loop.TrainingLoop._launched = launches
+        training_loop.TrainingLoop._launch_steps = launches
         monitoring.register_event_duration_secs_listener(self._on_event)
 
     def traced(self) -> None:
