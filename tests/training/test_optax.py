@@ -137,7 +137,7 @@ def strategies() -> dict[str, Callable[[], replicax.Strategy]]:
 
 
 # What does something of its own: factors of matrices, sums over pieces, values, functions, and groups of parameters.
-QUICK = ("adafactor", "lamb", "momo", "sam", "muon", "schedule_free", "partition by path", "frozen")
+QUICK = ("adafactor", "lamb", "momo", "sam", "sophia", "muon", "schedule_free", "partition by path", "frozen")
 
 
 @pytest.mark.parametrize(

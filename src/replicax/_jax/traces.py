@@ -90,13 +90,12 @@ def transformation_of(trace: Any) -> tuple[str, str]:
     return _TRACES.get(traced_for(trace) or type(trace).__name__, ("a transformation of JAX", "program"))
 
 
-# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), and does not know that
-# such a function may read a variable, whose traced value is another one in the next step, after a write and inside
-# value_and_grad; or ask for the sizes and the padding of the step's batch. A number that is part of JAX's cache keys
-# makes it trace the function again: each trace borrows one that no other trace has, so that one does not find what
-# another keeps, and takes another one when a kept program may have gone stale. A number under which no such program has
-# been kept is used again: each new number means that whatever is compiled under it is compiled anew. So single
-# operations are always computed under number 0.
+# JAX keeps what it traced of a function that lives on (the body of a scan, a jitted helper), though it may read a
+# variable, whose traced value is another one in the next step, after a write and inside value_and_grad, or ask for the
+# sizes and the padding of the step's batch. A number that is part of JAX's cache keys makes it trace the function
+# again: each trace borrows one that no other trace has, and takes another one when a kept program may have gone stale.
+# A number under which no such program has been kept is used again: each new number means that whatever is compiled
+# under it is compiled anew. So single operations are always computed under number 0.
 _generation = jax.make_user_context(0)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 
-from replicax import _jax
+from replicax import _jax, context
 from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.pytrees import is_leaf, registered
-from replicax.training.totals import total_of_shares
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -86,8 +85,7 @@ def of_parameters(
     """The argument ``name``, ``fn(parameters, …)``, for a transformation that calls it with parameters of its choice.
 
     Line searches do. While it runs, the variables (none for models of other libraries) have these values, so that it
-    may read them instead of its argument.
-    With ``aggregate`` it returns each replica's share; the caller gets the sum, and the gradient of the sum.
+    may read them. With ``aggregate`` it returns a replica's share; the caller gets the sum, and the sum's gradient.
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:
@@ -114,16 +112,28 @@ def of_parameters(
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
+    def total(values: Any) -> Any:
+        replica = context.get_replica_context()
+        assert replica is not None
+        return replica.all_reduce("sum", values) if aggregate else values
+
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if jax.tree_util.tree_structure(parameters) != tree:
             return fn(parameters, *args, **kwargs)
         outer = current_store()
 
-        def share(*leaves: Any) -> Any:
-            return own(leaves, outer, args, kwargs)
+        # All replicas have the same parameters, so the gradient of the sum is the sum of the gradients.
+        @jax.custom_vjp
+        def summed(leaves: Sequence[Any]) -> Any:
+            return total(own(leaves, outer, args, kwargs))
 
+        def forward(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            result, pull = jax.vjp(lambda leaves: own(leaves, outer, args, kwargs), leaves)
+            return total(result), pull
+
+        summed.defvjp(forward, lambda pull, cotangent: (total(pull(cotangent)[0]),))
         with _jax.kept_programs():
-            result = (total_of_shares(share) if aggregate else share)(*jax.tree_util.tree_leaves(parameters))
+            result = summed(jax.tree_util.tree_leaves(parameters))
         _jax.renew_kept_programs()
         return result
 
