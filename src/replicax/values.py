@@ -97,7 +97,7 @@ class PerReplica:
 
     Use it through the strategy: pass it to ``strategy.run`` (each replica gets its own component), combine it with
     ``strategy.reduce`` or ``strategy.gather``, or take it apart with ``strategy.local_results``. It is not an array,
-    and JAX functions refuse it with a message that says so. It prints its values if they are scalars or short vectors,
+    and JAX functions raise an error for it. It prints its values if they are scalars or short vectors,
     and formats as a number (``f"{loss:.3f}"``) if all replicas have the same.
 
     Attributes:

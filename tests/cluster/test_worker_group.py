@@ -45,7 +45,7 @@ def test_without_a_chief_it_is_the_first_worker() -> None:
         ((None, None), None, "a cluster of 3 workers, and does not say which .*task_type is None and task_id is None"),
         (("trainer", 0), {"trainer": ["a:1"]}, "the unknown job 'trainer'; expected 'chief' and 'worker'.*Rename it"),
         (("ps", 0), {"ps": ["a:1"]}, "the cluster has no task of the jobs 'chief' and 'worker'"),
-        (("chief", 0), {"chief": ["a:1", "b:1"]}, "there are 2 tasks of the job 'chief', and one must be it"),
+        (("chief", 0), {"chief": ["a:1", "b:1"]}, "expected one task of the job 'chief', got 2"),
         (("worker", 0), {"worker": {0: "a:1", 2: "b:1"}}, r"the tasks \[0, 2\] of the job 'worker' are not all from 0"),
     ],
 )

@@ -89,7 +89,7 @@ def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
             continue
         tasks = cluster.task_indices(job)
         if job == "chief" and len(tasks) > 1:
-            raise ValueError(f"{source}: there are {len(tasks)} tasks of the job 'chief', and one must be it")
+            raise ValueError(f"{source}: expected one task of the job 'chief', got {len(tasks)}")
         if tasks != list(range(len(tasks))):
             raise ValueError(
                 f"{source}: the tasks {tasks} of the job {job!r} are not all from 0 to {tasks[-1]}: each worker must "

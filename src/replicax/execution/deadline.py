@@ -73,7 +73,7 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float) -
 
 
 def _of_all_workers(late: Late, replicas: Replicas, number: int, is_over: Callable[[], bool]) -> str:
-    """The message that names who waits for whom, on all workers."""
+    """Return the message that names the waiting workers and those that they wait for."""
     if not replicas.lockstep.several:
         return str(late)
     # The last worker to come has waited for less time than we have; it will ask, too, when its own time is over.

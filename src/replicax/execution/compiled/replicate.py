@@ -354,7 +354,7 @@ def over_replicas_of(
 ) -> Any:
     """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
 
-    The arrays of its first group are donated, if ``donates`` says so. The ``rewriting`` comes after all other passes.
+    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes.
     The compiler gets the ``settings``.
     """
 

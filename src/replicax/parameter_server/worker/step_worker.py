@@ -195,7 +195,7 @@ class StepWorker:
             return CallOutcome(to_build=(needed.number, needed.variables))
         except ActorDiedError:
             return CallOutcome(has_lost_server=True)
-        except BaseException as error:  # a cancelled task's, or SystemExit: only a result ends the function
+        except BaseException as error:  # also SystemExit, or asyncio's CancelledError
             return self._failed_outcome(call, error)
 
     def _failed_outcome(self, call: FunctionCall, error: BaseException) -> CallOutcome:
