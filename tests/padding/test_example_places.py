@@ -277,6 +277,7 @@ NOT_OF_EXAMPLES = {
     "counts by scatter": lambda b: jnp.zeros(4).at[b["y"]].add(1.0),
     "statistics": lambda b: (b["x"].mean(0), b["x"].var(0)),
     "a product over them": lambda b: b["x"].T @ b["x"],
+    "weighted sums": lambda b: jnp.ones((3, 4)) @ b["x"],
     "what is no input": lambda b: jnp.arange(4),
     "the largest": lambda b: b["x"].argmax(0),
 }
@@ -294,6 +295,7 @@ MIXED = {
     "shuffled": lambda b: b["x"][jnp.argsort(b["y"])],
     "turned round": lambda b: b["x"][::-1],
     "added up so far": lambda b: jnp.cumsum(b["x"], axis=0),
+    "added up so far by a product": lambda b: jnp.tril(jnp.ones((4, 4))) @ b["x"],
     "every with every": lambda b: b["x"] @ b["x"].T,
     "joined": lambda b: jnp.concatenate([b["x"], b["x"]])[:4],
     "a neighbour's": lambda b: jnp.roll(b["x"], 1, axis=0),

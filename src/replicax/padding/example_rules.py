@@ -147,16 +147,21 @@ def _matrices(o: OperationShapes, place: Rows) -> list[Place] | Place:
 
 def _matrix_product(o: OperationShapes) -> Place:
     dims = dot_dimensions(o.params)
+    free = [
+        [d for d in range(len(shape)) if d not in {*contracted, *batch}]
+        for shape, contracted, batch in zip(o.shapes, dims.contracted, dims.batch, strict=True)
+    ]
     places: list[Place] = []
-    start = len(dims.batch[0])
-    for operand, (contracted, batch) in enumerate(zip(dims.contracted, dims.batch, strict=True)):
-        free = [d for d in range(len(o.shapes[operand])) if d not in {*contracted, *batch}]
-        place = o.at(operand)
-        if place is not None and place.dim in batch:
-            places.append(place.moved(batch.index(place.dim)))
-        elif place is not None and place.dim in free:
-            places.append(place.moved(start + free.index(place.dim)))
-        start += len(free)
+    for operand, start in enumerate((len(dims.batch[0]), len(dims.batch[0]) + len(free[0]))):
+        place, other = o.at(operand), 1 - operand
+        if place is None:
+            continue
+        if place.dim in dims.batch[operand]:
+            places.append(place.moved(dims.batch[operand].index(place.dim)))
+        elif place.dim in free[operand]:
+            places.append(place.moved(start + free[operand].index(place.dim)))
+        elif o.places[other] is None and 1 < o.rows in [o.shapes[other][d] for d in free[other]]:
+            places.append(UNKNOWN)  # by a matrix that has a row for each example, which may make running sums
     return joined(places)
 
 
