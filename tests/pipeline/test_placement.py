@@ -410,10 +410,11 @@ def test_loops_and_branches_run_on_one_device(strategy, x):
     assert where(strategy, strategy.run(whole, args=(x,))) == 1
 
 
-def test_an_optimizer_that_branches_over_the_parameters_of_all_stages_is_named(strategy, x):
+@pytest.mark.parametrize("branching", [lambda tx: optax.MultiSteps(tx, 2), lambda tx: optax.apply_if_finite(tx, 3)])
+def test_an_optimizer_that_branches_over_the_parameters_of_all_stages_is_named(strategy, x, branching):
     w0, w1 = variables(strategy)
     with strategy.scope():
-        optimizer = replicax.Optimizer(optax.MultiSteps(optax.sgd(0.1), 2))
+        optimizer = replicax.Optimizer(branching(optax.sgd(0.1)))
 
     def step(x):
         def loss():
@@ -426,7 +427,7 @@ def test_an_optimizer_that_branches_over_the_parameters_of_all_stages_is_named(s
     before = w1.numpy()
     [x] = strategy.distribute_dataset([x])
     with jax.numpy_dtype_promotion("standard"):
-        message = r"'w1'.* lives there, as cond at .*\(.*step\) uses it, and a loop or branch runs on one device"
+        message = r"cond at .*\.step\) has operands on two logical devices.*, and a loop or branch runs on one device"
         with pytest.raises(replicax.errors.PlacementError, match=message):
             strategy.run(step, args=(x,))
     np.testing.assert_array_equal(w1.numpy(), before)

@@ -232,10 +232,14 @@ class _Walk:
                 continue  # asked for by those who use it
             if equation.primitive is assign_p:
                 device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
-            wanted = {device: _reason(equation)} if device is not None else self._wanted_places(equation, demands)
+            wanted = (
+                {device: f"it is used at {_jax.source_line(equation)}"}
+                if device is not None
+                else self._wanted_places(equation, demands)
+            )
             for leaf in _needs(equation.invars, self.leaves):
                 if self.places[leaf].hold is Hold.FLOATING:
-                    demands[leaf] = demands.get(leaf, {}) | wanted  # of several lines, the first
+                    demands[leaf] = wanted | demands.get(leaf, {}) | wanted  # what comes first in the program is first
         homes = {}
         for v in (*self.variables.reads, *self.variables.writes):
             atom = self.variables.reads.get(v)
@@ -247,7 +251,7 @@ class _Walk:
                     asked = {where.device: f"what is written to it is {where.since}"}
             if v not in self.homes and asked:
                 several = len(asked) > 1 and is_small(atom)
-                device = 0 if several else min(asked)
+                device = 0 if several else next(iter(asked))
                 name = self.variables.names[v]
                 homes[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
         return homes
@@ -281,14 +285,6 @@ def is_small(atom: Any) -> bool:
     return bytes_of(atom.aval) <= SMALL
 
 
-def _reason(equation: Any) -> str:
-    """The reason for a variable's place: its use by an operation on that device."""
-    line = _jax.source_line(equation)
-    if equation.primitive.name in CONTROL_FLOW:
-        return f"{equation.primitive.name} at {line} uses it, and a loop or branch runs on one device as a whole"
-    return f"it is used at {line}"
-
-
 def _by_device(places: Iterable[Place]) -> dict[int, Place]:
     found: dict[int, Place] = {}
     for p in places:
@@ -299,9 +295,10 @@ def _by_device(places: Iterable[Place]) -> dict[int, Place]:
 
 def _conflict(equation: Any, firm: Mapping[int, Place]) -> PlacementError:
     (a, first), (b, second), *_ = firm.items()
+    whole = ", and a loop or branch runs on one device as a whole" if equation.primitive.name in CONTROL_FLOW else ""
     return PlacementError(
         f"{equation.primitive.name} at {_jax.source_line(equation)} has operands on two logical devices: on {a} "
-        f"({first.since}) and on {b} ({second.since}). Nothing is copied unasked: bring one to the other with "
+        f"({first.since}) and on {b} ({second.since}){whole}. Nothing is copied unasked: bring one to the other with "
         f"strategy.assign_to_logical_device(value, {b}). A variable that is needed on both is assigned to the one "
         "where it is to live, and the result of that to the other."
     )
