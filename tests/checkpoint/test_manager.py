@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.checkpoint import saving
 
 
 @pytest.fixture
@@ -161,6 +162,21 @@ def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
         second.save(3)
     assert first.steps == (3,)
+
+
+def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_path, monkeypatch) -> None:
+    first, second = (replicax.CheckpointManager(replicax.Checkpoint(v=checkpoint.v), tmp_path) for _ in range(2))
+    write = saving.write_pieces
+
+    def write_while_another_saves(folder, pieces) -> None:
+        write(folder, pieces)
+        monkeypatch.setattr(saving, "write_pieces", write)
+        saved(second, [1])
+
+    monkeypatch.setattr(saving, "write_pieces", write_while_another_saves)
+    saved(first, [2])
+    assert first.restore_latest() == 2  # with all its pieces
+    assert {path.name for path in tmp_path.iterdir()} == {"manager.json", "step-00000001", "step-00000002"}
 
 
 def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoint, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -19,6 +20,7 @@ from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
 from replicax.checkpoint.restoration import restored
 from replicax.checkpoint.saving import Save, carry_out
 from replicax.checkpoint.snapshot import SavePlan, plain_entries
+from replicax.checkpoint.storage.folder_lock import locked
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.errors import CheckpointError, ContextError
 from replicax.execution.tracing.stateful_arguments import updated
@@ -231,7 +233,9 @@ class Checkpoint:
             snapshot = take(leaves, plain)
 
             def write(is_cancelled: Callable[[], bool]) -> None:
-                carry_out(save, snapshot, is_cancelled)
+                leads = worker == save.group[0]  # the others write only when this one has come
+                with locked(os.path.dirname(path)) if leads else contextlib.nullcontext():
+                    carry_out(save, snapshot, is_cancelled)
                 if then is not None:
                     then()
 

@@ -20,6 +20,7 @@ from typing import Literal
 from replicax.checkpoint.complete_checkpoint import look_at, problem_of
 from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
+from replicax.checkpoint.storage.folder_lock import NAME as OWNER, locked
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
 from replicax.system.json_files import read_json
 
@@ -29,7 +30,6 @@ Best = tuple[str, Literal["min", "max"]]
 """The name of a metric, and whether the lowest or the highest value is best."""
 
 _NAME = re.compile(r"step-(\d{8,})")
-_OWNER = "manager.json"
 
 
 class Folder:
@@ -49,7 +49,7 @@ class Folder:
         Raises:
           OSError: it can't be read, or written.
         """
-        file = os.path.join(self.path, _OWNER)
+        file = os.path.join(self.path, OWNER)
         if not os.path.lexists(file):
             new = f"{file}.{uuid.uuid4().hex[:8]}"
             try:
@@ -106,10 +106,11 @@ class Folder:
         Raises:
           OSError: a file can't be deleted.
         """
-        for name in self.unfinished():
-            if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
-                with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
-                    shutil.rmtree(os.path.join(self.path, name))
+        with locked(self.path, alone=True) as is_free:
+            for name in self.unfinished() if is_free else ():
+                if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
+                    with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
+                        shutil.rmtree(os.path.join(self.path, name))
         complete = self.complete()
         if newest is None:
             return
