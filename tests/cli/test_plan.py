@@ -156,6 +156,9 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
     ("args", "message"),
     [
         (["missing.py"], "there is no file missing.py"),
+        (["."], ". is a folder: expected a Python file, or a module"),
+        (["no_suffix"], "no_suffix is a folder: expected a Python file, or a module"),
+        (["./no_suffix/model"], "no_suffix/model: the name of a Python file must end in .py"),
         (["no_such_module:plan"], "no_such_module can't be imported: ModuleNotFoundError"),
         (["{model}:nothing"], "has no function 'nothing'"),
         (["{model}:NUMBER"], "has no function 'NUMBER'"),
@@ -205,6 +208,8 @@ def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None
     assert jax.devices()
     leaves = model.with_name("leaves.py")
     leaves.write_text("import sys\nsys.exit(0)\n")
+    model.with_name("no_suffix").mkdir()
+    model.with_name("no_suffix").joinpath("model").touch()
     args = [a.replace("{model}", str(model)).replace("{leaves}", str(leaves)) for a in args]
     assert main(["plan", *args]) == 2
     assert sorted(p.name for p in model.parent.glob("*.*")) == ["leaves.py", "model.py"]  # nothing was written

@@ -15,6 +15,8 @@ from typing import Any
 
 from replicax.cli.command_line import InputError
 
+_FOLDER = "{} is a folder: expected a Python file, or a module"
+
 
 def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``.
@@ -25,8 +27,9 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
     if not place or not name.isidentifier():
         raise InputError(f"{target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan")
+    is_path = place.endswith(".py") or not place.replace(".", "_").isidentifier() or place.startswith(".")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
+        module = _from_file(Path(place)) if is_path else _from_name(place)
     except InputError:
         raise
     except SystemExit as error:
@@ -78,8 +81,12 @@ def last_line(error: BaseException) -> str:
 
 
 def _from_file(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise InputError(_FOLDER.format(path))
     if not path.is_file():
         raise InputError(f"there is no file {path}")
+    if path.suffix != ".py":
+        raise InputError(f"{path}: the name of a Python file must end in .py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -92,4 +99,7 @@ def _from_file(path: Path) -> ModuleType:
 
 def _from_name(name: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
-    return importlib.import_module(name)
+    module = importlib.import_module(name)
+    if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+        raise InputError(_FOLDER.format(name))
+    return module
