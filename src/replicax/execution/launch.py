@@ -93,7 +93,7 @@ def launch(
                 finally:
                     release()
         if not at_once and policy.waits and policy.donates:
-            _wait(executable, returned, begun)
+            _wait_until_done(returned[0])
     return returned[0][1]
 
 
@@ -232,35 +232,13 @@ def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
     """
     _check_not_lost(executable, (*executable.donated, *executable.kept))
     lost = note_lost(executable.donated, executable.program.name, error)
-    _add_note(executable, lost, error)
+    if lost:
+        names = ", ".join(_name(executable, slot) for slot in lost[:5]) + (", …" if len(lost) > 5 else "")
+        error.add_note(f"{names} lost the value in this step, and can't be read before a new one is assigned.")
     if executable.policy.waits and isinstance(error, Exception):
         _jax.drop_failed_tokens()
     if executable.written and not executable.policy.donates:
         error.add_note(f"The variables that {executable.program.name} writes have the values from before it.")
-
-
-def _wait(executable: Executable, returned: list[Any], begun: LaunchedProgram | None) -> None:
-    """Wait until a program is done that was given the memory of its variables.
-
-    Raises:
-      Exception: it has failed. The variables that it was to write have no value any more.
-    """
-    try:
-        _wait_until_done(returned[0])
-    except Exception as error:
-        _jax.drop_failed_tokens()
-        for slot in executable.written:
-            slot.array = LostArray(f"the step {executable.program.name}, which was to write it, has failed", error)
-        _add_note(executable, executable.written, error)
-        if begun is not None:
-            begun.failed(error)
-        raise
-
-
-def _add_note(executable: Executable, lost: Sequence[Slot], error: BaseException) -> None:
-    if lost:
-        names = ", ".join(_name(executable, slot) for slot in lost[:5]) + (", …" if len(lost) > 5 else "")
-        error.add_note(f"{names} lost the value in this step, and can't be read before a new one is assigned.")
 
 
 def _name(executable: Executable, slot: Slot) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as _extend, source_info_util as _source_infos
 from jax.interpreters import partial_eval as _pe
 
@@ -94,8 +95,28 @@ def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
 
 
 def prints(jaxpr: Jaxpr) -> bool:
-    """Return whether a program has a ``jax.debug.print``."""
-    return contains(jaxpr, lambda e: e.primitive.name in PRINTS)
+    """Return whether a program has a ``jax.debug.print``.
+
+    Raises:
+      ValueError, TypeError: its format does not fit what it prints.
+    """
+    found = [e for e in _equations_of(jaxpr) if e.primitive.name in PRINTS]
+    for equation in found:
+        _try_format(equation)
+    return bool(found)
+
+
+def _try_format(equation: Equation) -> None:
+    avals: list[Any] = [v.aval for v in equation.invars]
+    zeros = (np.zeros(a.shape, a.dtype) if isinstance(a.dtype, np.dtype) else a for a in avals)
+    tree, fixed = equation.params["in_tree"], dict(equation.params["static_args"])
+    args, kwargs = tree.unflatten([fixed[i] if i in fixed else next(zeros) for i in range(tree.num_leaves)])
+    try:
+        with contextlib.suppress(AttributeError, LookupError):  # a NumPy array has less
+            equation.params["fmt"].format(*args, **kwargs)
+    except (ValueError, TypeError) as error:
+        error.add_note(f"It is the format of the jax.debug.print at {source_line(equation)}.")
+        raise
 
 
 def acts_outside(equation: Equation) -> bool:

@@ -76,8 +76,10 @@ class LaunchPolicy:
 def policy_for(program: Program) -> LaunchPolicy:
     """The launch policy of ``program``.
 
-    A ``jax.debug.print`` calls nothing of the user's, so it costs no memory: variables are lost only if its format is
-    wrong. But each call waits for it, and raises that error.
+    A ``jax.debug.print`` calls nothing of the user's, so it costs no memory. But each call waits for it.
+
+    Raises:
+      ValueError, TypeError: the format of a ``jax.debug.print`` is wrong.
     """
     fails_alone = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans()
     may_fail = fails_alone or program.timeout is not None
