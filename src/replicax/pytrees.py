@@ -219,6 +219,28 @@ class CapturedVariable(Attribute):
             return Missing
 
 
+class Definition(Attribute):
+    """The code of a function and its defaults, which editors exchange when they reload it."""
+
+    __slots__ = ()
+
+    @property
+    def now(self) -> Any:
+        fn = self._owner.value
+        return Missing if fn is None else (fn.__code__, fn.__defaults__, fn.__kwdefaults__)
+
+    def is_unchanged(self) -> bool:
+        fn, (code, defaults, keywords) = self._owner._ref(), self._value._strong
+        if (
+            fn is None
+            or fn.__code__ is not code
+            or fn.__defaults__ is not defaults
+            or fn.__kwdefaults__ is not keywords
+        ):
+            return super().is_unchanged()
+        return not self._contents or are_unchanged(self._contents)
+
+
 class Missing:
     """Stands for an attribute that is not there."""
 

@@ -1,11 +1,12 @@
-"""Checks of calls of the user's function: ``fn``, ``args`` and ``kwargs``, and its result."""
+"""Checks of calls of the user's function: ``fn``, ``args`` and ``kwargs``, and its result; the names in its code."""
 
 from __future__ import annotations
 
+import dis
+import functools
 import reprlib
 import types
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 
@@ -29,9 +30,26 @@ def function_name(fn: Any) -> str:
     >>> function_name(functools.partial(train_step, "model"))
     'train_step'
     """
-    while isinstance(fn, partial):
+    while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def asks_class(value: Any) -> bool:
+    """Return whether a method, a property or code may read attributes of a class, other than by its objects."""
+    fn = value.fget if type(value) is property else value
+    code = fn.__code__ if isinstance(fn, types.FunctionType) else fn
+    if not isinstance(code, types.CodeType):
+        return isinstance(value, classmethod)
+    return not {"type", "__class__"}.isdisjoint((*global_names(code), *code.co_names))
+
+
+@functools.cache
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that ``code``, and functions defined inside it, look up among the globals."""
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in global_names(c))
+    return tuple(dict.fromkeys([*own, *inner]))
 
 
 def checked_args(args: Any, what: str) -> tuple[Any, ...]:

@@ -116,6 +116,23 @@ def test_a_captured_name_may_be_rebound() -> None:
     assert function_key(step) != before
 
 
+@pytest.mark.parametrize(
+    ("attribute", "new"),
+    [("__code__", (lambda x, y: x).__code__), ("__defaults__", (2,)), ("__kwdefaults__", {"y": 2})],
+)
+def test_a_captured_function_may_be_reloaded(attribute, new) -> None:
+    def helper(x, y=1):
+        return x + y
+
+    def step(x):
+        return helper(x)
+
+    before = function_key(step)
+    assert function_key(step) is before
+    setattr(helper, attribute, new)
+    assert function_key(step) != before
+
+
 def test_globals_of_the_same_module_are_captured() -> None:
     global rate
     before = function_key(uses_globals)

@@ -165,6 +165,16 @@ def class_of_rates() -> Any:
         def scaled(cls, x: Any) -> Any:
             return x * cls.rate
 
+        def by_type(self, x: Any) -> Any:
+            return (lambda: x * type(self).rate)()
+
+        @property
+        def by_property(self) -> float:
+            return self.__class__.rate
+
+        def __neg__(self) -> float:
+            return type(self).rate
+
     return Rates
 
 
@@ -222,9 +232,26 @@ READS = {
         lambda c: set_rate(c.__base__),
     ),
     "by a class method": (lambda: class_of_rates()(), lambda x, r: r.scaled(x), lambda r: set_rate(type(r))),
+    "by the class in a method": (lambda: class_of_rates()(), lambda x, r: r.by_type(x), lambda r: set_rate(type(r))),
+    "by the class in a property": (
+        lambda: class_of_rates()(),
+        lambda x, r: x * r.by_property,
+        lambda r: set_rate(type(r)),
+    ),
+    "by the class in an operator": (lambda: class_of_rates()(), lambda x, r: x * -r, lambda r: set_rate(type(r))),
+    "by the class in the step": (
+        lambda: class_of_rates()(),
+        lambda x, r: x * type(r).rate,
+        lambda r: set_rate(type(r)),
+    ),
     "of a function": (with_attribute, lambda x, f: x * f.rate, set_rate),
     "by a closure": (lambda: scaled_by([1.0]), lambda x, f: f(x), lambda f: set_item(f.__closure__[0].cell_contents)),
     "by a default": (lambda: with_default([1.0]), lambda x, f: f(x), lambda f: set_item(f.__defaults__[0])),
+    "by another default": (
+        lambda: with_default([1.0]),
+        lambda x, f: f(x),
+        lambda f: setattr(f, "__defaults__", ([2.0],)),
+    ),
     "by a bound method": (lambda: Part().scaled, lambda x, f: f(x), lambda f: set_rate(f.__self__)),
     "by a partial": (lambda: functools.partial(Part.scaled, Part()), lambda x, f: f(x), lambda f: set_rate(f.args[0])),
     "by a method of another object": (
@@ -295,6 +322,9 @@ class Times:
     def __call__(self, x: Any) -> Any:
         return times_factor(x)
 
+    def __mul__(self, x: Any) -> Any:
+        return x * factor
+
     @property
     def factor(self) -> float:
         return factor
@@ -307,6 +337,7 @@ READ_BY = {
     "a function that has captured it": (lambda x, f: f(x), timed(times_factor)),
     "a method": (lambda x, t: t(x), Times()),
     "a property": (lambda x, t: x * t.factor, Times()),
+    "an operator": (lambda x, t: t * x, Times()),
 }
 
 

@@ -216,7 +216,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         creations = Creations(replicas, created)
         put_back = state_of_this_thread()
         try:
-            with recording_reads((step.captured, arguments.key), module_of(fn)):
+            with recording_reads((step.captured, arguments.key), step.code, module_of(fn)):
                 program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
                 executable = registry.replicate_placed()(program, replicas.mesh)

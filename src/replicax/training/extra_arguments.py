@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
-from replicax import _jax, context
+from replicax import _jax
 from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.pytrees import is_leaf, registered
+from replicax.training.totals import sum_over_replicas
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -112,10 +113,7 @@ def of_parameters(
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
-    def total(values: Any) -> Any:
-        replica = context.get_replica_context()
-        assert replica is not None
-        return replica.all_reduce("sum", values) if aggregate else values
+    total: Callable[[Any], Any] = sum_over_replicas if aggregate else lambda values: values
 
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if jax.tree_util.tree_structure(parameters) != tree:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from replicax import _jax
-from replicax.execution.tracing.object_attributes import ObjectKey, global_names, may_change, object_keys_in
+from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in
 from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
-from replicax.user_functions import function_name
+from replicax.user_functions import function_name, global_names
 
 
 class ByKey(Opaque):
@@ -80,20 +80,15 @@ class Wrapper:
 
 
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.
-_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[Any, Any, Any, list[_Captured], FunctionKey]]
-_keys = weakref.WeakKeyDictionary()
+_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[list[_Captured], FunctionKey]] = weakref.WeakKeyDictionary()
 
 
 def function_key(fn: Callable[..., Any]) -> FunctionKey:
     """The key of ``fn``: a function, a method, a ``functools.partial`` or a wrapper of one, or any callable object."""
     if isinstance(fn, types.FunctionType):
         entry = _keys.get(fn)
-        if entry is not None:
-            # An editor that reloads code exchanges the first three in a function.
-            code, defaults, kwdefaults, captured, key = entry
-            unchanged = code is fn.__code__ and defaults is fn.__defaults__ and kwdefaults is fn.__kwdefaults__
-            if unchanged and _are_current(captured):
-                return key
+        if entry is not None and _are_current(entry[0]):
+            return entry[1]
     if isinstance(fn, Wrapper):
         return function_key(fn.fn).wrapped(fn.kind)
     return _new_key(fn)
@@ -139,34 +134,31 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):
-        _keys[fn] = fn.__code__, fn.__defaults__, fn.__kwdefaults__, collector.sources, key
+        _keys[fn] = collector.sources, key
     return key
 
 
 class _Captured:
-    """One captured value: where it is looked up, and what stood there."""
+    """One captured value: where it is looked up, and what stood there. Without a name it is the function itself.
 
-    __slots__ = ("_function", "_index", "_value", "contents", "name")
+    Attributes:
+      value: the value, by identity.
+      definition: what an editor that reloads code exchanges in the function; ``None`` if there is a name.
+    """
+
+    __slots__ = ("_function", "_index", "contents", "definition", "name", "value")
 
     def __init__(self, name: str, function: types.FunctionType, index: int | None) -> None:
         self.name = name
         self._function = weakref.ref(function)  # a function may capture itself
         self._index = index
-        now = self.now
-        self._value = _jax.ById(now)
-        self.contents = Contents.of_all_in(now)
-
-    @property
-    def now(self) -> Any:
-        function = self._function()
-        if function is None:
-            return None
-        if self._index is None:
-            return function.__globals__.get(self.name)
+        self.definition = None if name else (function.__code__, function.__defaults__, function.__kwdefaults__)
         try:
-            return (function.__closure__ or ())[self._index].cell_contents
+            now = function.__globals__.get(name) if index is None else (function.__closure__ or ())[index].cell_contents
         except ValueError:  # not assigned yet
-            return None
+            now = None
+        self.value = _jax.ById(now)
+        self.contents = Contents.of_all_in(now)
 
 
 def _are_current(captured: list[_Captured]) -> bool:
@@ -179,6 +171,11 @@ def _are_current(captured: list[_Captured]) -> bool:
         function = c._function()
         if function is None:
             return False
+        if c.definition is not None:
+            code, defaults, keywords = c.definition
+            if function.__code__ is code and function.__defaults__ is defaults and function.__kwdefaults__ is keywords:
+                continue
+            return False
         if c._index is None:
             now = function.__globals__.get(c.name)
         else:
@@ -186,7 +183,7 @@ def _are_current(captured: list[_Captured]) -> bool:
                 now = (function.__closure__ or ())[c._index].cell_contents
             except ValueError:  # not assigned yet
                 now = None
-        by_id = c._value
+        by_id = c.value
         if (by_id._strong if by_id._ref is None else by_id._ref()) is not now or (now is None and by_id._ref):
             return False  # None also stands for what is gone
         if c.contents and not are_unchanged(c.contents):
@@ -228,12 +225,12 @@ class _Collector(IdentityKeys):
         if fn.__globals__ is self._module:
             names = (name for name in global_names(fn.__code__) if name in self._module)
             captured += [_Captured(name, fn, None) for name in names]
-        captured = [c for c in captured if not isinstance(c.now, types.ModuleType)]
-        self.sources += captured
+        captured = [c for c in captured if not isinstance(c.value.value, types.ModuleType)]
+        self.sources += [_Captured("", fn, None), *captured]
         was_captured, self._is_captured = self._is_captured, True
         for source in captured:
             place = fn.__code__, source.name
-            value = source.now
+            value = source.value.value
             changed = _changed_by_tracing.get(place)
             if changed and type(value) is dict:
                 value, changed = {key: item for key, item in value.items() if self.of(key) not in changed}, None

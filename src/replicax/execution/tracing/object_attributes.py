@@ -10,7 +10,6 @@ captures counts as read, and all values in a class.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import threading
 import types
@@ -21,7 +20,8 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.pytrees import Attribute, CapturedVariable, has_items
+from replicax.pytrees import Attribute, CapturedVariable, Definition, has_items
+from replicax.user_functions import asks_class, global_names
 
 
 class ObjectKey(_jax.ById):
@@ -59,7 +59,7 @@ class ObjectKey(_jax.ById):
         return True
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(a) for a in self.reads.values() if not callable(a.now))
+        shown = ", ".join(repr(a) for a in self.reads.values() if not (callable(a.now) or type(a) is Definition))
         return f"{self.value!r} with {shown}" if shown else repr(self.value)
 
 
@@ -73,10 +73,11 @@ def object_keys_in(key: Any) -> Iterator[ObjectKey]:
 
 
 @contextlib.contextmanager
-def recording_reads(key: tuple[Any, ...], module: dict[str, Any]) -> Iterator[None]:
+def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> Iterator[None]:
     """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself.
 
-    Functions read globals of ``module``, that of the step: libraries don't change under a program.
+    Its ``code`` may read from the objects' classes, too. Functions read globals of ``module``, that of the step:
+    libraries don't change under a program.
     """
     keys = [*object_keys_in(key)]
     recording = _Recording(module)
@@ -85,6 +86,8 @@ def recording_reads(key: tuple[Any, ...], module: dict[str, Any]) -> Iterator[No
         with _noting():
             for of_object in keys:
                 recording.add(of_object.value, of_object)
+                if asks_class(code):
+                    recording.add(type(of_object.value), of_object)
                 if has_items(of_object.value):
                     recording.note(of_object.value, "", of_object)
         yield
@@ -131,8 +134,7 @@ class _Recording:
             if isinstance(value, type | types.FunctionType):
                 self._note_all(value, key)
             elif kind not in self._kinds:
-                if callable(value):
-                    todo.append(kind.__call__)
+                todo += self._specials(kind)
                 try:
                     self._replace(kind, "__getattribute__", self._note_read)
                     self._replace(kind, "__setattr__", lambda value, name: self._set.add((id(value), name)))
@@ -148,10 +150,15 @@ class _Recording:
             places += [(self._module, n) for n in names if not isinstance(self._module[n], types.ModuleType)]
         for owner, name in places:
             self.add(self.note(owner, name, key, CapturedVariable), key, is_captured=True)
-        for value in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            if has_items(value):
-                self.note(value, "", key)
-            self.add(value, key, is_captured=True)
+        self.add(self.note(fn, "", key, Definition), key, is_captured=True)
+
+    def _specials(self, kind: type) -> list[Any]:
+        """The methods that Python calls without reading an attribute, such as operators."""
+        found = {name: fn for owner in reversed(kind.__mro__) for name, fn in vars(owner).items() if name[:2] == "__"}
+        own = {name for name, fn in found.items() if getattr(fn, "__globals__", None) is self._module}
+        own = own - {"__init__", "__new__", "__del__"} | {"__call__"}
+        called = [fn for name, fn in found.items() if name in own]
+        return [kind, *called] if any(map(asks_class, called)) else called
 
     def _note_all(self, value: Any, key: ObjectKey) -> None:
         for owner in getattr(value, "__mro__", (value,)):
@@ -175,7 +182,8 @@ class _Recording:
         if name != "__class__":  # isinstance asks for that
             key = self.found[id(value)][1]
             now = self.note(value, "__dict__" if name == "__getstate__" else name, key)  # copies ask for the state
-            self.add(type(value) if isinstance(now, classmethod) else now, key)
+            for read in (now, type(value)) if asks_class(now) else (now,):
+                self.add(read, key)
 
     def note(self, owner: Any, name: str, key: ObjectKey, kind: type[Attribute] = Attribute) -> Any:
         """Let ``key`` depend on this attribute; return its value if that is new."""
@@ -202,6 +210,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     functools.cached_property: ("func",),
     property: ("fget",),
     staticmethod: ("__func__",),
+    classmethod: ("__func__",),
 }
 """The attributes in which values of these classes hold functions and objects."""
 
@@ -210,14 +219,6 @@ _lock = threading.Lock()
 _active: list[_Recording] = []
 _undo = contextlib.ExitStack()
 """Closed when none is active any more: then the classes of the objects are as before."""
-
-
-@functools.cache
-def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that ``code``, and functions defined inside it, look up among the globals."""
-    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    inner = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in global_names(c))
-    return tuple(dict.fromkeys([*own, *inner]))
 
 
 @functools.lru_cache(1024)
