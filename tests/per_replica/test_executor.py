@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pickle
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -589,3 +591,24 @@ def test_replicas_that_merge_other_structures(pair) -> None:
 
     with pytest.raises(ValueError, match="merge_call: the replicas' arguments differ in structure"):
         pair.run(step, options=replicax.RunOptions(executor="per_replica"))
+
+
+def test_steps_of_several_threads_with_one_variable_take_turns(pair) -> None:
+    with pair.scope():
+        total = replicax.Variable(0.0)
+
+    def step(x):
+        before = total.value
+        time.sleep(0.001)
+        total.assign(before + context().all_reduce("sum", x.sum()))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for run in [pool.submit(pair.run, step, args=(data(pair),), options=PER_REPLICA) for _ in range(8)]:
+            run.result()
+    assert float(total) == 8 * 15.0
+
+
+def test_a_loop_over_no_rows_says_what_to_do(pair) -> None:
+    with pytest.raises(ValueError, match="zero-length scan") as failed:
+        pair.run(lambda: jax.lax.map(jnp.sum, jnp.zeros((0, 3))), options=PER_REPLICA)
+    assert "a loop of jax.lax over 0 rows" in "".join(failed.value.__notes__)

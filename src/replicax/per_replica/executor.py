@@ -8,7 +8,10 @@ the rules of :mod:`replicax.execution.program.infer`, so that results and errors
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +61,17 @@ def run_per_replica(
       Exception: the error that ``fn`` raised on any worker, with a note that names the replica. No variable has
         changed.
     """
+    with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.Lock()):
+        return _run_and_store(programs, fn, args, kwargs)
+
+
+_locks: weakref.WeakKeyDictionary[ProgramCache, threading.Lock] = weakref.WeakKeyDictionary()
+"""Of two threads' steps with the same variables, the second begins when the first has stored what it writes."""
+
+
+def _run_and_store(
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
     replicas, key = programs.replicas, function_key(fn)
     mask = check_components(args, kwargs, replicas)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
@@ -106,6 +120,10 @@ def _run(
         if without_rows:
             error.add_note(_NO_ROWS)
         raise
+    except ValueError as error:
+        if "zero-length scan" in str(error):
+            error.add_note(_NO_ITERATION)
+        raise
     finally:
         for store in stores:
             store.end()
@@ -119,6 +137,12 @@ _NO_ROWS = (
     "(Some replicas get no example of this batch. JAX drops the gradients of operations such as jnp.where and x[i] if "
     "their results have no elements, so these replicas may leave out the gradient of a collective. Have small batches "
     "padded: strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or 'drop')"
+)
+
+
+_NO_ITERATION = (
+    "(As plain Python, on the per-replica executor, a loop of jax.lax over 0 rows has no result whose shape could be "
+    "known. Run the step compiled, or have small batches padded.)"
 )
 
 
