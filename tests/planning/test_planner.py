@@ -236,6 +236,14 @@ def test_a_step_that_can_not_be_compiled() -> None:
         replicax.plan(strategy, lambda x: jnp.linalg.eig(x)[0], jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
+def test_replicas_on_a_part_of_a_slice_are_told_to_plan_a_smaller_one() -> None:
+    resolver = replicax.TPUClusterResolver(topology="v5e:4x8")
+    few = replicax.DeviceAssignment.build(resolver.topology, computation_shape=[1, 1, 1], num_replicas=4)
+    strategy = replicax.TPUStrategy(resolver, few)
+    with pytest.raises(replicax.errors.CompilationError, match="plan the smallest slice.*libtpu says"):
+        replicax.plan(strategy, *build(strategy))
+
+
 # --- devices that are there -----------------------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from replicax.hlo.instructions import Module, parse
 from replicax.hlo.live_ranges import LiveRanges, live_ranges
 
 _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
+_OF_SLICES = re.compile(r"LogicalDeviceCount|kMaxDeviceCount|total_device_count %|routing_table_index")
+"""What libtpu says of slices that are not there, and of replicas on a part of one, that it can't compile for."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -97,6 +99,11 @@ def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device:
 def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
     """Make the error to raise if the step ``name`` can't be compiled for devices because of ``error``."""
     words = " ".join(str(error).split())
+    if _OF_SLICES.search(words):
+        words = (
+            "its compiler knows few shapes of absent slices, and often only replicas that fill the slice: plan the "
+            f"smallest slice in which there is room for them, of a shape that one can rent. libtpu says: {words}"
+        )
     return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
 
 
