@@ -194,6 +194,7 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}:sized", "--with", "kind=x"], "sized does not take these arguments: missing a required argument"),
         (["{model}", "--with", "size=1"], "does not take these arguments: got an unexpected keyword argument 'size'"),
         (["{model}", "--html", "nowhere/plan.html"], "there is no folder nowhere"),
+        (["{model}", "--json", "{model}"], "model.py: can't be written (it is a program, or has the name of one)"),
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
         (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),

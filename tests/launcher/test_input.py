@@ -88,6 +88,8 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "2", "--sbatch", "--time", "soon", "train.py"], "expected a duration such as 30:00"),
         (["--workers", "2", "--sbatch", "--time", "0", "train.py"], "a duration of more than 0 seconds"),
         (["--workers", "2", "--sbatch", "--name", "a b", "train.py"], "a job of Slurm needs a name without blanks"),
+        (["--workers", "2", "--sbatch", "it's.py"], "a job of Slurm needs a name without blanks, quotes, /, # and %"),
+        (["--workers", "2", "--sbatch", "--out", "train.py", "train.py"], "(it is a program, or has the name of one)"),
         (["--workers", "2", "--sbatch", "--hosts", "a,b", "train.py"], "the hosts of a job are those that it is given"),
         (["--workers", "1:2", "--sbatch", "--nodes", "2", "train.py"], "can change on a single machine only"),
         (
@@ -111,7 +113,7 @@ def refused(capsys, *words: str) -> str:
         ),
         (
             ["--workers", "2", "--sbatch", "--out", "package", "train.py"],
-            "--out package: can't be written (Is a direct",
+            "--out package: can't be written (it is a folder)",
         ),
     ],
     ids=lambda value: "-".join(w.strip("-") for w in value)[:60] if isinstance(value, list) else "",

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+PROGRAMS = frozenset({".py", ".ipynb"})
+"""The ends of the names of programs, in whose place no report is written."""
 NOT_WRITTEN = 3
 """The exit status if the work was done but a file could not be written."""
 
@@ -115,6 +117,8 @@ def why_not_writable(path: Path) -> str | None:
     Leaves an existing file unchanged, and leaves no new file behind.
     """
     try:
+        if any(Path(name).suffix in PROGRAMS for name in (path, os.path.realpath(path))):
+            return "it is a program, or has the name of one"
         if path.is_dir():
             return "it is a folder"
         if not path.parent.is_dir():

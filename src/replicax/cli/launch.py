@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import InputError, positive_int, whole
+from replicax.cli.command_line import InputError, positive_int, whole, why_not_writable, written
 from replicax.launcher import LaunchError
 
 if TYPE_CHECKING:
@@ -241,10 +241,10 @@ def _write_job(args: argparse.Namespace, settings: LaunchSettings) -> int:
     if args.out is None:
         sys.stdout.buffer.write(os.fsencode(text))  # file names are bytes, whatever the terminal's encoding has
         return 0
-    try:
-        args.out.write_bytes(os.fsencode(text))
-    except OSError as error:
-        raise InputError(f"--out {args.out}: can't be written ({error.strerror or error})") from error
+    if (why := why_not_writable(args.out)) is not None:
+        raise InputError(f"--out {args.out}: can't be written ({why})")
+    if (why := written(args.out, lambda path: path.write_bytes(os.fsencode(text)))) is not None:
+        raise InputError(f"--out {why}")
     return 0
 
 

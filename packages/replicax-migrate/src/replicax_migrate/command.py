@@ -6,7 +6,6 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,11 +81,8 @@ def run(args: argparse.Namespace) -> int:
             raise CommandError(f"{_PROG}: error: {path} can't be read ({error.strerror})") from error
         if path.is_file() and path.suffix not in SUFFIXES:
             raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
-    if args.json is not None:
-        is_program = any(Path(path).suffix in SUFFIXES for path in (args.json, os.path.realpath(args.json)))
-        why = "it is a program, or has the name of one" if is_program else why_not_writable(args.json)
-        if why is not None:
-            raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
+    if args.json is not None and (why := why_not_writable(args.json)) is not None:
+        raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
 
     failures: list[OSError] = []
     files = program_files(args.files, failures.append)

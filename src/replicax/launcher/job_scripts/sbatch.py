@@ -19,8 +19,8 @@ def sbatch_script(request: JobRequest) -> str:
     Raises:
       LaunchError: the name can't be one of Slurm's jobs.
     """
-    if not request.name.isprintable() or set(request.name) & set(" \t%/"):
-        raise LaunchError(f"--name {request.name!r}: a job of Slurm needs a name without blanks, slashes and %")
+    if not request.name.isprintable() or set(request.name) & set(" \t%/\\'\"#"):
+        raise LaunchError(f"--name {request.name!r}: a job of Slurm needs a name without blanks, quotes, /, # and %")
     grace = int(request.settings.grace) + 1
     lines = [
         "#!/bin/bash",
