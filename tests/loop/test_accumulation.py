@@ -341,6 +341,41 @@ def test_models_of_nnx(replicas: int, kind: Any) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 if kind is None else 2e-3)
 
 
+def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.All(nnx.Param, nnx.PathContains("kernel")))
+        average = nnx.clone(model)
+    start = np.asarray(model.kernel[...])
+
+    def trained(later: Any) -> Any:
+        def step(model: Any, optimizer: Any, average: Any, x: Any) -> Any:
+            def loss_fn(model: Any) -> Any:
+                return replicax.compute_average_loss(jnp.square(model(x))[:, 0])
+
+            wrt = nnx.DiffState(0, optimizer.wrt)
+            optimizer.update(model, nnx.grad(loss_fn, argnums=wrt)(model))
+            return later(model, average)
+
+        [x] = strategy.distribute_dataset([np.ones((8, 3), np.float32)])
+        return strategy.run(accumulated(step, 2), args=(model, optimizer, average, x))
+
+    def averaged(model: Any, average: Any) -> None:
+        nnx.update(average, jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, nnx.state(average), nnx.state(model)))
+
+    def assigned(model: Any, average: Any) -> None:
+        model.kernel[...] = jnp.zeros((3, 1))
+
+    for later, what in ((averaged, "read at .*test_accumulation.py"), (assigned, "written")):
+        with pytest.raises(replicax.errors.TraceError, match=f"linear/kernel is {what}.* after apply_gradients, or"):
+            trained(later)
+    np.testing.assert_array_equal(model.kernel[...], start)
+    trained(lambda model, average: model.bias[...].sum())  # which this optimizer leaves as it is
+    assert (model.kernel[...] != start).all()
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas: int) -> None:
     from flax import nnx

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from replicax.models.nnx_step import nodes_in, own_state, update_of_kind, value_of
+from replicax.models.nnx_step import name_of_leaf, nodes_in, own_state, update_of_kind, value_of
 
-Collect = Callable[[list[Any], dict[str, Any], Callable[[list[Any]], None]], None]
-"""Takes arrays to add up over iterations, further arguments, and a function that applies the sums to the objects."""
+Collect = Callable[..., None]
+"""See :meth:`replicax.execution.tracing.stateful_arguments.ObjectParts.collecting`."""
 
 
 class NNXParts:
@@ -23,6 +23,7 @@ class NNXParts:
         self._objects = objects
         self._graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
         self._leaves = [leaf for _, leaf in flat]
+        self.names = [name_of_leaf(path, objects) for path, _ in flat]
 
     @property
     def values(self) -> list[Any]:
@@ -62,7 +63,11 @@ class NNXParts:
                 def apply(gradients: list[Any]) -> None:
                     users_optimizer.update(users_model, jax.tree_util.tree_unflatten(tree, gradients))
 
-                collect(gradients, extra, apply)
+                is_trained = nnx.filterlib.to_predicate(optimizer.wrt)
+                of_model, of_all = (nnx.graphlib.flatten(nodes, graph=True)[1] for nodes in (model, copies))
+                trained = {id(leaf) for path, leaf in of_model if is_trained(path, leaf)}
+                cells = {i: leaf for i, (_, leaf) in enumerate(of_all) if id(leaf) in trained}
+                collect(gradients, extra, apply, cells=cells)
 
             return update
 

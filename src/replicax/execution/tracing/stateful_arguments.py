@@ -81,6 +81,9 @@ class Adapter(Protocol):
 class ObjectParts(Protocol):
     """Objects of one replica's step, of which each iteration of a loop gets copies."""
 
+    names: Sequence[str]
+    """The names of :attr:`values`."""
+
     @property
     def values(self) -> list[Any]:
         """The arrays in the objects."""
@@ -91,7 +94,8 @@ class ObjectParts(Protocol):
     def collecting(self, copies: tuple[Any, ...], collect: Callable[..., None]) -> AbstractContextManager[None]:
         """Give the gradients that optimizers among ``copies`` get to ``collect``, and change nothing by them.
 
-        It is called with gradients, further arguments by name, and a function that applies gradients to the objects.
+        It is called with gradients, further arguments by name, a function that applies gradients to the objects, and
+        ``cells``: where the copies keep the arrays that it changes, by their number among :attr:`values`.
         """
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.stateful_arguments import ObjectParts, objects_in
+from replicax.execution.tracing.stateful_arguments import HeldArray, ObjectParts, objects_in
 from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
@@ -54,7 +55,8 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     Raises:
       ValueError: ``parts`` is not an int of at least 1. In the step: no array to split; arrays of different lengths;
         what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments.
-      TraceError: in the step: a variable is used that ``apply_gradients`` is to change, after it was called.
+      TraceError: in the step: a variable is used that ``apply_gradients``, or the update of an ``nnx.Optimizer``, is to
+        change, after it was called.
 
     >>> import replicax, optax, jax.numpy as jnp, numpy as np
     >>> from replicax.loop import accumulated
@@ -202,6 +204,9 @@ class _Run:
       updates: those that wait.
       shapes: the shapes of the gradients of all updates.
       tree: the tree of what the step returns.
+      awaited: the arrays of objects, by number, as updates that wait will leave them: inputs of the program in which
+        it is found out what the step does, so that their uses are found there. Otherwise empty.
+      waiting: the numbers of those that such an update changes.
     """
 
     def __init__(
@@ -221,20 +226,31 @@ class _Run:
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
+        self.awaited: Sequence[Any] = ()
+        self.waiting: set[int] = set()
 
     def found(self, pieces: list[Any], mask: Any) -> list[bool]:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
+        held, names = ([], []) if self._parts is None else (self._parts.values, self._parts.names)
 
-        def traced(pieces: list[Any], mask: Any) -> Any:
-            store, gradients, numbers, _ = self._run_step(
-                [], [] if self._parts is None else self._parts.values, pieces, mask
-            )
+        def traced(pieces: list[Any], mask: Any, awaited: list[Any]) -> Any:
+            self.awaited = awaited
+            store, gradients, numbers, left = self._run_step([], held, pieces, mask)
+            self.awaited = ()
+            for number in self.waiting:
+                if left[number] is not awaited[number]:
+                    raise _used_too_early(names[number], "written")
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
             return numbers, gradients
 
-        program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask)
+        program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask, held)
         self.shapes = shapes
+        later = dict(zip(program.jaxpr.invars[len(program.jaxpr.invars) - len(held) :], range(len(held)), strict=True))
+        for equation in program.jaxpr.eqns:
+            for v in equation.invars:
+                if not isinstance(v, _jax.Literal) and v in later:
+                    raise _used_too_early(names[later[v]], f"read at {_jax.source_line(equation)}")
 
         def has_share(jaxpr: _jax.Jaxpr) -> bool:
             return _jax.contains(jaxpr, lambda equation: equation.primitive is share_p)
@@ -321,8 +337,9 @@ class _Collector:
         extra: Mapping[str, Any],
         apply: Callable[[list[Any]], None],
         variables: Sequence[Variable] = (),
+        cells: Mapping[int, HeldArray] = MappingProxyType({}),
     ) -> None:
-        """Add an update that waits."""
+        """Add an update that waits, of variables, or of arrays in objects, by number."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
@@ -330,6 +347,9 @@ class _Collector:
             )
         self._gradients += gradients
         self._run.updates.append(_Update(variables, len(gradients), apply))
+        self._run.waiting.update(cells)
+        for number, cell in cells.items() if self._run.awaited else ():
+            cell.set_raw_value(self._run.awaited[number])
 
 
 class _PartStore(DerivedStore):
@@ -361,8 +381,12 @@ class _PartStore(DerivedStore):
 
     def _check(self, variable: Variable, what: str) -> None:
         if variable in self.waiting:
-            raise TraceError(
-                f"{variable.describe()} is {what} after apply_gradients, which changes it only when the gradients of "
-                "all micro-batches have been added up. Use it before; what has to follow the update belongs into the "
-                "optimizer (optax.chain), or into a callback."
-            )
+            raise _used_too_early(variable.describe(), what)
+
+
+def _used_too_early(name: str, what: str) -> TraceError:
+    return TraceError(
+        f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer, which changes it only when the "
+        "gradients of all micro-batches have been added up. Use it before; what has to follow the update belongs into "
+        "the optimizer (optax.chain), or into a callback."
+    )
