@@ -264,6 +264,10 @@ def test_what_can_not_be_accumulated_is_told() -> None:
         optimizer.apply_gradients(zip(gradients, [w], strict=True))
         return w.value
 
+    def by_itself(x: Any) -> Any:
+        _, [gradient] = share(x)
+        w.assign_sub(0.1 * replicax.get_replica_context().all_reduce("sum", gradient))
+
     def with_value(x: Any) -> Any:
         loss, gradients = share(x)
         searched.apply_gradients(gradients, [w], value=loss)
@@ -272,6 +276,7 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     for step, error, match in (
         (mean, ValueError, "end it with replicax.compute_average_loss"),
         (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients"),
+        (by_itself, ValueError, "differentiates its loss, and calls no apply_gradients"),
         (with_value, ValueError, "the argument 'value' of the transformation"),
         (lambda x: x, ValueError, "returns numbers, got"),
         (lambda x: {"name": "adam"}, ValueError, "returns numbers, got 'adam'"),

@@ -14,7 +14,7 @@ from jax import lax
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
-from replicax.collectives import ReplicaExamples, share_p
+from replicax.collectives import ReplicaExamples, share_back_p, share_p
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
@@ -54,7 +54,8 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
 
     Raises:
       ValueError: ``parts`` is not an int of at least 1. In the step: no array to split; arrays of different lengths;
-        what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments.
+        what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments, or is not
+        called.
       TraceError: in the step: a variable is used that ``apply_gradients``, or the update of an ``nnx.Optimizer``, is to
         change, after it was called.
 
@@ -252,9 +253,15 @@ class _Run:
                 if not isinstance(v, _jax.Literal) and v in later:
                     raise _used_too_early(names[later[v]], f"read at {_jax.source_line(equation)}")
 
-        def has_share(jaxpr: _jax.Jaxpr) -> bool:
-            return _jax.contains(jaxpr, lambda equation: equation.primitive is share_p)
+        def has_share(jaxpr: _jax.Jaxpr, share: Any = share_p) -> bool:
+            return _jax.contains(jaxpr, lambda equation: equation.primitive is share)
 
+        if not self.updates and has_share(program.jaxpr, share_back_p):
+            raise ValueError(
+                f"{self._step.__name__}: the step differentiates its loss, and calls no apply_gradients (of a "
+                "replicax.Optimizer) or update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its "
+                "own update would be one for each micro-batch, with a part of the gradient: update with an optimizer."
+            )
         if self.updates and not has_share(program.jaxpr):
             raise ValueError(
                 f"{self._step.__name__}: the gradients of micro-batches are added up, so the loss must be each one's "
