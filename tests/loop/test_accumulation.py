@@ -381,6 +381,24 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
     assert (model.kernel[...] != start).all()
 
 
+def test_an_nnx_optimizer_may_have_its_model() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(2)
+    [x] = strategy.distribute_dataset([np.arange(24, dtype=np.float32).reshape(8, 3)])
+
+    def step(optimizer: Any, x: Any) -> None:
+        loss_fn = nnx.grad(lambda model: replicax.compute_average_loss(jnp.square(model(x))[:, 0]))
+        optimizer.update(loss_fn(optimizer.model))
+
+    found = []
+    for parts in (1, 2):
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.001), wrt=nnx.Param)
+        strategy.run(accumulated(step, parts), args=(optimizer, x))
+        found.append(model.kernel[...])
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas: int) -> None:
     from flax import nnx

@@ -55,15 +55,17 @@ class NNXParts:
         optimizers = [node for node in copied if isinstance(node, nnx.Optimizer)]
 
         def update_of(optimizer: Any) -> Callable[..., None]:
-            def update(model: Any, grads: Any, /, **extra: Any) -> None:
+            def update(*args: Any, **extra: Any) -> None:
+                *models, grads = args  # an nnx.ModelAndOptimizer has its model
                 gradients, tree = jax.tree_util.tree_flatten(grads)
                 # The copies end with this iteration.
-                users_optimizer, users_model = original(optimizer), original(model)
+                users_optimizer, users_models = original(optimizer), [original(model) for model in models]
 
                 def apply(gradients: list[Any]) -> None:
-                    users_optimizer.update(users_model, jax.tree_util.tree_unflatten(tree, gradients))
+                    users_optimizer.update(*users_models, jax.tree_util.tree_unflatten(tree, gradients))
 
                 is_trained = nnx.filterlib.to_predicate(optimizer.wrt)
+                model = models[0] if models else optimizer.model
                 of_model, of_all = (nnx.graphlib.flatten(nodes, graph=True)[1] for nodes in (model, copies))
                 trained = {id(leaf) for path, leaf in of_model if is_trained(path, leaf)}
                 cells = {i: leaf for i, (_, leaf) in enumerate(of_all) if id(leaf) in trained}
