@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import re
 import signal
 import time
@@ -312,6 +313,28 @@ def test_a_print_whose_format_is_wrong_fails_before_anything_runs(pair, given, p
     assert re.search(r"jax.debug.print at .*test_launch.py:\d+ .*step", failed.value.__notes__[0])
     pair.run(step, args=(1.0, "{x:.1f} {v} {x.sharding}"))
     assert float(w) == 2.0
+
+
+def test_a_print_to_a_closed_stream_fails_once(pair, monkeypatch) -> None:
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+
+    def step(x):
+        jax.debug.print("{x}", x=x)
+        w.assign_add(x)
+
+    with monkeypatch.context() as patched:
+        closed = io.StringIO()
+        closed.close()
+        patched.setattr("sys.stdout", closed)
+        with pytest.raises(Exception, match="closed file"):
+            pair.run(step, args=(1.0,))
+    with pytest.raises(replicax.errors.VariableLostError, match=r"'w'.*failed while it ran.*Assign it a new value"):
+        w.numpy()
+    w.assign(2.0)
+    jax.effects_barrier()
+    pair.run(step, args=(1.0,))
+    assert float(w) == 3.0
 
 
 # --- steps that run again and again ---------------------------------------------------------------------

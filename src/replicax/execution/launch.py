@@ -93,7 +93,13 @@ def launch(
                 finally:
                     release()
         if not at_once and policy.waits and policy.donates:
-            _wait_until_done(returned[0])
+            try:
+                _wait_until_done(returned[0])
+            except Exception as error:  # of a jax.debug.print to a stream that is closed, say
+                _jax.drop_failed_tokens()
+                if begun is not None:
+                    begun.failed(error)
+                raise
     return returned[0][1]
 
 
