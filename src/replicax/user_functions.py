@@ -35,6 +35,13 @@ def function_name(fn: Any) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
+def default_arguments(fn: types.FunctionType) -> list[tuple[str, Any]]:
+    """The defaults of a function, by name."""
+    positional, values = fn.__code__.co_varnames[: fn.__code__.co_argcount], fn.__defaults__ or ()
+    pairs = list(zip(positional[len(positional) - len(values) :], values, strict=True))
+    return pairs + list((fn.__kwdefaults__ or {}).items())
+
+
 def asks_class(value: Any) -> bool:
     """Return whether a method, a property or code may read attributes of a class, other than by its objects."""
     fn = value.fget if type(value) is property else value

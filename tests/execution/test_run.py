@@ -655,3 +655,20 @@ def test_a_step_that_fails_keeps_the_variables_that_it_has_created(pair) -> None
         assert float(pair.run(step, args=(3.0, False), options=options)) == 6.0
     [created] = {id(created): created for created in pair.extended.programs._created.values()}.values()
     assert len(created) == 1
+
+
+def test_a_step_is_traced_though_jax_is_to_fold_constants_eagerly(strategy) -> None:
+    with strategy.scope():
+        w = replicax.Variable(2.0)
+
+    def step(x):
+        context = replicax.get_replica_context()
+        return x * w.value + context.all_reduce("sum", jnp.where(context.replica_id_in_sync_group > 0, 1.0, 2.0))
+
+    expected = strategy.run(step, args=(1.0,))
+    jax.config.update("eager_constant_folding", True)
+    try:
+        for _ in range(2):
+            assert float(strategy.run(lambda x: step(x), args=(1.0,))) == float(expected)
+    finally:
+        jax.config.update("eager_constant_folding", False)

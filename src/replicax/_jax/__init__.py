@@ -126,6 +126,7 @@ from replicax._jax.runtime import (
     abandon_coordination as abandon_coordination,
     backends_are_initialized as backends_are_initialized,
     catches_sigterm as catches_sigterm,
+    compiling as compiling,
     coordination_client as coordination_client,
     coordination_port as coordination_port,
     coordinator_host as coordinator_host,

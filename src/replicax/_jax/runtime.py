@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
@@ -92,6 +92,13 @@ _settings_at_first: int | None = None
 def looks_for_nans() -> bool:
     """Return whether JAX raises when a program has computed a NaN or an infinity."""
     return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Trace and compile inside, whatever JAX's settings are; to fold constants eagerly it would leave the mesh."""
+    with jax.disable_jit(False), _config.eager_constant_folding(False):
+        yield
 
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[None]:

@@ -155,7 +155,7 @@ def run_compiled(
     """
     replicas = programs.replicas
     arguments = arguments_of(replicas, fn, args, kwargs)
-    with jax.disable_jit(False):
+    with _jax.compiling():
         executable = prepare(programs, fn, arguments, together=True)
         # Count first: the number of a call must be the same on all workers, whatever else is true of it.
         if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
@@ -244,7 +244,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
 
 
 @heartbeat.phase(Phase.COMPILE)
-@jax.disable_jit(False)
+@_jax.compiling()
 def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
     if arguments.is_ragged:
         captured: Program = registry.capture_ragged()(replicas, fn, arguments, creations)

@@ -164,7 +164,7 @@ class Executable:
 
     def lowered(self) -> jax.stages.Lowered:
         """The program as JAX's lowered object, before it is compiled."""
-        with jax.disable_jit(False):
+        with _jax.compiling():
             lowered: jax.stages.Lowered = self.call.lower(*self.inputs())
         return lowered
 

@@ -19,7 +19,7 @@ from typing import Any
 from replicax import _jax
 from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in
 from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
-from replicax.user_functions import function_name, global_names
+from replicax.user_functions import default_arguments, function_name, global_names
 
 
 class ByKey(Opaque):
@@ -239,7 +239,7 @@ class _Collector(IdentityKeys):
                 frozen.append((source.name, self.places[place]))
             elif type(value) not in _jax.BY_VALUE:
                 frozen.append((source.name, _jax.ById(value)))
-        frozen += [(name, self.of(value)) for name, value in _defaults(fn)]
+        frozen += [(name, self.of(value)) for name, value in default_arguments(fn)]
         self._is_captured = was_captured
         return fn.__code__
 
@@ -255,13 +255,6 @@ class _Collector(IdentityKeys):
             return "the same as", self._visited[id(fn)]
         nested: list[tuple[str, Any]] = []
         return self._function(fn, nested), tuple(nested)
-
-
-def _defaults(fn: types.FunctionType) -> list[tuple[str, Any]]:
-    positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    values = fn.__defaults__ or ()
-    pairs = list(zip(positional[len(positional) - len(values) :], values, strict=True))
-    return pairs + list((fn.__kwdefaults__ or {}).items())
 
 
 def any_dead(value: Any) -> bool:
