@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.arrays import here
+from replicax.pytrees import are_equal
 
 Digest = tuple[str, tuple[int, ...], Any]
 """The dtype's name, the shape, and a digest of the numbers (or :class:`ExactNumbers`: all of them)."""
@@ -53,18 +54,12 @@ class ExactNumbers:
     __slots__ = ("_numbers",)
 
     def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
-        self._numbers = np.ascontiguousarray(numbers).reshape(-1)
+        self._numbers = numbers
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ExactNumbers):
             return NotImplemented
-        a, b = self._numbers, other._numbers
-        bits = np.dtype(f"u{a.dtype.itemsize}" if a.dtype.itemsize in (1, 2, 4, 8) else "u1")
-        if np.array_equal(a.view(bits), b.view(bits)):
-            return True
-        if not jnp.issubdtype(a.dtype, jnp.inexact):
-            return False
-        return bool(np.all((a == b) | (np.isnan(a) & np.isnan(b))))
+        return are_equal(self._numbers, other._numbers)
 
     __hash__ = None  # type: ignore[assignment]
 
