@@ -128,7 +128,6 @@ from replicax._jax.runtime import (
     catches_sigterm as catches_sigterm,
     compiling as compiling,
     coordination_client as coordination_client,
-    coordination_port as coordination_port,
     coordinator_host as coordinator_host,
     copies as copies,
     copy_on as copy_on,

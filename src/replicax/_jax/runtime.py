@@ -269,13 +269,6 @@ def is_of_jax(code: CodeType) -> bool:
     return code.co_filename.startswith(_FOLDER)
 
 
-def coordination_port() -> int:
-    """The port of the coordination service; 0 if there is none."""
-    address: str = _distributed.global_state.coordinator_address or ""
-    port = address.rsplit(":", 1)[-1]
-    return int(port) if port.isdigit() else 0
-
-
 def coordinator_host() -> str:
     """The host of the coordination service, as this process knows it; ``"localhost"`` if there is none."""
     address: str = _distributed.global_state.coordinator_address or ""

@@ -30,7 +30,6 @@ from typing import Any
 from replicax import _jax
 from replicax.cluster.preflight import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, described, line_of
-from replicax.workers.connections import connections_to, is_of_connections
 from replicax.workers.launch_log import LaunchLog, RunningProgram
 from replicax.workers.peer_death import PeerDeathWatch
 from replicax.workers.status_board import Board, End, Problem, Recent, Service
@@ -49,6 +48,7 @@ EXIT_PATIENCE = 5.0
 """For how many seconds the chief waits for leaving processes to end."""
 END_PATIENCE = 300.0
 """For how many seconds a worker that has ended waits for the others, before JAX's own shutdown does."""
+_SAID = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection closed", "onnection reset", "Socket closed")
 
 
 class Liveness:
@@ -345,16 +345,26 @@ class Liveness:
         if self.index:
             self._service.post_gone()
             return
-        port = _jax.coordination_port()
+        assert self._deaths is not None
+        others = set(range(1, self.count))
         for _ in _looking(SHUTDOWN_PATIENCE):
-            gone = self._look().gone
-            if connections_to(port) == 0:
-                return
-            if len(gone | self._dead) >= self.count - 1:
+            self._deaths.wait(0.0)
+            if others <= self._look().gone | self._dead | self._deaths.ended:
                 break
         for _ in _looking(EXIT_PATIENCE):
-            if connections_to(port) == 0:
+            self._deaths.wait(0.0)
+            if others <= self._deaths.ended:
                 return
+
+
+def is_of_connections(text: str) -> bool:
+    """Return whether the text of an error reports a lost connection between workers.
+
+    >>> from replicax.workers.liveness import is_of_connections
+    >>> is_of_connections("INTERNAL: Gloo all-reduce failed: Connection reset by peer"), is_of_connections("a NaN")
+    (True, False)
+    """
+    return any(word in text for word in _SAID)
 
 
 def _looking(seconds: float) -> Iterator[None]:

@@ -58,10 +58,12 @@ class PeerDeathWatch:
 
     Attributes:
       home: where the chief listens; ``None`` on the others until they know it, and on the chief if it can't listen.
+      ended: the workers whose connections are closed, as their processes have ended.
     """
 
     def __init__(self, index: int, host: str, find_home: Callable[[], Home | None]) -> None:
         self.home: Home | None = None
+        self.ended: set[int] = set()
         self._index, self._host, self._find_home = index, host, find_home
         self._server: socket.socket | None = None
         self._lines: dict[int, tuple[socket.socket, str]] = {}
@@ -150,6 +152,7 @@ class PeerDeathWatch:
                 del self._lines[worker]
                 self._tries = 0
                 dead[worker] = process
+        self.ended |= dead.keys()
         return dead
 
 
