@@ -75,6 +75,16 @@ def test_the_newest_are_kept(checkpoint, tmp_path) -> None:
     assert len(everything.steps) == 11
 
 
+@pytest.mark.parametrize("direction", ["max", "min"])
+def test_of_equally_good_ones_the_latest_is_best(checkpoint, tmp_path, direction) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1, best=("score", direction))
+    worse = {"max": 0.25, "min": 0.75}[direction]
+    for step, score in enumerate([0.5, 0.5, worse], 1):
+        manager.save(step, {"score": score})
+    manager.wait()
+    assert (manager.best_step, manager.steps) == (2, (2, 3))
+
+
 @pytest.mark.parametrize(("direction", "best", "kept"), [("max", 2, (2, 5, 6)), ("min", 3, (3, 5, 6))])
 def test_the_best_is_kept(checkpoint, tmp_path, direction, best, kept) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=2, best=("score", direction))

@@ -119,7 +119,7 @@ class CheckpointManager(NameHints):
 
     @property
     def best_step(self) -> int | None:
-        """The step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
+        """The latest step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
         return best_of(self._steps, self._best)
 
     @heartbeat.phase(Phase.SAVING)
