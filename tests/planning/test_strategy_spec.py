@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,6 +110,8 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     chip = measured_chip(jax.devices()[:devices])
     assert all(getattr(chip, name) > 0 for name in ("flops", "bandwidth", "arithmetic", "launch", "memory"))
     assert (chip.link > 0) == (devices > 1)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert chip.memory == machine / devices  # which they share
     assert 1e-2 < chip.flops / chip.arithmetic < 1e2
     strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
     found = replicax.plan(strategy, lambda x: jnp.tanh(x @ x), jax.ShapeDtypeStruct((64, 64), "float32"), chip=chip)
