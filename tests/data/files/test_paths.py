@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
         ("ü*", ["ü ñ 日本.txt"]),
         (["b.txt", "a.txt"], ["a.txt", "b.txt"]),
         (
-            ["b.txt", "*.txt", "./a.txt", pathlib.Path("deep/../b.txt")],
+            ["b.txt", "*.txt", "./a.txt", "[ab].txt"],
             ["a.txt", "b.txt", "data[1].txt", "ü ñ 日本.txt"],
         ),
         ({"a.txt", "c.csv"}, ["a.txt", "c.csv"]),
@@ -67,6 +67,7 @@ def test_what_is_meant(folder, files, expected) -> None:
             r"'deep' is a directory; to read the files in it, say 'deep/\*', and 'deep/\*\*/\*'",
         ),
         ([], ValueError, "text_lines: files is an empty list"),
+        (["a.txt", pathlib.Path("deep/../a.txt")], ValueError, r"text_lines: files has 'a.txt' twice, and each"),
         ("gs://bucket/a.txt", ValueError, "'gs://bucket/a.txt' is an address, and only files of this machine are read"),
         (3, TypeError, "text_lines: files must be a path, a glob, or a list of these, got 3"),
         (b"a.txt", TypeError, "got b'a.txt'"),

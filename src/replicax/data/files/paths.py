@@ -14,7 +14,7 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
-    """The files that ``files`` names, sorted, each once.
+    """The files that ``files`` names, sorted, each once, though several globs match it.
 
     Sorted, because the order in which a file system lists its files differs between machines, and workers that divide
     the files among themselves must agree on it.
@@ -27,7 +27,7 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
     Raises:
       FileNotFoundError: a file does not exist, or a glob matches no file.
       IsADirectoryError: a path is a directory.
-      ValueError: ``files`` is an empty list, or names files on another machine.
+      ValueError: ``files`` is an empty list, has a path twice, or names files on another machine.
       TypeError: something is not a path.
     """
     if isinstance(files, (str, os.PathLike)):
@@ -39,9 +39,18 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
     if not patterns:
         raise ValueError(f"{what}: files is an empty list; name at least one file")
     files_by_path: dict[str, str] = {}
+    named: set[str] = set()  # by a path, not by a glob
     for pattern in patterns:
         for file in _matches(pattern, what):
-            files_by_path.setdefault(os.path.abspath(file), file)
+            path = os.path.abspath(file)
+            if path in named and not glob.has_magic(os.fspath(pattern)):
+                raise ValueError(
+                    f"{what}: files has {file!r} twice, and each file is read once: leave one out. To read a file more "
+                    "often than others, mix datasets with grain.IterDataset.mix"
+                )
+            if not glob.has_magic(os.fspath(pattern)):
+                named.add(path)
+            files_by_path.setdefault(path, file)
     return tuple(sorted(files_by_path.values()))
 
 

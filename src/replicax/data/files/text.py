@@ -30,7 +30,8 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
 
     Raises:
       FileNotFoundError: a file does not exist, or a glob matches none.
-      ValueError: no such encoding; and, while reading, bad bytes or a truncated gzip file, with file and byte.
+      ValueError: a path is given twice, or there is no such encoding; and, while reading, bad bytes or a truncated gzip
+        file, with file and byte.
 
     >>> import replicax, tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
