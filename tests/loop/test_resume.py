@@ -182,6 +182,17 @@ def test_callbacks_keep_their_states_when_those_of_other_classes_come_and_go(tmp
     assert (first.count, second.count) == (12, 112)
 
 
+def test_each_early_stopping_has_the_state_of_its_metric(tmp_path: pathlib.Path) -> None:
+    def bests(*names: str, steps: int) -> list[float | None]:
+        callbacks = [replicax.EarlyStopping(name, "max", patience=9) for name in names]
+        values = {"loss": 5.0, "accuracy": 0.5}
+        attempt(tmp_path, evaluate=lambda: values, evaluate_every=10, callbacks=callbacks, steps=steps)
+        return [callback.best for callback in callbacks]
+
+    assert bests("loss", "accuracy", steps=10) == [5.0, 0.5]
+    assert bests("accuracy", steps=20) == [0.5]
+
+
 def test_a_run_that_early_stopping_has_ended_trains_no_further_without_more_patience(tmp_path: pathlib.Path) -> None:
     def ends(patience: int) -> Any:
         stopping = replicax.EarlyStopping("loss", "min", patience)

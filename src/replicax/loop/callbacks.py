@@ -26,6 +26,9 @@ class Callback:
     step 4 loss 6.0
     """
 
+    state_name: str = ""
+    """Tells callbacks of one class apart: after a resume each gets the state saved for its class and this name."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         known = [name for name in vars(Callback) if name.startswith("on_")]
@@ -135,6 +138,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"EarlyStopping: min_delta must be a number of 0 or more, got {min_delta!r}")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
         self.restore_best = restore_best
+        self.state_name = f"{metric} {mode}"
         self.best: float | None = None
         self.best_step: int | None = None
         self._worse = 0

@@ -66,8 +66,8 @@ class SavedRuns:
         self._run = run
         self._at: int | None = None  # the step that is restored or saved
         self._input = input
-        classes = [type(c).__name__ for c in callbacks]  # numbered within a class, as those of others may come and go
-        self._callbacks = {f"{name} {classes[:i].count(name)}": callbacks[i] for i, name in enumerate(classes)}
+        names = [f"{type(c).__name__} {c.state_name}" for c in callbacks]  # numbered, as others may come and go
+        self._callbacks = {f"{name} {names[:i].count(name)}": callbacks[i] for i, name in enumerate(names)}
         self._watched = watched
         self._before: list[tuple[Variable, Any]] = []
         if manager is None:

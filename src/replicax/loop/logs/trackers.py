@@ -50,6 +50,7 @@ class WandbLog(NumbersLog):
                     f"WandbLog: {name!r} is set by the run, which goes on where its checkpoint says; leave it out"
                 )
         self._options = {"project": project, **options}
+        self.state_name = project or ""
         self._id: str | None = None
         self.run: Any = None
 
@@ -115,6 +116,7 @@ class MLflowLog(NumbersLog):
         check_installed("replicax.loop.MLflowLog", "mlflow", "mlflow")
         self._experiment, self._uri, self._name = experiment, tracking_uri, name
         self._params = dict(params or {})
+        self.state_name = experiment or ""
         self._client: Any = None
         self._sent: list[Any] = []
         self.run_id: str | None = None
