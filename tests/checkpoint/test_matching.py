@@ -71,6 +71,19 @@ def test_a_number_that_was_saved_before_a_step_made_an_array_of_it(tmp_path) -> 
     assert (checkpoint.step.dtype, type(checkpoint.rate), checkpoint.done.dtype) == (jnp.uint8, np.float32, bool)
 
 
+@pytest.mark.parametrize("saved", [np.float64(0.1), np.arange(3.0), np.int64(7), np.arange(3, dtype=np.float16)])
+def test_a_numpy_array_that_was_saved_before_a_step_made_an_array_of_it(tmp_path, saved) -> None:
+    checkpoint = replicax.Checkpoint(x=saved)
+    checkpoint.save(tmp_path / "a")
+    checkpoint.x = jnp.asarray(saved) + 1
+    checkpoint.restore(tmp_path / "a")
+    np.testing.assert_array_equal(checkpoint.x, saved)
+    assert checkpoint.x.dtype == saved.dtype
+    for other in (jnp.zeros(2, jnp.bfloat16), replicax.Variable(jnp.zeros(np.shape(saved), jnp.bfloat16))):
+        with pytest.raises(ValueError, match="they differ in x"):
+            replicax.Checkpoint(x=other).restore(tmp_path / "a")
+
+
 def test_what_is_computed_has_the_same_dtypes_after_a_restore(tmp_path) -> None:
     """The type of a number is weak, and so are those of arrays that steps make of numbers alone."""
     saved = {"rate": jnp.asarray(0.5), "step": jnp.asarray(3), "bias": jnp.full(2, 4.0), "strong": jnp.float32(1)}

@@ -249,7 +249,7 @@ class HostArrayLeaf:
 
     def __init__(self, array: HostArray | np.generic, workers: int) -> None:
         self.owner = self.array = array
-        self.kind = kind_of_array(array)
+        self.kind = dataclasses.replace(kind_of_array(array), is_weak=False)
         self._workers = workers
 
     def parts(self) -> tuple[Part, ...]:

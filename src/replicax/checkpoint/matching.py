@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.array_leaves import HostArrayLeaf
+from replicax.checkpoint.array_leaves import DeviceArrayLeaf, HostArrayLeaf
 from replicax.checkpoint.leaves import IteratorLeaf, Leaf, Leaves, OptimizerLeaf, names_by_place
 from replicax.checkpoint.storage.index import (
     ArrayEntry,
@@ -32,7 +32,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional
     Those whose names begin with one of ``optional`` may be on one side only.
 
     A step makes JAX arrays of numbers and of NumPy's arrays. So a number fits an array of shape () of its kind that was
-    saved, and the other way round; and a NumPy array fits a saved one of the dtype that JAX has for its own.
+    saved, and the other way round; so do a NumPy array and one of the dtype that JAX has for its own.
 
     Raises:
       ValueError: lists all differences.
@@ -88,15 +88,21 @@ def _difference(leaf: Leaf, entry: Entry) -> str | None:
     same: Any = (PlainEntry, PlainEntry), (IteratorLeaf, IteratorEntry), (OptimizerLeaf, OptimizerEntry)
     kind: Any = getattr(leaf, "kind", None)
     if isinstance(entry, ArrayEntry):
-        if isinstance(leaf, HostArrayLeaf) and entry.kind != kind:
-            dtype = jax.dtypes.canonicalize_dtype(kind.numpy_dtype)
-            kind = dataclasses.replace(kind, dtype=dtype.name)
         fits = entry.kind == kind or (isinstance(leaf, PlainEntry) and _is_number_as(leaf.value, entry.kind))
+        fits = fits or (isinstance(leaf, HostArrayLeaf) and entry.kind == _as_in_jax(kind))
+        fits = fits or (isinstance(leaf, DeviceArrayLeaf) and _as_in_jax(entry.kind) == kind)
     elif isinstance(entry, PlainEntry) and kind is not None:
         fits = _is_number_as(entry.value, kind) and _is_in_range(entry.value, kind.numpy_dtype)
     else:
         fits = any(isinstance(leaf, ours) and isinstance(entry, theirs) for ours, theirs in same)
     return None if fits else f"saved was {_in_words(entry)}, here is {_in_words(leaf)}"
+
+
+def _as_in_jax(kind: ArrayKind) -> ArrayKind:
+    """The kind of the array that a step makes of one of NumPy's; that of another is the same."""
+    if kind.is_weak is not False:
+        return kind
+    return dataclasses.replace(kind, dtype=jax.dtypes.canonicalize_dtype(kind.numpy_dtype).name)
 
 
 def _is_number_as(plain: Any, kind: ArrayKind) -> bool:

@@ -110,7 +110,7 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
     """Restore the arrays; returns the replaced ones."""
     every: Mapping[str, Any] = leaves.by_name
     arrays: dict[str, tuple[ArrayLeaf, ArrayEntry]] = {
-        name: (_as_array(entry, lockstep) if isinstance(leaf, PlainEntry) else leaf, entry)
+        name: (_as_array(entry, lockstep) if _is_replaced(leaf, entry) else leaf, entry)
         for name, leaf in every.items()
         if isinstance(entry := source.index.entries.get(name), ArrayEntry)
     }
@@ -137,9 +137,14 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
     return values
 
 
+def _is_replaced(leaf: Any, entry: ArrayEntry) -> bool:
+    """Whether the saved array takes the place of a plain number, or of what a step made of a NumPy array like it."""
+    return isinstance(leaf, PlainEntry) or (isinstance(leaf, DeviceArrayLeaf) and leaf.kind != entry.kind)
+
+
 def _as_array(entry: ArrayEntry, lockstep: Lockstep) -> ArrayLeaf:
-    """The leaf to restore a saved number in the place of a plain one: an array of JAX, if that has its dtype."""
-    zero, workers = np.zeros((), entry.kind.numpy_dtype)[()], lockstep.workers.count
+    """The leaf to restore a saved array in the place of another: an array of JAX, if that has its dtype."""
+    zero, workers = np.zeros(entry.kind.shape, entry.kind.numpy_dtype)[()], lockstep.workers.count
     is_known = jax.dtypes.canonicalize_dtype(zero.dtype) == zero.dtype
     return DeviceArrayLeaf(jnp.asarray(zero), workers) if is_known else HostArrayLeaf(zero, workers)
 

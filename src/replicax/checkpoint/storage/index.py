@@ -31,7 +31,8 @@ class ArrayKind:
       dtype: the name of their dtype.
       generator: for random keys, the name of their implementation; then the numbers are the keys' data.
       copies: the number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
-      is_weak: true if the dtype yields to that of other operands, as a Python number's does; may differ.
+      is_weak: true if the dtype yields to that of other operands, as a Python number's does; false if the array is
+        NumPy's, which becomes an array of JAX's in a step; may differ.
     """
 
     shape: tuple[int, ...]
