@@ -235,7 +235,7 @@ class ReplicaContext(NameHints):
             where = "cross-replica context" if in_cross_replica_context() else "another replica context"
             raise ContextError(
                 f"ReplicaContext.{name} was used in {where}, on a context that is no longer current: call "
-                "replicax.get_replica_context() anew inside each step, and not inside a merge_fn"
+                "replicax.get_replica_context() anew inside each step, in its own thread, not inside a merge_fn"
             )
 
 
