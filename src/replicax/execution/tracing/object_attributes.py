@@ -85,11 +85,10 @@ def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> 
         _active.append(recording)
         with _noting():
             for of_object in keys:
-                recording.add(of_object.value, of_object)
-                if asks_class(code):
-                    recording.add(type(of_object.value), of_object)
-                if has_items(of_object.value):
-                    recording.note(of_object.value, "", of_object)
+                value = of_object.value
+                recording.add((value, type(value)) if asks_class(code) else value, of_object)
+                if has_items(value):
+                    recording.note(value, "", of_object)
         yield
     finally:
         recording.found.clear()
@@ -182,8 +181,7 @@ class _Recording:
         if name != "__class__":  # isinstance asks for that
             key = self.found[id(value)][1]
             now = self.note(value, "__dict__" if name == "__getstate__" else name, key)  # copies ask for the state
-            for read in (now, type(value)) if asks_class(now) else (now,):
-                self.add(read, key)
+            self.add((now, type(value)) if asks_class(now) else now, key)
 
     def note(self, owner: Any, name: str, key: ObjectKey, kind: type[Attribute] = Attribute) -> Any:
         """Let ``key`` depend on this attribute; return its value if that is new."""
