@@ -115,7 +115,11 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
 def test_tokens() -> None:
     strategy = strategy_of(2)
     chip = replicax.planning.Chip("card", flops=1e15, memory=1e9, bandwidth=3e12)
-    text = {"text": jax.ShapeDtypeStruct((4, 128), jnp.int32), "weight": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    text = {
+        "text": jax.ShapeDtypeStruct((4, 128), jnp.int32),
+        "label": jax.ShapeDtypeStruct((4,), jnp.int32),
+        "features": jax.ShapeDtypeStruct((4, 512), jnp.float32),
+    }
     found = replicax.plan(strategy, lambda e: jnp.sin(e["text"].astype(jnp.float32)), text, chip=chip)
     assert (found.examples, found.tokens) == (8, 128)
     assert found.to_dict()["tokens_per_second"] == found.tokens_per_second == found.examples_per_second * 128
