@@ -43,6 +43,14 @@ def test_the_same_answer_everywhere(values, replicas: int, logical: int, kept: i
     np.testing.assert_allclose(w.numpy(), np.tile(1 + data.sum(0), (1024, 1)))
 
 
+def test_the_replicas_of_all_slices_count() -> None:
+    strategy = strategy_of(topology="v5e:2x2", slices=2, variables="sharded", microbatches=3)
+    assert strategy.num_replicas_in_sync == 3 * 2 * 4
+    with strategy.scope():
+        w = replicax.Variable(lambda: jnp.ones((1024, 4)), name="w")
+    assert w.sharding.shard_shape(w.shape) == (1024 // 8, 4)
+
+
 @pytest.mark.parametrize("text", ["split", "groups", "groups:0", "groups:x", "groups:2:2", "", None])
 def test_how_variables_lie_is_one_of_three(text) -> None:
     with pytest.raises(ValueError, match=r"must be mirrored, sharded or groups:N, such as groups:8, got "):
