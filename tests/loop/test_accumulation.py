@@ -199,6 +199,15 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "decay": 0.25, "count": 4.0, "rows": 2.0}
 
 
+def test_in_a_mean_of_micro_batches_each_example_counts_once() -> None:
+    def step(x: Any) -> Any:
+        mask = replicax.get_replica_context().example_mask
+        return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.sum(mask)
+
+    x = np.array([0, 0, 0, 5, 5], np.float32)  # of which the second micro-batch has two
+    assert float(strategy_of(1).run(accumulated(step, 2, mean=True), args=(x,))) == 2.0
+
+
 @pytest.mark.parametrize(
     ("kind", "per_call"),
     [
