@@ -262,6 +262,23 @@ def test_keys_of_the_batch_stay_as_they_are() -> None:
     assert out.dtype == jnp.float32
 
 
+def test_variables_that_are_not_trained_stay_as_they_are() -> None:
+    found = {}
+    strategy = strategy_of(1)
+    with strategy.scope():
+        weight, average = replicax.Variable(1.0), replicax.Variable(1.0, trainable=False)
+
+    def step(x: Any) -> Any:
+        def loss() -> Any:
+            found.update(weight=weight.value.dtype.name, average=average.value.dtype.name)
+            return replicax.compute_average_loss(x * weight.value)
+
+        return replicax.value_and_grad(loss, [weight])()[0]
+
+    strategy.run(Precision("bf16")(step), args=(np.ones(3, np.float32),))
+    assert found == {"weight": "bfloat16", "average": "float32"}
+
+
 def test_nnx_scales_and_unscales_by_itself() -> None:
     nnx = pytest.importorskip("flax.nnx")
     strategy = strategy_of(2)
