@@ -176,6 +176,19 @@ def test_a_refused_step_leaves_the_elements_to_come(pair) -> None:
     assert seen() == list(range(14))
 
 
+def test_elements_of_several_sizes_come_again_in_their_order(pair) -> None:
+    step, seen = collect(pair)
+    iterator = iter(pair.distribute_dataset(np.split(np.arange(18, dtype=np.int32), [4, 8, 10, 14])))
+
+    def wrong(ctx, x):
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(RuntimeError, match="no such layer"):
+        pair.run_steps(wrong, iterator, 5)
+    pair.run_steps(step, iterator, 5)
+    assert seen() == list(range(18))
+
+
 def test_elements_are_staged_while_a_loop_runs(pair) -> None:
     """The dataset is read from another thread, ahead of the steps."""
     read: list[int] = []
