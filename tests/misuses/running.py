@@ -43,6 +43,13 @@ def leaked(w: Any) -> Any:
     return inside(w, lambda x: x + found[0], w.x)
 
 
+def read_in_custom_vjp(w: Any) -> Any:
+    rounded = jax.custom_vjp(lambda x: jnp.round(x * w.v))
+    rounded.defvjp(lambda x: (jnp.round(x * w.v), None), lambda _, back: (back,))
+    loss = lambda: replicax.compute_average_loss(rounded(jnp.ones(3)))  # noqa: E731
+    return inside(w, lambda: replicax.value_and_grad(loss, [w.v])())
+
+
 async def coroutine(x: Any) -> Any:
     return x
 
@@ -206,6 +213,12 @@ RUNNING = [
         lambda w: leaked(w),
         replicax.errors.TraceError,
         "left behind.*pass it on in args",
+    ),
+    (
+        "a variable read in a custom_vjp",
+        lambda w: read_in_custom_vjp(w),
+        replicax.errors.TraceError,
+        r"In jax\.custom_vjp and custom_jvp, pass what is differentiated as an argument",
     ),
     (
         "a jitted step that assigns",

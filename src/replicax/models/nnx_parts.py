@@ -23,7 +23,7 @@ class NNXParts:
         self._objects = objects
         self._graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
         self._leaves = [leaf for _, leaf in flat]
-        self.names = [name_of_leaf(path, objects) for path, _ in flat]
+        self._names = [name_of_leaf(path, objects) for path, _ in flat]
 
     @property
     def values(self) -> list[Any]:
@@ -68,7 +68,7 @@ class NNXParts:
                 model = models[0] if models else optimizer.model
                 of_model, of_all = (nnx.graphlib.flatten(nodes, graph=True)[1] for nodes in (model, copies))
                 trained = {id(leaf) for path, leaf in of_model if is_trained(path, leaf)}
-                cells = {i: leaf for i, (_, leaf) in enumerate(of_all) if id(leaf) in trained}
+                cells = {(self._names[i], i): leaf for i, (_, leaf) in enumerate(of_all) if id(leaf) in trained}
                 collect(gradients, extra, apply, cells=cells)
 
             return update

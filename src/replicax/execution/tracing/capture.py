@@ -179,8 +179,8 @@ def capture(
     if lost is not None:
         raise TraceError(
             f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "
-            "has left behind, in a list, say. Such a value ends with the step that computes it: return it from there "
-            "and pass it on in args, or assign it to a replicax.Variable."
+            "has left behind, in a list, say: return it from there and pass it on in args, or assign it to a "
+            "replicax.Variable. In jax.custom_vjp and custom_jvp, pass what is differentiated as an argument."
         )
     _jax.check_freed_once(jaxpr)
     inputs, equations = _lift(jaxpr, len(store.reads))

@@ -81,9 +81,6 @@ class Adapter(Protocol):
 class ObjectParts(Protocol):
     """Objects of one replica's step, of which each iteration of a loop gets copies."""
 
-    names: Sequence[str]
-    """The names of :attr:`values`."""
-
     @property
     def values(self) -> list[Any]:
         """The arrays in the objects."""
@@ -95,7 +92,7 @@ class ObjectParts(Protocol):
         """Give the gradients that optimizers among ``copies`` get to ``collect``, and change nothing by them.
 
         It is called with gradients, further arguments by name, a function that applies gradients to the objects, and
-        ``cells``: where the copies keep the arrays that it changes, by their number among :attr:`values`.
+        ``cells``: of the copies, those that it changes, by their names and numbers among :attr:`values`.
         """
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
@@ -317,11 +314,9 @@ def _loaded() -> Sequence[Adapter]:
 
 
 def _adapter_of(kind: type) -> Adapter | None:
-    try:
-        return _by_type[kind]
-    except KeyError:
+    if kind not in _by_type:
         _by_type[kind] = next((a for a in _found.values() if a.holds(kind)), None)
-        return _by_type[kind]
+    return _by_type[kind]
 
 
 def _updater(value: Any) -> Adapter | None:

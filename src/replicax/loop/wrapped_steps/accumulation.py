@@ -207,7 +207,7 @@ class _Run:
       tree: the tree of what the step returns.
       awaited: the arrays of objects, by number, as updates that wait will leave them: inputs of the program in which
         it is found out what the step does, so that their uses are found there. Otherwise empty.
-      waiting: the numbers of those that such an update changes.
+      waiting: the numbers of those that such an update changes, and their names.
     """
 
     def __init__(
@@ -228,19 +228,19 @@ class _Run:
         self.shapes: list[Any] = []
         self.tree: Any = None
         self.awaited: Sequence[Any] = ()
-        self.waiting: set[int] = set()
+        self.waiting: dict[int, str] = {}
 
     def found(self, pieces: list[Any], mask: Any) -> list[bool]:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
-        held, names = ([], []) if self._parts is None else (self._parts.values, self._parts.names)
+        held = [] if self._parts is None else self._parts.values
 
         def traced(pieces: list[Any], mask: Any, awaited: list[Any]) -> Any:
             self.awaited = awaited
             store, gradients, numbers, left = self._run_step([], held, pieces, mask)
             self.awaited = ()
-            for number in self.waiting:
+            for number, name in self.waiting.items():
                 if left[number] is not awaited[number]:
-                    raise _used_too_early(names[number], "written")
+                    raise _used_too_early(name, "written")
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
             return numbers, gradients
@@ -251,7 +251,7 @@ class _Run:
         for equation in program.jaxpr.eqns:
             for v in equation.invars:
                 if not isinstance(v, _jax.Literal) and v in later:
-                    raise _used_too_early(names[later[v]], f"read at {_jax.source_line(equation)}")
+                    raise _used_too_early(self.waiting[later[v]], f"read at {_jax.source_line(equation)}")
 
         def has_share(jaxpr: _jax.Jaxpr, share: Any = share_p) -> bool:
             return _jax.contains(jaxpr, lambda equation: equation.primitive is share)
@@ -344,9 +344,9 @@ class _Collector:
         extra: Mapping[str, Any],
         apply: Callable[[list[Any]], None],
         variables: Sequence[Variable] = (),
-        cells: Mapping[int, HeldArray] = MappingProxyType({}),
+        cells: Mapping[tuple[str, int], HeldArray] = MappingProxyType({}),
     ) -> None:
-        """Add an update that waits, of variables, or of arrays in objects, by number."""
+        """Add an update that waits, of variables, or of arrays in objects, by name and number."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
@@ -354,8 +354,8 @@ class _Collector:
             )
         self._gradients += gradients
         self._run.updates.append(_Update(variables, len(gradients), apply))
-        self._run.waiting.update(cells)
-        for number, cell in cells.items() if self._run.awaited else ():
+        for (name, number), cell in cells.items() if self._run.awaited else ():
+            self._run.waiting[number] = name
             cell.set_raw_value(self._run.awaited[number])
 
 
