@@ -364,7 +364,7 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
         average = nnx.clone(model)
     start = np.asarray(model.kernel[...])
 
-    def trained(later: Any) -> Any:
+    def trained(later: Any, jit: Any = lambda step: step) -> Any:
         def step(model: Any, optimizer: Any, average: Any, x: Any) -> Any:
             def loss_fn(model: Any) -> Any:
                 return replicax.compute_average_loss(jnp.square(model(x))[:, 0])
@@ -374,7 +374,7 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
             return later(model, average)
 
         [x] = strategy.distribute_dataset([np.ones((8, 3), np.float32)])
-        return strategy.run(accumulated(step, 2), args=(model, optimizer, average, x))
+        return strategy.run(accumulated(jit(step), 2), args=(model, optimizer, average, x))
 
     def averaged(model: Any, average: Any) -> None:
         nnx.update(average, jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, nnx.state(average), nnx.state(model)))
@@ -385,6 +385,8 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
     for later, what in ((averaged, "read at .*test_accumulation.py"), (assigned, "written")):
         with pytest.raises(replicax.errors.TraceError, match=f"linear/kernel is {what}.* after apply_gradients, or"):
             trained(later)
+    with pytest.raises(TypeError, match="must be arguments of the step, .* or nnx.jit, which you can leave out"):
+        trained(lambda model, average: None, nnx.jit)
     np.testing.assert_array_equal(model.kernel[...], start)
     trained(lambda model, average: model.bias[...].sum())  # which this optimizer leaves as it is
     assert (model.kernel[...] != start).all()

@@ -47,8 +47,9 @@ class NNXParts:
             matches = [original_node for original_node, copy in zip(originals, copied, strict=True) if copy is node]
             if not matches:
                 raise TypeError(
-                    "nnx.Optimizer.update, in a step whose gradients are accumulated: the model must be an argument of "
-                    f"the step, or a part of one, got a {type(node).__name__} that the step has made"
+                    "nnx.Optimizer.update, in a step whose gradients are accumulated: the optimizer and its model must "
+                    f"be arguments of the step, or parts of one, got a {type(node).__name__} that the step has made, "
+                    "or nnx.jit, which you can leave out"
                 )
             return matches[0]
 
