@@ -155,6 +155,19 @@ def test_no_step_is_faster_than_the_bound() -> None:
     assert plan.timeline.utilization == pytest.approx(2 * product / 2e9 / plan.timeline.seconds)
 
 
+def test_a_collective_of_a_processor_that_does_it_all_is_counted_once() -> None:
+    figures = {"flops": 1e9, "bandwidth": 1e9, "link": 1e9, "arithmetic": 1e8, "launch": 1e-6, "meeting": 1e-5}
+    chip = Chip("cpu", memory=1e9, links=1, is_serial=True, **figures)
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def step(x: jax.Array) -> jax.Array:
+        return replicax.get_replica_context().all_reduce("sum", x @ x)
+
+    plan = replicax.plan(strategy, step, jax.ShapeDtypeStruct((64, 64), "float32"), chip=chip)
+    assert plan.estimate.communication > 0
+    assert plan.timeline.seconds == pytest.approx(plan.estimate.at_least)
+
+
 def test_scaling() -> None:
     network = Network(devices_of((8, 8, 8), "TPU v5p"), CHIPS["v5p"])
     points = scaling_of([walk_of(CHIPS["v5p"], {"replica": 512})], network)

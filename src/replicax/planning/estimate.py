@@ -139,6 +139,8 @@ def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, netw
         use = use_of(instruction, computation.name, module, placement)
         sending = 0.0 if use is None or is_repeated(instruction, issued) else network.seconds(use)
         is_between = use is not None and SLICE_AXIS in use.axes
+        if use is not None and device.is_serial:  # measured as a whole, with what it reads, adds and writes
+            return [0.0, 0.0, 0.0 if is_between else sending, sending if is_between else 0.0, 0.0, 0.0]
         return [
             flops and flops / peak_of(arithmetic_of(instruction, computation), device),
             0.0 if is_fused else bytes_moved(module, computation, instruction) / device.bandwidth,
