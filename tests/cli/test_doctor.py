@@ -154,6 +154,14 @@ def test_a_driver_that_ends_the_process(fake_jax) -> None:
     assert finding.to_do.endswith("device_probe.py")
 
 
+def test_a_platform_without_its_plugin(fake_jax, monkeypatch) -> None:
+    fake_jax("def local_devices():\n    raise AssertionError")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    [finding] = device_check.check(60)
+    assert finding.what == "finding the devices failed: AssertionError: JAX does not say why"
+    assert finding.to_do.startswith("install JAX's plugin for cuda (such as pip install 'replicax[cuda12]')")
+
+
 def test_devices_that_do_not_compute(fake_jax) -> None:
     fake_jax("""
         class Device:

@@ -48,6 +48,10 @@ def check(seconds: float) -> list[Finding]:
     if "failed" in done:
         error = " ".join(done["failed"]["error"].split())
         to_do = "read the error; JAX_PLATFORMS=cpu leaves accelerators alone"
+        if error.endswith(":"):  # JAX says nothing more if the plugin of the one platform in JAX_PLATFORMS is missing
+            platform = os.environ.get("JAX_PLATFORMS") or "the devices"
+            error += " JAX does not say why"
+            to_do = f"install JAX's plugin for {platform} (such as pip install 'replicax[cuda12]'); {to_do}"
         findings.append(wrong("devices", f"{doing} failed: {error[:300]}", to_do, stage=stage, error=error))
     elif ended is None:
         hint = (
