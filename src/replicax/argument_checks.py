@@ -112,6 +112,7 @@ def checked_path(value: Any, what: str, note: str = "") -> str:
 
     Raises:
       TypeError: it is not a path.
+      ValueError: it is empty, as a shell's unset variable is: that would be the current folder.
 
     >>> from replicax.argument_checks import checked_path
     >>> checked_path(None, "Checkpoint.save(path)")
@@ -119,6 +120,9 @@ def checked_path(value: Any, what: str, note: str = "") -> str:
     TypeError: Checkpoint.save(path) must be a path, a str or an os.PathLike, got None
     """
     try:
-        return os.fsdecode(value)
+        path = os.fsdecode(value)
     except TypeError:
         raise TypeError(f"{what} must be a path, a str or an os.PathLike, got {value!r}{note}") from None
+    if not path:
+        raise ValueError(f"{what} must be a path, got an empty string (the current folder is '.')")
+    return path

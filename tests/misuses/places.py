@@ -227,6 +227,12 @@ PLACES = [
         TypeError,
         "CheckpointManager: directory must be a path.*got 3",
     ),
+    (
+        "an unset variable for the folder of checkpoints",
+        lambda w: replicax.CheckpointManager(replicax.Checkpoint(v=w.v), ""),
+        ValueError,
+        r"CheckpointManager: directory must be a path, got an empty string \(the current folder is '.'\)",
+    ),
     ("no folder for a log", lambda w: replicax.CSVLog(None), TypeError, r"CSVLog\(folder\) must be a path"),
     ("no folder for weights", lambda w: safetensors.save(None, w.v), TypeError, r"save\(folder\) must be a path"),
     ("no weights to load", lambda w: safetensors.load(None, w.v), TypeError, r"load\(path\) must be a path"),

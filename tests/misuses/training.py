@@ -61,9 +61,9 @@ TRAINING = [
             f"the folder {folder!r} for the file that stops",
             lambda w, folder=folder: replicax.train(right_step, [], 1, strategy=w.s, stop_file=folder),
             ValueError,
-            "train: stop_file must be the path of a file, got the folder",
+            f"train: stop_file must be {what}",
         )
-        for folder in ("", ".")
+        for folder, what in (("", "a path, got an empty string"), (".", "the path of a file, got the folder"))
     ],
     (
         "gradient and variable swapped",

@@ -48,7 +48,7 @@ class CheckpointManager(NameHints):
       best: the name of a metric, and ``"min"`` or ``"max"``: the best checkpoint is kept, too, however old it is.
 
     Raises:
-      ValueError: numbers that are not positive; a ``best`` that is not as described.
+      ValueError: numbers that are not positive; a ``best`` that is not as described; an empty ``directory``.
       TypeError: ``checkpoint`` is not a :class:`Checkpoint`, or ``directory`` not a path.
       OSError: the folder can't be created, or not be written to.
 
