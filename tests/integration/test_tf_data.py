@@ -64,9 +64,9 @@ def test_length(dataset, length) -> None:
 @pytest.mark.parametrize(
     ("element", "message"),
     [
-        ({"s": tf.constant(["a"])}, r"element\['s'\] is a tensor of strings, and can't be laid on a device"),
-        ((1, tf.ragged.constant([[1], [2, 3]])), r"element\[1\] is a ragged tensor; \.to_tensor\(\) pads it"),
-        ([tf.sparse.from_dense([[1, 0]])], r"element.* is a sparse tensor; tf\.sparse\.to_dense"),
+        ({"s": tf.constant(["a"])}, r"element\['s'\] is a tensor of strings, which can't be laid on a device"),
+        ((1, tf.ragged.constant([[1], [2, 3]])), r"element\[1\] is a ragged tensor \(\.to_tensor\(\) pads it\)"),
+        ([tf.sparse.from_dense([[1, 0]])], r"element.* is a sparse tensor \(tf\.sparse\.to_dense"),
         ({"o": tf.experimental.Optional.from_value(2)}, r"element\['o'\] is no tensor, but described by OptionalSpec"),
     ],
 )

@@ -40,9 +40,9 @@ class NumpyElements:
 
 def _check(spec: Any, where: str) -> None:
     if isinstance(spec, tf.RaggedTensorSpec):
-        what = "a ragged tensor; .to_tensor() pads it"
+        what = "a ragged tensor (.to_tensor() pads it)"
     elif isinstance(spec, tf.SparseTensorSpec):
-        what = "a sparse tensor; tf.sparse.to_dense makes it dense"
+        what = "a sparse tensor (tf.sparse.to_dense makes it dense)"
     elif not isinstance(spec, tf.TensorSpec):
         what = f"no tensor, but described by {spec!r}"
     elif spec.dtype == tf.string:
@@ -51,7 +51,7 @@ def _check(spec: Any, where: str) -> None:
         what = f"a tensor of {spec.dtype.name}"
     else:
         return
-    raise TypeError(f"tf.data.Dataset: {where} is {what}, and can't be laid on a device. {_CURE}")
+    raise TypeError(f"tf.data.Dataset: {where} is {what}, which can't be laid on a device. {_CURE}")
 
 
 def _unrepeatable(dataset: Any) -> str | None:
