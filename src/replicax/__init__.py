@@ -243,7 +243,6 @@ registry.evaluate_on_device = _later("shared_devices.device_program", "evaluated
 registry.capture_ragged = _later("ragged.sizes", "capture_ragged")
 registry.check_ragged_text = _later("ragged.sizes", "check_arms")
 registry.run_per_replica = _later("per_replica.executor", "run_per_replica")
-registry.fall_back = _later("per_replica.fallback", "fall_back")
 registry.replicate_placed = _later("pipeline.placed_program", "replicate_placed")
 registry.object_adapters["flax.nnx"] = _later("models.nnx", "adapter")
 registry.scoped_libraries["keras"] = _adapt_keras

@@ -180,7 +180,7 @@ def run(
     except NotOneProgramError as why:
         if options is not None:
             raise
-        return registry.fall_back()(programs, fn, args, kwargs, why)
+        return registry.run_per_replica()(programs, fn, args, kwargs, why)
 
 
 def arguments_of(

@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,13 @@ from replicax.context import Options
 from replicax.devices.host_values import as_array, is_key
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
-from replicax.locality import Locality, M, R, T
-from replicax.padding.example_places import Place
+from replicax.locality import M, R, T
 from replicax.padding.questions import Question
 from replicax.per_replica.eager.eager_trace import EagerTrace
 from replicax.per_replica.rendezvous import Offers, Rendezvous
+
+if TYPE_CHECKING:
+    from replicax.per_replica.array_facts import Localities, Places
 
 
 class PerReplicaCommunicator:
@@ -46,21 +48,17 @@ class PerReplicaCommunicator:
         self,
         replica: int,
         device: jax.Device,
-        note: Callable[[Any, Locality], None],
-        locality_of: Callable[[Any], Locality],
-        is_of_step: Callable[[Any], bool],
-        examples: ReplicaExamples | None = None,
-        place_of: Callable[[Any], Place] | None = None,
-        options: Options = None,
+        localities: Localities,
+        places: Places | None,
+        examples: ReplicaExamples | None,
+        options: Options,
     ) -> None:
         self._timeout = None if options is None else options.timeout_seconds
         self.replica = replica
         self.device = device
-        self._note = note
-        self._locality_of = locality_of
-        self._is_of_step = is_of_step
+        self._localities = localities
+        self._places = places
         self.examples = examples
-        self._place_of = place_of
         self._trace = EagerTrace(device)
         self._gathers = 0
 
@@ -95,7 +93,7 @@ class PerReplicaCommunicator:
     def replica_id(self) -> Any:
         with _jax.outside_tracing():
             replica = jnp.int32(self.replica) + 0
-        self._note(replica, T)
+        self._localities.note(replica, T)
         return replica
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
@@ -108,7 +106,7 @@ class PerReplicaCommunicator:
 
     def sum_of_own(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
         sums = [countable(as_array(a, COMBINED)) for a in arrays]
-        own = [i for i, array in enumerate(sums) if self._locality_of(array) is not R]
+        own = [i for i, array in enumerate(sums) if self._localities.of(array) is not R]
         for i, total in zip(own, self.all_reduce(ReduceOp.SUM, [sums[i] for i in own], options), strict=True):
             sums[i] = total
         return sums
@@ -137,9 +135,9 @@ class PerReplicaCommunicator:
         return sum(self.exchange("adding up sizes", count))
 
     def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        if self.examples is None:
+        if self.examples is None or self._places is None:
             return False
-        question = Question(dim, what, self.examples.mask.shape[0], self._place_of, **errors)
+        question = Question(dim, what, self.examples.mask.shape[0], self._places.of, **errors)
         return asks_p.bind(jax.lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
@@ -149,11 +147,13 @@ class PerReplicaCommunicator:
         with _jax.outside_tracing():
             everyone = [jnp.copy(jax.device_put(v, self.device)) for v in self.exchange("local_results", value)]
         for array in everyone:
-            self._note(array, M)
+            self._localities.note(array, M)
         return everyone
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        everyone = self.exchange("merge_call", [self._is_of_step(leaf) for leaf in leaves_of((args, kwargs))])
+        everyone = self.exchange(
+            "merge_call", [self._localities.is_of_step(leaf) for leaf in leaves_of((args, kwargs))]
+        )
         if len({len(theirs) for theirs in everyone}) > 1:
             raise ValueError("merge_call: the replicas' arguments differ in structure")
         computed = [any(column) for column in zip(*everyone, strict=True)]

@@ -21,12 +21,18 @@ from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import here
 from replicax.devices.host_values import as_array, check_integers
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, ExecutorWarning, warn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.signals import hold_signals
 from replicax.execution.step_agreement import check_same_step
-from replicax.execution.tracing.arguments import common_mask, is_a_mutable_array, of_another_strategy, path_of
+from replicax.execution.tracing.arguments import (
+    NotOneProgramError,
+    common_mask,
+    is_a_mutable_array,
+    of_another_strategy,
+    path_of,
+)
 from replicax.execution.tracing.function_key import function_key, key_after_tracing
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.step_call import call_step
@@ -51,9 +57,15 @@ from replicax.workers.replicas import Replicas
 
 @heartbeat.phase(Phase.PER_REPLICA)
 def run_per_replica(
-    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    programs: ProgramCache,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    why: NotOneProgramError | None = None,
 ) -> Any:
     """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
+
+    If ``why`` says that it can't be one compiled program, warn once of each reason.
 
     Raises:
       DeadlockError: replicas call different collectives, or workers different steps.
@@ -61,19 +73,30 @@ def run_per_replica(
       Exception: the error that ``fn`` raised on any worker, with a note that names the replica. No variable has
         changed.
     """
+    mask = _check_components(args, kwargs, programs.replicas)
+    if why is not None and str(why) not in (said := _warned.setdefault(programs, set())):
+        said.add(str(why))
+        warn(
+            f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
+            ExecutorWarning,
+        )
     with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.Lock()):
-        return _run_and_store(programs, fn, args, kwargs)
+        return _run_and_store(programs, fn, args, kwargs, mask)
 
 
+_warned: weakref.WeakKeyDictionary[ProgramCache, set[str]] = weakref.WeakKeyDictionary()
 _locks: weakref.WeakKeyDictionary[ProgramCache, threading.Lock] = weakref.WeakKeyDictionary()
 """Of two threads' steps with the same variables, the second begins when the first has stored what it writes."""
 
 
 def _run_and_store(
-    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    programs: ProgramCache,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    mask: ExampleMask | None,
 ) -> Any:
     replicas, key = programs.replicas, function_key(fn)
-    mask = check_components(args, kwargs, replicas)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
     variables = programs.created_by(fn, key)
     known_before = len(variables)
@@ -174,11 +197,9 @@ class _Replica:
         self.communicator = PerReplicaCommunicator(
             index,
             device,
-            localities.note,
-            localities.of,
-            localities.is_of_step,
+            localities,
+            places,
             examples,
-            None if places is None else places.of,
             replicas.communication_options,
         )
         remote = replicas.remote_variables
@@ -249,7 +270,7 @@ def _place(value: Any) -> Place:
     return UNKNOWN if value.dim is None else Rows(value.dim)
 
 
-def check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, replicas: Replicas) -> ExampleMask | None:
+def _check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, replicas: Replicas) -> ExampleMask | None:
     """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
 
     Returns:

@@ -42,10 +42,7 @@ evaluate_on_device: Callable[[], Callable[..., list[Any]]]
 """Loads the function that evaluates a program for all replicas of a device, or with sums in a fixed order."""
 
 run_per_replica: Callable[[], Callable[..., Any]]
-"""Loads the function that runs a step as plain Python."""
-
-fall_back: Callable[[], Callable[..., Any]]
-"""Loads the function that does so for a step that can't be one compiled program."""
+"""Loads the function that runs a step as plain Python, and warns if that is as it can't be one compiled program."""
 
 object_adapters: dict[str, Callable[[], Any]] = {}
 """By library: loads the adapter of its objects, whose arrays a step reads and writes in place."""
