@@ -7,7 +7,7 @@ import enum
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -238,26 +238,21 @@ def watched(arrays: Sequence[Any], timeout: float | None, collective: Any, repli
     if timeout is None or not arrays:
         return list(collective(arrays))
     zero = jax.ShapeDtypeStruct((), jnp.float32)
-    several = replicas is not None
-    replica = replicas if several else lax.axis_index(REPLICA_AXIS)
+    numbers = lax.axis_index(REPLICA_AXIS)[None] if replicas is None else replicas
 
-    def who(r: Any) -> list[int]:
-        return [int(i) for i in np.ravel(r)[: None if several else 1]]
+    def for_each(note: Callable[[int], None]) -> Callable[..., Any]:
+        def call(numbers: Any, *_: Any) -> Any:
+            for replica in np.unique(numbers):
+                note(int(replica))
+            return np.zeros(np.shape(numbers)[:-1], np.float32)
 
-    def come(r: Any, *_: Any) -> Any:
-        for i in who(r):
-            watch.arrive(i, timeout)
-        return np.zeros(() if several else np.shape(r), np.float32)
+        return call
 
-    def go(r: Any, *_: Any) -> Any:
-        for i in who(r):
-            watch.leave(i)
-        return np.zeros(() if several else np.shape(r), np.float32)
-
+    arrive, leave = for_each(lambda replica: watch.arrive(replica, timeout)), for_each(watch.leave)
     # Under vmap one call handles a whole batch.
-    ready = jax.pure_callback(come, zero, replica, *_first_elements(arrays), vmap_method="broadcast_all")
+    ready = jax.pure_callback(arrive, zero, numbers, *_first_elements(arrays), vmap_method="broadcast_all")
     results = list(collective([after(arrays[0], ready), *arrays[1:]]))
-    done = jax.pure_callback(go, zero, replica, *_first_elements(results), vmap_method="broadcast_all")
+    done = jax.pure_callback(leave, zero, numbers, *_first_elements(results), vmap_method="broadcast_all")
     return [after(results[0], done), *results[1:]]
 
 
