@@ -232,12 +232,12 @@ class Lockstep:
         self._told = error
         return error
 
-    def agree(self, doing: str, item: Any, detail: str = "") -> tuple[Any, int] | None:
+    def agree(self, doing: str, item: Any) -> tuple[Any, int] | None:
         """The chief's item and the first worker whose item differs from it; ``None`` if all are equal.
 
         Args, Raises: as for :meth:`exchange`.
         """
-        items = self.exchange(doing, item, detail)
+        items = self.exchange(doing, item)
         return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
 
 

@@ -15,8 +15,5 @@ class CPURule(Rule):
 
     def is_wanted(self, jaxpr: _jax.Jaxpr, target: Target) -> bool:
         """Whether the rule has something to do in a program."""
-        return not target.automatic and (self.keeps_order or not target.in_order) and self.is_found(jaxpr, target)
-
-    def is_found(self, jaxpr: _jax.Jaxpr, target: Target) -> bool:
-        """Whether a program has operations that the rule replaces."""
-        return _jax.contains(jaxpr, self.is_ours)
+        may_be = not target.automatic and (self.keeps_order or not target.in_order)
+        return may_be and _jax.contains(jaxpr, self.is_ours)
