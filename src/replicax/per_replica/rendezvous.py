@@ -52,7 +52,8 @@ class _State(enum.Enum):
 @dataclasses.dataclass
 class _Replica:
     number: int
-    resume: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
+    # What it goes on with: the offers of its collective, none at the beginning; ``None`` if it is to end.
+    resume: queue.SimpleQueue[Offers | None] = dataclasses.field(default_factory=queue.SimpleQueue)
     state: _State = _State.READY
     collective: str = ""
     line: str = ""
@@ -60,8 +61,6 @@ class _Replica:
     timeout: float | None = None
     offer: Any = None
     rows: tuple[int, int] | None = None
-    answer: Any = None
-    is_abandoned: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -118,7 +117,7 @@ class Rendezvous:
             finally:
                 release()
             for replica in self._replicas:
-                self._resume(replica)
+                self._resume(replica, Offers())
             while self._run_collective():
                 pass
         except BaseException as error:
@@ -157,17 +156,15 @@ class Rendezvous:
         replica.deadline = math.inf if timeout is None else time.monotonic() + timeout
         replica.state = _State.WAITING
         self._stopped.put(None)
-        replica.resume.get()
-        if replica.is_abandoned:
+        offers = replica.resume.get()
+        if offers is None:
             raise SystemExit
-        answer: Offers = replica.answer
-        replica.answer = replica.offer = None
-        return answer
+        replica.offer = None
+        return offers
 
     def _thread(self, replica: _Replica, function: Callable[[], Any]) -> None:
-        replica.resume.get()
         try:
-            if not replica.is_abandoned:
+            if replica.resume.get() is not None:
                 replica.result = function()
                 replica.state = _State.DONE
         except BaseException as error:
@@ -175,10 +172,10 @@ class Rendezvous:
         finally:
             self._stopped.put(None)
 
-    def _resume(self, replica: _Replica) -> None:
+    def _resume(self, replica: _Replica, offers: Offers) -> None:
         """Let a replica run until it waits in a collective or ends; raise its error."""
         replica.state = _State.RUNNING
-        replica.resume.put(None)
+        replica.resume.put(offers)
         while True:
             try:
                 self._stopped.get(timeout=self._seconds_left())
@@ -212,11 +209,9 @@ class Rendezvous:
             raise self._lockstep.everywhere(DeadlockError(f"not all replicas reach the same collective: {places}"))
         offers = Offers(report.offer if report.place == place else None for report in everyone)
         here = {report.replica for report in everyone if report.place == place}
-        going_on = [replica for replica in self._replicas if replica.number in here]
-        for replica in going_on:
-            replica.answer = offers
-        for replica in going_on:
-            self._resume(replica)
+        for replica in self._replicas:
+            if replica.number in here:
+                self._resume(replica, offers)
         return True
 
     def _reports(self) -> list[_Report]:
@@ -242,7 +237,6 @@ class Rendezvous:
         try:
             for replica, thread in zip(self._replicas, self._threads, strict=True):
                 if thread.is_alive() and replica.state in (_State.READY, _State.WAITING, _State.RUNNING):
-                    replica.is_abandoned = True
                     replica.resume.put(None)
                     if replica.state is _State.RUNNING:
                         _raise_in(thread, SystemExit)
