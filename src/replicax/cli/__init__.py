@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from replicax import __version__
 from replicax.cli import demo, doctor, env, launch, plan
-from replicax.cli.command_line import CommandError, InputError, OutputError, Parser, add_absent, standard_streams
+from replicax.cli.command_line import InputError, OutputError, Parser, add_absent, standard_streams
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
@@ -49,11 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with standard_streams():
             args: argparse.Namespace = parser.parse_args(argv)
             return int(args.run(args))
-    except CommandError as error:
-        print(error, file=sys.stderr)
-        return 2
     except InputError as error:
-        print(f"{parser.prog} {args.command}: error: {error}", file=sys.stderr)
+        print(f"{error.program or f'{parser.prog} {args.command}'}: error: {error}", file=sys.stderr)
         return 2
     except OutputError as error:
         if not isinstance(error.__cause__, BrokenPipeError):  # which is usual, as in "| head"

@@ -17,12 +17,15 @@ NOT_WRITTEN = 3
 """The exit status if the work was done but a file could not be written."""
 
 
-class CommandError(Exception):
-    """A command can't run with the given input; the message is one line that says what to change."""
-
-
 class InputError(Exception):
-    """A wrong input, in a message before which :func:`replicax.cli.main` puts the command's name."""
+    """A command can't run with the given input; the message is one line that says what to change.
+
+    :func:`replicax.cli.main` puts the command's name before it, or ``program`` if the command is not known yet.
+    """
+
+    def __init__(self, message: str, program: str = "") -> None:
+        super().__init__(message)
+        self.program = program
 
 
 class OutputError(Exception):
@@ -30,10 +33,10 @@ class OutputError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that raises :class:`CommandError` instead of printing its usage and exiting."""
+    """An ``ArgumentParser`` that raises :class:`InputError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise CommandError(f"{self.prog}: error: {message} (see {self.prog} --help)")
+        raise InputError(f"{message} (see {self.prog} --help)", self.prog)
 
 
 @contextlib.contextmanager
@@ -71,7 +74,7 @@ def add_absent(subparsers: Any, name: str, purpose: str) -> None:
     install = f"pip install 'replicax[{name}]'"
 
     def refuse(args: argparse.Namespace) -> NoReturn:
-        raise CommandError(f"replicax {name}: error: the command is not installed: {install}")
+        raise InputError(f"the command is not installed: {install}")
 
     # Without prefix characters the parser takes options as arguments, too.
     parser = subparsers.add_parser(name, help=f"{purpose} ({install})", prefix_chars="\0", add_help=False)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, CommandError, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, why_not_writable, written
+from replicax.system.quantities import counted
 
 if TYPE_CHECKING:
     from replicax_migrate.source_files import SourceProgram
@@ -71,18 +72,18 @@ def run(args: argparse.Namespace) -> int:
     for path in args.files:
         if path == STANDARD_INPUT:
             if args.write:
-                raise CommandError(f"{_PROG}: error: --write can't change standard input; name a file")
+                raise InputError("--write can't change standard input; name a file")
             continue
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise CommandError(f"{_PROG}: error: there is no file {path}") from error
+            raise InputError(f"there is no file {path}") from error
         except OSError as error:
-            raise CommandError(f"{_PROG}: error: {path} can't be read ({error.strerror})") from error
+            raise InputError(f"{path} can't be read ({error.strerror})") from error
         if path.is_file() and path.suffix not in SUFFIXES:
-            raise CommandError(f"{_PROG}: error: {path} is neither a Python file (.py) nor a notebook (.ipynb)")
+            raise InputError(f"{path} is neither a Python file (.py) nor a notebook (.ipynb)")
     if args.json is not None and (why := why_not_writable(args.json)) is not None:
-        raise CommandError(f"{_PROG}: error: --json {args.json}: can't be written ({why})")
+        raise InputError(f"--json {args.json}: can't be written ({why})")
 
     failures: list[OSError] = []
     files = program_files(args.files, failures.append)
@@ -174,12 +175,8 @@ def _summary(read: int, uses: list[NameUse], edits: int) -> str:
     ]
     names = len({use.name.rpartition(".")[2] for use in uses})
     write = f" --write can rename {edits}." if edits else ""
-    found = f"{_counted(len(uses), 'use')} of {_counted(names, 'name')} in {_counted(read, 'file')}"
+    found = f"{counted(len(uses), 'use')} of {counted(names, 'name')} in {counted(read, 'file')}"
     return f"{found}: {', '.join(parts)}.{write}" if parts else f"{found}."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _status(use: NameUse) -> str:
