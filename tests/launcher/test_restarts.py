@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from replicax.launcher.attempt import AttemptOutcome, AttemptResult
+from replicax.launcher.attempt import AttemptResult
 from replicax.launcher.restarts import RestartPolicy
 from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
@@ -20,8 +20,7 @@ PROGRAM = WorkerProgram(("train.py",))
 
 def fault(status: int, worker: int = 0) -> AttemptResult:
     cause = Ending(worker, status, 1.0)
-    outcome = AttemptOutcome.PREEMPTED if cause.is_preemption else AttemptOutcome.FAULT
-    return AttemptResult(outcome, (cause,), cause)
+    return AttemptResult((cause,), cause)
 
 
 # --- the policy -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import selectors
 import signal
 import socket
@@ -30,33 +29,31 @@ _TICK = 0.25
 _PIECE = 1 << 16
 
 
-class AttemptOutcome(enum.Enum):
-    """The end of an attempt."""
-
-    FINISHED = "finished"
-    FAULT = "fault"
-    PREEMPTED = "preempted"
-    RESIZED = "resized"
-    STOPPED = "stopped"
-
-
 @dataclasses.dataclass(frozen=True)
 class AttemptResult:
     """The result of an attempt.
 
     Attributes:
-      outcome: how it ended.
       endings: the endings of all workers.
       cause: the ending that caused the others, of a fault or a preemption.
       stop: the signal that ended the launch.
       resize: the change of the number of workers.
     """
 
-    outcome: AttemptOutcome
     endings: tuple[Ending, ...]
     cause: Ending | None = None
     stop: signal.Signals | None = None
     resize: int = 0
+
+    @property
+    def has_finished(self) -> bool:
+        """Return whether all workers have finished."""
+        return all(ending.is_good for ending in self.endings)
+
+    @property
+    def is_preempted(self) -> bool:
+        """Return whether a worker was asked to leave, and the others ended with it."""
+        return self.cause is not None and (self.cause.is_preemption or self.cause.is_early_preemption)
 
 
 class Attempt:
@@ -326,14 +323,4 @@ class Attempt:
     def _result(self) -> AttemptResult:
         given_up = -int(signal.SIGKILL)
         endings = tuple(worker.ending or Ending(worker.worker, given_up, 0.0) for worker in self._workers)
-        if all(ending.is_good for ending in endings):
-            outcome = AttemptOutcome.FINISHED
-        elif self._stop is not None:
-            outcome = AttemptOutcome.STOPPED
-        elif self._resize:
-            outcome = AttemptOutcome.RESIZED
-        elif self._cause is not None and (self._cause.is_preemption or self._cause.is_early_preemption):
-            outcome = AttemptOutcome.PREEMPTED
-        else:
-            outcome = AttemptOutcome.FAULT
-        return AttemptResult(outcome, endings, self._cause, self._stop, self._resize)
+        return AttemptResult(endings, self._cause, self._stop, self._resize)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -127,8 +126,3 @@ class WorkerOutput:
     def _keep_left(self, stream: Stream) -> None:
         self.file.write(self._left[stream])
         self._left[stream], self._is_begun[stream] = b"", True
-
-
-def stamp() -> str:
-    """The time of day, for the launcher's log."""
-    return time.strftime("%Y-%m-%d %H:%M:%S")

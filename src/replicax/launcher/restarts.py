@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.launcher.attempt import AttemptOutcome, AttemptResult
+from replicax.launcher.attempt import AttemptResult
 from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
 
@@ -49,12 +49,12 @@ class RestartPolicy:
 
     def after(self, result: AttemptResult) -> Decision:
         """Decide after an attempt that neither finished nor was stopped; changes the places and budgets."""
-        if result.outcome is AttemptOutcome.RESIZED:
+        if result.resize:
             return self._after_resize(result.resize)
         assert result.cause is not None
         if not self._settings.is_alone:
             return Decision(False, 0.0, "with several hosts it is for the scheduler to start all of them again")
-        if result.outcome is AttemptOutcome.PREEMPTED:
+        if result.is_preempted:
             self._suspect = None
             return self._after_preemption()
         return self._after_fault(result.cause)

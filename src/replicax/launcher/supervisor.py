@@ -9,16 +9,17 @@ import time
 from collections.abc import Mapping
 
 from replicax.launcher import LaunchError
-from replicax.launcher.attempt import Attempt, AttemptOutcome, AttemptResult
+from replicax.launcher.attempt import Attempt, AttemptResult
 from replicax.launcher.console import Console
 from replicax.launcher.device_allocation import DeviceAllocation
-from replicax.launcher.log_files import LogFile, stamp
+from replicax.launcher.log_files import LogFile
 from replicax.launcher.orphans import Guard
 from replicax.launcher.rendezvous import LaunchRendezvous, is_taken, of_hosts, on_this_machine
 from replicax.launcher.restarts import RestartPolicy
 from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.signal_inbox import SignalInbox
 from replicax.launcher.worker_environment import worker_environment
+from replicax.system.addresses import host_and_port
 from replicax.system.exit_codes import EXIT_PREEMPTED
 
 _OTHER_PORTS = 3
@@ -98,7 +99,7 @@ class Supervisor:
         while True:
             result = self._attempt(attempt, rendezvous, inbox)
             attempt += 1
-            if result.outcome is AttemptOutcome.FINISHED:
+            if result.has_finished:
                 return 0
             if result.stop is not None:
                 return self._exit_code_of_stop(result, result.stop)
@@ -139,10 +140,9 @@ class Supervisor:
 
     def _port_was_lost(self, result: AttemptResult, rendezvous: LaunchRendezvous) -> bool:
         """Return whether the chief may have failed because another program took its port; other ports don't matter."""
-        if result.outcome is not AttemptOutcome.FAULT or self._settings.port is not None or not self._settings.is_alone:
+        if result.resize or result.is_preempted or self._settings.port is not None or not self._settings.is_alone:
             return False
-        host, _, port = rendezvous.bind.rpartition(":")
-        return is_taken(host.strip("[]"), int(port))
+        return is_taken(*host_and_port(rendezvous.bind, "the chief"))
 
     def _next_rendezvous(self) -> LaunchRendezvous:
         """The rendezvous of the next attempt; a port that the user chose may take a moment to be free again."""
@@ -155,4 +155,5 @@ class Supervisor:
 
     def _say(self, message: str) -> None:
         self._console.say(message)
-        self._log.write(f"{stamp()} {socket.gethostname()}[{os.getpid()}] {message}\n".encode(errors="replace"))
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._log.write(f"{now} {socket.gethostname()}[{os.getpid()}] {message}\n".encode(errors="replace"))
