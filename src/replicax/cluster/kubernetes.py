@@ -92,26 +92,10 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     @property
-    def task_type(self) -> str | None:
-        return self._task()[0] if self._task_type is None else self._task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        return self._task()[1] if self._task_id is None else self._task_id
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
     def environment(self) -> str:
         return "kubernetes"
 
-    def _task(self) -> tuple[str | None, int | None]:
+    def _own_task(self) -> tuple[str | None, int | None]:
         name = os.environ.get("HOSTNAME")
         for job, pods in self._pods().items():
             for index, pod in enumerate(pods):

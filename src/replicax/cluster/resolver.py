@@ -50,7 +50,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_type(self) -> str | None:
         """The job of this process, such as ``"chief"`` or ``"worker"``; ``None`` if unknown. May be set."""
-        return self._task_type
+        return self._own_task()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -59,11 +59,15 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | None:
         """The number of this process in its job, from 0; ``None`` if unknown. May be set."""
-        return self._task_id
+        return self._own_task()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+    def _own_task(self) -> tuple[str | None, int | None]:
+        """The job and the number of this process where they have not been set; ``None`` for what is unknown."""
+        return None, None
 
     @property
     def rpc_layer(self) -> str | None:

@@ -72,31 +72,13 @@ class UnionClusterResolver(ClusterResolver):
                 origin.setdefault(job, name)
         return ClusterSpec(merged)
 
-    @property
-    def task_type(self) -> str | None:
-        return self._knowing().task_type if self._task_type is None else self._task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        if self._task_id is not None:
-            return self._task_id
-        resolver = self._knowing()
+    def _own_task(self) -> tuple[str | None, int | None]:
+        """The task of the first that knows type and index: mixed from two resolvers they could name no task at all."""
+        resolver = next((r for r in self._resolvers if None not in (r.task_type, r.task_id)), self._resolvers[0])
         job, index, own = resolver.task_type, resolver.task_id, resolver.cluster_spec()
         if self._task_type not in (None, job) or job not in own.jobs or index not in own.task_indices(job):
-            return index
-        return self.cluster_spec().job_tasks(job).index(own.task_address(job, index))
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    def _knowing(self) -> ClusterResolver:
-        """The first that knows type and index of its task: mixed from two resolvers they could name no task at all."""
-        return next((r for r in self._resolvers if None not in (r.task_type, r.task_id)), self._resolvers[0])
+            return job, index
+        return job, self.cluster_spec().job_tasks(job).index(own.task_address(job, index))
 
     @property
     def rpc_layer(self) -> str | None:
