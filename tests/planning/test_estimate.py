@@ -220,7 +220,7 @@ def test_between_slices(kind: str, whole: float, sent: float) -> None:
     network = Network(slices_of_four(4), chip)
     assert (network.slices, network.grid, network.shape) == (4, (2, 2, 1), (2, 2, 1))
     assert network.seconds(use) == pytest.approx(sent / 1e8)
-    assert network.seconds_between(use, 1) == 0
+    assert network.seconds(use, slices=1) == 0
     # Two devices of a chip send through what the chip has.
     assert Network(slices_of_four(4, cores=2), chip).seconds(use) == pytest.approx(2 * sent / 1e8)
 
@@ -237,7 +237,7 @@ def test_among_several_devices_of_each_slice(kind: str) -> None:
     found = network.seconds(among(8, ("slice", "replica"), whole))
     inside, between = among(4, ("replica",), whole), among(2, ("slice",), whole // 4)
     assert found == pytest.approx(network.seconds(inside) + network.seconds(between))
-    assert network.seconds_between(among(8, ("slice", "replica"), whole), 1) == pytest.approx(network.seconds(inside))
+    assert network.seconds(among(8, ("slice", "replica"), whole), slices=1) == pytest.approx(network.seconds(inside))
 
 
 def test_it_does_not_matter_which_slices_a_group_is_in() -> None:
@@ -250,8 +250,8 @@ def test_it_does_not_matter_which_slices_a_group_is_in() -> None:
 
 def test_a_gather_from_fewer_slices_is_smaller() -> None:
     network = Network(slices_of_four(4), Chip("chip", 1, 1, 1, network=1e8))
-    assert network.seconds_between(use_of("all-gather", 4, ("slice",), 1_000_000), 2) == pytest.approx(5e5 / 2 / 1e8)
-    assert network.seconds_between(use_of("all-reduce", 4, ("slice",), 1_000_000), 2) == pytest.approx(1e6 / 1e8)
+    assert network.seconds(use_of("all-gather", 4, ("slice",), 1_000_000), slices=2) == pytest.approx(5e5 / 2 / 1e8)
+    assert network.seconds(use_of("all-reduce", 4, ("slice",), 1_000_000), slices=2) == pytest.approx(1e6 / 1e8)
 
 
 def test_scaling_over_slices() -> None:

@@ -191,8 +191,8 @@ def test_hosts_come_from_the_devices() -> None:
     assert network.seconds(whole) == seconds_between_gpus("all-gather", 10**9, 4, 32, GPU)
     assert network.seconds(inside) == seconds_between_gpus("all-gather", 10**9, 1, 8, GPU)
     assert network.seconds(across) == seconds_between_gpus("all-gather", 10**9, 4, 4, GPU)
-    assert network.seconds_among(whole, (16,), 1) == seconds_between_gpus("all-gather", 10**9, 2, 16, GPU)
-    assert network.seconds_among(across, (8,), 1) == 0
+    assert network.seconds(whole, (16,), 1) == seconds_between_gpus("all-gather", 10**9, 2, 16, GPU)
+    assert network.seconds(across, (8,), 1) == 0
 
 
 def test_all_groups_wait_for_the_one_on_most_hosts() -> None:

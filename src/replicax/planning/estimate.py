@@ -165,7 +165,7 @@ def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[Scaling
     for grid, slices in places:
         replicas = math.prod(grid) * network.replicas_per_block * slices
         if replicas > 1:
-            found = _point(walks, functools.partial(network.seconds_among, grid=grid, slices=slices), replicas)
+            found = _point(walks, functools.partial(network.seconds, grid=grid, slices=slices), replicas)
             efficiency = points[0].seconds / found.seconds if found.seconds else 1.0
             points.append(dataclasses.replace(found, chips=network.place(grid), slices=slices, efficiency=efficiency))
     return tuple(points)

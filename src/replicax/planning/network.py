@@ -191,27 +191,21 @@ class Network:
             return places
         return places[inside] if inside.any() else places[:1]
 
-    def seconds(self, use: CollectiveUse, grid: Shape | None = None) -> float:
-        """Return the seconds of one issue of a collective; with ``grid``, as if there were only those replicas."""
+    def seconds(self, use: CollectiveUse, grid: Shape | None = None, slices: int | None = None) -> float:
+        """Return the seconds of one issue of a collective; ``grid``, ``slices``: as if there were only so many."""
         if self._domains is not None:
             is_there = self._coordinates[:, 0] < (self.shape if grid is None else grid)[0]
             domains = [[self._domains[m] for m in group if is_there[m]] for group in use.groups]
             sizes = {(len(set(group)), len(group)) for group in domains}  # all groups wait for the slowest
             return max(seconds_between_gpus(use.kind, use.whole, *size, self.chip) for size in sizes)
         if SLICE_AXIS in use.axes:
-            return self.seconds_between(use, self.slices, grid)
+            return self._seconds_between(use, slices or self.slices, grid)
         if grid is not None and len(self._places(use, self.chips(grid))) == 1:
             return 0.0
         if self._generation is not None:
             return seconds_of(use.kind, use.whole, self.lines(use, grid), self.chip)
         chip = dataclasses.replace(self.chip, link=self.chip.link * self.chip.links / 2)  # all lead to the others
         return chip.meeting + seconds_of(use.kind, use.whole, self.lines(use, grid), chip)
-
-    def seconds_among(self, use: CollectiveUse, grid: Shape, slices: int) -> float:
-        """Return the seconds of one issue of a collective as if there were only ``grid`` replicas in so many slices."""
-        if SLICE_AXIS in use.axes and self._domains is None:
-            return self.seconds_between(use, slices, grid)
-        return self.seconds(use, grid)
 
     def way(self, use: CollectiveUse) -> str:
         """Return what a collective between GPUs goes over, in words; empty for other chips."""
@@ -223,7 +217,7 @@ class Network:
             return link
         return "network" if domains == gpus else f"{link}, network"
 
-    def seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None = None) -> float:
+    def _seconds_between(self, use: CollectiveUse, slices: int, grid: Shape | None) -> float:
         """Return the seconds of one issue of an exchange between slices, as if there were only so many of them.
 
         Of several devices of each slice each sends a part, and then they tell each other what they have got.
