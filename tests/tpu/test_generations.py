@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import replicax
-from replicax.tpu.generations import generation, generation_of, parse_slice, slice_name
+from replicax.tpu.generations import GENERATIONS, generation_of, parse_slice, slice_name
 from replicax.tpu.topology import Topology
 
 
@@ -26,7 +26,8 @@ from replicax.tpu.topology import Topology
     ],
 )
 def test_wrap_around(name, shape, wrap) -> None:
-    assert generation(name).wrap(shape) == wrap
+    [kind] = (one for one in GENERATIONS if one.name == name)
+    assert kind.wrap(shape) == wrap
 
 
 @pytest.mark.parametrize(

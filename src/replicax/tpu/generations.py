@@ -60,8 +60,8 @@ class Generation:
     def accelerator_type(self, shape: tuple[int, int, int]) -> str:
         """Cloud's name of a slice: the generation and the number of cores.
 
-        >>> from replicax.tpu.generations import generation
-        >>> generation("v5e").accelerator_type((4, 4, 1)), generation("v5p").accelerator_type((4, 4, 4))
+        >>> from replicax.tpu.generations import generation_of
+        >>> generation_of("TPU v5e").accelerator_type((4, 4, 1)), generation_of("TPU v5p").accelerator_type((4, 4, 4))
         ('v5litepod-16', 'v5p-128')
         """
         return f"{self.sold_as}-{prod(shape) * self.cores_per_chip}"
@@ -72,10 +72,10 @@ class Generation:
         Slices of full cubes wrap around along all dims, as their wrap-around links are switched. Planes do so along
         dims as long as a whole pod.
 
-        >>> from replicax.tpu.generations import generation
-        >>> generation("v5p").wrap((4, 4, 8)), generation("v5p").wrap((2, 4, 4))
+        >>> from replicax.tpu.generations import generation_of
+        >>> generation_of("TPU v5p").wrap((4, 4, 8)), generation_of("TPU v5p").wrap((2, 4, 4))
         ((True, True, True), (False, False, False))
-        >>> generation("v5e").wrap((8, 16, 1))
+        >>> generation_of("TPU v5e").wrap((8, 16, 1))
         (False, True, False)
         """
         if self.side is None:
@@ -96,14 +96,6 @@ GENERATIONS = (
     Generation("v6e", ("TPU v6 lite", "TPU v6e"), 1, 1, 256, 16, _FLAT),
     Generation("tpu7x", ("TPU7x", "TPU v7x"), 2, 2, 9216, None, _CUBES),
 )
-
-
-def generation(name: str) -> Generation:
-    """The generation of that name. Raises a ``ValueError`` that lists all of them."""
-    for one in GENERATIONS:
-        if one.name == name:
-            return one
-    raise ValueError(f"there is no TPU generation {name!r}; known: {', '.join(g.name for g in GENERATIONS)}")
 
 
 def generation_of(device_kind: str) -> Generation | None:
@@ -155,10 +147,12 @@ def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
         raise ValueError(
             f"{name!r} is not a TPU slice: expected a name such as 'v5e:4x4' or 'v5p:4x4x8', or 'v5p-128'.\n{_kinds()}"
         )
-    try:
-        kind = generation(match[1])
-    except ValueError as error:
-        raise ValueError(f"{name!r} is not a TPU slice: {error}.\n{_kinds()}") from None
+    kind = next((one for one in GENERATIONS if one.name == match[1]), None)
+    if kind is None:
+        known = ", ".join(one.name for one in GENERATIONS)
+        raise ValueError(
+            f"{name!r} is not a TPU slice: there is no TPU generation {match[1]!r}; known: {known}.\n{_kinds()}"
+        )
     shape = _shape(match[2])
     chips = "x".join(map(str, shape))
     if not kind.has_room(shape):
