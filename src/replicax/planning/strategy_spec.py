@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from replicax.devices.mesh import logical_axes
 from replicax.devices.selection import use_cpu_devices
 from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
 from replicax.gpu.gpu_resolver import GPUClusterResolver
@@ -132,7 +133,7 @@ def block_of(cores: int, mesh: Sequence[int]) -> Shape:
     ((2, 2, 1, 1), (2, 1, 1, 2), (2, 2, 2, 1))
     """
     block = [1] * len(mesh)
-    for prime in _primes(cores):
+    for prime in reversed(logical_axes(cores).values()):  # its prime factors, the largest first
         room = [d for d, size in enumerate(mesh) if size % (block[d] * prime) == 0]
         if not room:
             break
@@ -142,14 +143,3 @@ def block_of(cores: int, mesh: Sequence[int]) -> Shape:
         mesh_in_words = "x".join(map(str, mesh))
         raise ValueError(f"no block of {cores} cores divides {mesh_in_words} cores along x, y, z and on a chip")
     return tuple(block)
-
-
-def _primes(number: int) -> list[int]:
-    """The prime factors of a number, the largest first."""
-    factors, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors[::-1]
