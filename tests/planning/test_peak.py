@@ -102,10 +102,10 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
         LiveValue("p", (1,), 64, 5, 9),  # the layer's result
         LiveValue("zeros", (), 64, 3, 9),
     ]
-    found = temporaries_by_kind(parse(LOOP), LiveRanges(steps, 6, tuple(alive)), 1000)
+    found = temporaries_by_kind(parse(LOOP), LiveRanges(steps, tuple(alive)), 1000)
     assert found == {COPIES: 32, ACTIVATIONS: 64, OTHERS: 904}
     # What shares a place counts for each: all together they are no more than there are.
-    assert temporaries_by_kind(parse(LOOP), LiveRanges(steps, 6, tuple(alive)), 48) == {
+    assert temporaries_by_kind(parse(LOOP), LiveRanges(steps, tuple(alive)), 48) == {
         COPIES: 16,
         ACTIVATIONS: 32,
         OTHERS: 0,

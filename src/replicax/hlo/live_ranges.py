@@ -36,12 +36,10 @@ class LiveRanges:
 
     Attributes:
       sequence: the instruction of each step, with those of loops and branches in between.
-      at: the step in which memory is fullest.
       values: those that are in memory then.
     """
 
     sequence: tuple[str, ...]
-    at: int
     values: tuple[LiveValue, ...]
 
 
@@ -61,8 +59,8 @@ def live_ranges(text: str) -> LiveRanges | None:
     ...     x{}: 64 bytes (cumulative: 64 bytes)
     ...     y{1}: 32 bytes (cumulative: 96 bytes)
     ... ''')
-    >>> found.sequence, found.at, found.values[1]
-    (('x', 'y', 'z'), 1, LiveValue(instruction='y', index=(1,), size=32, begin=1, end=2))
+    >>> found.sequence, found.values[1]
+    (('x', 'y', 'z'), LiveValue(instruction='y', index=(1,), size=32, begin=1, end=2))
     """
     sequence: list[str] = []
     ranges: dict[tuple[str, str], tuple[int, int]] = {}
@@ -85,4 +83,4 @@ def live_ranges(text: str) -> LiveRanges | None:
         LiveValue(name, tuple(int(n) for n in index.split(",") if n), size, *ranges.get((name, index), (at, at)))
         for name, index, size in alive
     ]
-    return LiveRanges(tuple(sequence), at, tuple(values))
+    return LiveRanges(tuple(sequence), tuple(values))

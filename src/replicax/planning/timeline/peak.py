@@ -43,7 +43,7 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
     ...   ROOT %y = f32[16] add(%g, %h)
     ... }''')
     >>> alive = [LiveValue(n, (), s, b, 5) for n, s, b in (("c", 32, 2), ("h", 64, 3), ("g", 64, 4))]
-    >>> temporaries_by_kind(module, LiveRanges(("w", "x", "c", "h", "g", "y"), 4, tuple(alive)), 200)
+    >>> temporaries_by_kind(module, LiveRanges(("w", "x", "c", "h", "g", "y"), tuple(alive)), 200)
     {'variables, gathered or cast': 32, 'activations': 64, 'other temporaries': 104}
     """
     if ranges is None:
