@@ -14,7 +14,7 @@ from typing import Any
 
 from replicax.argument_checks import checked_integer, is_number
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
-from replicax.system.gpu_memory import DEFAULT_FRACTION, FRACTION_VARIABLES, fraction_in
+from replicax.system.gpu_memory import FRACTION_VARIABLES, memory_fraction
 from replicax.tpu.generations import generation_of
 
 _GIB = 2**30
@@ -161,11 +161,6 @@ def chip_of(device_kind: str) -> Chip | None:
     ('h100', 0.75)
     """
     if (model := model_of(device_kind)) is not None:
-        return dataclasses.replace(CHIPS[model.name], usable=model.memory * memory_fraction())
+        return dataclasses.replace(CHIPS[model.name], usable=model.memory * memory_fraction(os.environ))
     generation = generation_of(device_kind)
     return None if generation is None else CHIPS.get(generation.name)
-
-
-def memory_fraction() -> float:
-    """Return the fraction of a GPU's memory that JAX will take."""
-    return float(fraction_in(os.environ) or DEFAULT_FRACTION)

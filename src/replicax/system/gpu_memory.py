@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -11,11 +12,16 @@ DEFAULT_FRACTION = 0.75
 """The part without them."""
 
 
-def fraction_in(environment: Mapping[str, str]) -> str:
-    """The fraction in the environment, as written there; empty if there is none.
+def memory_fraction(environment: Mapping[str, str]) -> float:
+    """The fraction that JAX takes; the default if the environment has none, or no number above 0.
 
-    >>> from replicax.system.gpu_memory import fraction_in
-    >>> fraction_in({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}), fraction_in({})
-    ('.9', '')
+    >>> from replicax.system.gpu_memory import memory_fraction
+    >>> memory_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}), memory_fraction({})
+    (0.9, 0.75)
     """
-    return next((environment[name] for name in FRACTION_VARIABLES if environment.get(name)), "")
+    text = next((environment[name] for name in FRACTION_VARIABLES if environment.get(name)), "")
+    try:
+        fraction = float(text)
+    except ValueError:
+        return DEFAULT_FRACTION
+    return fraction if math.isfinite(fraction) and fraction > 0 else DEFAULT_FRACTION

@@ -5,7 +5,6 @@ It does not use JAX: all data come from ``nvidia-smi``, the environment and the 
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import time
@@ -18,7 +17,7 @@ from replicax.cli.diagnosis.environment_variables import environment_at_start, h
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cli.diagnosis.installed_packages import version_of
 from replicax.cli.diagnosis.nvidia_smi import Gpu, Links, Output, Report
-from replicax.system.gpu_memory import DEFAULT_FRACTION, fraction_in
+from replicax.system.gpu_memory import memory_fraction
 
 _GIB = 2**30
 _PLUGINS = {12: "jax-cuda12-plugin", 13: "jax-cuda13-plugin"}
@@ -161,7 +160,7 @@ def _memory(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Finding:
     """Report how much memory a JAX process takes when it starts, and whether it is free."""
     preallocates = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
     allocator = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
-    fraction = _fraction(environment)
+    fraction = memory_fraction(environment)
     visible = _visible(environment)
     memories = [
         (number, gpu.total, gpu.used or 0)
@@ -194,14 +193,6 @@ def _visible(environment: Mapping[str, str]) -> set[int] | None:
     """The numbers of the GPUs that JAX will see; ``None`` for all, or if the names are not numbers."""
     names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return {int(name) for name in names} if all(name.isdecimal() for name in names) else None
-
-
-def _fraction(environment: Mapping[str, str]) -> float:
-    try:
-        fraction = float(fraction_in(environment))
-    except ValueError:
-        return DEFAULT_FRACTION
-    return fraction if math.isfinite(fraction) and fraction > 0 else DEFAULT_FRACTION
 
 
 def _groups_alike(gpus: Sequence[Gpu], key: Callable[[Gpu], object]) -> Iterator[tuple[str, Gpu]]:
