@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import io
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from replicax_migrate.bindings import Bindings
 from replicax_migrate.counterparts import V1
-from replicax_migrate.source_files import SourceProgram, UnreadableError, endings
+from replicax_migrate.source_files import SourceProgram, UnreadableError
 from replicax_migrate.uses import NameUse
 
 
@@ -22,7 +23,7 @@ def rewritten(program: SourceProgram, uses: Sequence[NameUse]) -> str:
     edits = {use.edit for use in uses if use.edit is not None}
     if not edits or binds_replicax(program):
         return program.text
-    lines = list(endings(program.text))
+    lines = list(io.StringIO(program.text, newline=""))  # with their ends, whichever these are
     for edit in sorted(edits, key=lambda edit: (edit.line, edit.start), reverse=True):
         line = lines[edit.line - 1].encode()
         lines[edit.line - 1] = (line[: edit.start] + edit.new.encode() + line[edit.end :]).decode()

@@ -11,7 +11,7 @@ import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
@@ -193,8 +193,3 @@ def _without_magic(source: str) -> str:
             lines[i] = f"{magic[1] if magic else ''}pass"
             goes_on = line.endswith("\\")
     return "\n".join(lines)
-
-
-def endings(text: str) -> Sequence[str]:
-    """The lines of a text with their ends."""
-    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
