@@ -323,17 +323,14 @@ class Inference:
             return self._result(function)
         made = self._made(function)
         if isinstance(node.func, ast.Name) and node.func.id == "super":
-            return self._of_class_around(node)
+            around = self.bindings.around(node)
+            return self._made(Definition(around)) if around is not None else None
         if made is None and function is None and isinstance(node.func, ast.Attribute) and node.func.attr in DISTINCT:
             return Instance(KINDS[node.func.attr], is_sure=False)
         is_unknown = function is None or (isinstance(function, Instance) and not function.is_sure)
         if made is None and is_unknown and _MAKES_STRATEGY.match(last_name(node.func) or ""):
             return Instance("Strategy", is_sure=False)
         return made
-
-    def _of_class_around(self, node: ast.AST) -> Instance | None:
-        around = self.bindings.around(node)
-        return self._made(Definition(around)) if around is not None else None
 
     def _returned(self, function: Definition, index: int | None = None) -> list[ast.AST]:
         if isinstance(function.node, ast.ClassDef):
