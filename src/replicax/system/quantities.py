@@ -47,6 +47,13 @@ def seconds_in_words(seconds: float) -> str:
     return f"{seconds / unit:.3g} {name}"
 
 
+def hours_in_words(seconds: float) -> str:
+    """Format a time as hours, minutes and seconds, such as ``26:03:04``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
 def counted(number: int, what: str) -> str:
     """A number of things, which ``what`` calls one of.
 

@@ -11,6 +11,7 @@ import shlex
 from replicax.launcher import LaunchError
 from replicax.launcher.job_scripts.job_request import JobRequest
 from replicax.system.exit_codes import EXIT_PREEMPTED
+from replicax.system.quantities import hours_in_words
 
 
 def sbatch_script(request: JobRequest) -> str:
@@ -28,7 +29,7 @@ def sbatch_script(request: JobRequest) -> str:
         f"#SBATCH --nodes={request.nodes}",
         "#SBATCH --ntasks-per-node=1",
         *([f"#SBATCH --gpus-per-node={request.gpus}"] if request.gpus else []),
-        *([f"#SBATCH --time={_duration(request.seconds)}"] if request.seconds is not None else []),
+        *([f"#SBATCH --time={hours_in_words(request.seconds)}"] if request.seconds is not None else []),
         f"#SBATCH --cpus-per-task={request.cpus}" if request.cpus else "#SBATCH --exclusive",
         "#SBATCH --output=%x-%j.log",
         "#SBATCH --open-mode=append",
@@ -68,10 +69,3 @@ def sbatch_script(request: JobRequest) -> str:
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _duration(seconds: int) -> str:
-    """A duration in Slurm's format."""
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
+from replicax.system.quantities import hours_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +144,7 @@ class Progress(Callback):
         numbers = f"   {self._numbers}" if self._numbers else ""
         done, left = step - self._first, ""
         if done > 0 and step < self._steps:  # if they go on like this
-            left = f"   {_duration((now - self._began) / done * (self._steps - step))} left"
+            left = f"   {hours_in_words((now - self._began) / done * (self._steps - step))} left"
         return f"step {step:,} of {self._steps:,}{bar}{numbers}{left}"
 
     def _redraw(self) -> None:
@@ -189,9 +190,3 @@ def described(values: Mapping[str, float]) -> str:
     parts = [f"{name} {value:.4g}" for name, value in values.items() if name not in speeds]
     parts += [text.format(values[name]) for name, text in speeds.items() if name in values]
     return "   ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
