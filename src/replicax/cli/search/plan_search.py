@@ -13,13 +13,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, InputError, written
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
 from replicax.cli.search.ranking import RankedCase, as_data, command, print_ranking, ranked
+from replicax.system.quantities import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def search(
         def arguments(case: SearchCase) -> list[str]:
             return [*common, *case.arguments(), *hidden]
 
-        cases_in_words = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+        cases_in_words = counted(len(cases), "case")
         console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
         results, is_interrupted = _followed_outcomes(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
     rows = ranked(results)
@@ -206,12 +206,8 @@ def _progress(total: int, console: Console) -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C: print the results so far, and leave no process behind."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # not in the main thread, as in a test
         yield
         return
