@@ -409,7 +409,7 @@ def test_a_run_that_goes_on_within_a_second_leaves_earlier_event_files(
 
 
 def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicax.loop.logs.metric_files.can_write_events", lambda: False)
+    monkeypatch.setattr("replicax.system.packages.is_installed", lambda package: False)
     with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):
         replicax.TensorBoardLog("logs")
 

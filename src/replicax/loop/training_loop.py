@@ -21,7 +21,7 @@ from replicax.execution.run import prepare
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.loop.callbacks import Callback, best_of
 from replicax.loop.endless_input import EndlessInput
-from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog, can_write_events
+from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog
 from replicax.loop.logs.progress_bar import LINES, Progress
 from replicax.loop.logs.speed import Speed, flops_of
 from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
@@ -37,6 +37,7 @@ from replicax.loop.wrapped_steps.precision import Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
+from replicax.system.packages import is_installed
 
 if TYPE_CHECKING:
     from replicax.checkpoint import CheckpointManager
@@ -103,7 +104,9 @@ class TrainingLoop:
         self._callbacks = callbacks
         self._files: list[Callback] = [] if self._show is None else [self._show]
         if folder is not None:
-            self._files += [CSVLog(folder), *([TensorBoardLog(folder)] if can_write_events() else ())]
+            self._files.append(CSVLog(folder))
+            if is_installed("tensorboardX"):
+                self._files.append(TensorBoardLog(folder))
         periods = (log_every, evaluate_every, self._saves.every_steps, *(profile or ()))
         self._periods = [period for period in periods[:3] if period is not None]
         self._calls = StepsPerCall(

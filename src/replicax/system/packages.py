@@ -8,6 +8,11 @@ PICTURES = ("matplotlib", "pictures")
 """The package that draws, and the extra that brings it."""
 
 
+def is_installed(package: str) -> bool:
+    """Return whether ``package`` is installed."""
+    return importlib.util.find_spec(package) is not None
+
+
 def check_installed(what: str, package: str, extra: str) -> None:
     """Raise unless ``package`` is installed, which ``what`` needs.
 
@@ -19,7 +24,7 @@ def check_installed(what: str, package: str, extra: str) -> None:
     Traceback (most recent call last):
     ImportError: Topology.plot needs the package no_package, which is not installed: pip install 'replicax[pictures]'
     """
-    if importlib.util.find_spec(package) is None:
+    if not is_installed(package):
         raise ImportError(
             f"{what} needs the package {package}, which is not installed: pip install 'replicax[{extra}]'"
         )

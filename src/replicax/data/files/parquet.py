@@ -13,6 +13,7 @@ from replicax import _jax
 from replicax.data.files import arrow
 from replicax.data.files.format import Format, Nothing, Reader, ended
 from replicax.data.files.paths import Path, expand
+from replicax.system.packages import check_installed
 
 # The number of rows to convert at once.
 _ROWS = 1024
@@ -53,7 +54,7 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     >>> next(iter(replicax.data.parquet_rows(file, ["n"]).batch(2)))
     {'n': array([3, 4])}
     """
-    parquet()  # raises if it is missing
+    check_installed("replicax.data.parquet_rows", "pyarrow", "parquet")
     from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     paths = expand(files, "parquet_rows")
@@ -65,19 +66,6 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
         if types is not None:
             return FilesDataset(paths, dataclasses.replace(form, expected=types))
     return FilesDataset(paths, form)
-
-
-def parquet() -> Any:
-    """The module ``pyarrow.parquet``.
-
-    Raises:
-      ImportError: pyarrow is not installed; the message says how to.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("replicax.data.parquet_rows needs pyarrow: pip install 'replicax[parquet]'") from error
-    return pyarrow.parquet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +114,11 @@ def opened(file: str) -> Any:
     Raises:
       ValueError: it is not one, or its end, where the index is, is damaged.
     """
+    import pyarrow.parquet
+
     try:
         # With pre_buffer pyarrow would read row groups whole, before the first of their rows.
-        return parquet().ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+        return pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (ValueError, OSError) as error:  # the base classes of pyarrow's exceptions
         if isinstance(error, FileNotFoundError):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import os
 import pathlib
 import time
@@ -15,6 +14,7 @@ from replicax import _jax
 from replicax.argument_checks import checked_path
 from replicax.loop.callbacks import NumbersLog
 from replicax.loop.training_run import TrainingRun
+from replicax.system.packages import check_installed
 
 
 class CSVLog(NumbersLog):
@@ -120,11 +120,7 @@ class TensorBoardLog(NumbersLog):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        if not can_write_events():
-            raise ImportError(
-                "replicax.TensorBoardLog writes event files with tensorboardX, which is not installed: "
-                "pip install 'replicax[tensorboard]'"
-            )
+        check_installed("replicax.TensorBoardLog", "tensorboardX", "tensorboard")
         self.folder = pathlib.Path(checked_path(folder, "replicax.TensorBoardLog(folder)"))
         self._writer: Any = None
 
@@ -146,8 +142,3 @@ class TensorBoardLog(NumbersLog):
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{group}/{name}", value, step)
-
-
-def can_write_events() -> bool:
-    """Return whether the package that writes event files is installed."""
-    return importlib.util.find_spec("tensorboardX") is not None
