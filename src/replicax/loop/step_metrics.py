@@ -101,11 +101,11 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
         check_names([name], f"{whose} returned", dict.fromkeys(numbers, "another one has that name"))
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            raise TypeError(f"{whose} returned the random key {name!r}; a step of replicax.train returns numbers")
+            raise TypeError(f"{whose} returned the random key {name!r}, and replicax.train logs numbers")
         if not isinstance(value, ARRAYS):
             raise TypeError(
-                f"{whose} returned {value!r} as {name!r}. A step of replicax.train returns what is to be logged: a "
-                "number, a dict of numbers, or None; what else it computes it keeps in variables."
+                f"{whose} returned {value!r} as {name!r}, and replicax.train logs numbers: return a number, a dict of "
+                "numbers, or None, and keep other values in variables."
             )
         check_number(value, whose, name)
         numbers[name] = value
