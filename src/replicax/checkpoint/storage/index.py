@@ -122,14 +122,7 @@ class CheckpointIndex:
         """Return the index as JSON."""
         entries = {name: _entry_as_json(entry) for name, entry in self.entries.items()}
         metrics = {name: plain_as_json(value) for name, value in self.metrics.items()}
-        fields = {
-            "format": FORMAT,
-            "id": self.id,
-            "time": self.time,
-            "step": self.step,
-            "metrics": metrics,
-            "entries": entries,
-        }
+        fields = {"format": FORMAT, **vars(self), "metrics": metrics, "entries": entries}
         return json.dumps(fields, indent=1, allow_nan=False)  # in ASCII, as strings may be no Unicode
 
 
