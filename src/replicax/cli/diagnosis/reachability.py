@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
 import time
+import urllib.request
 from collections.abc import Mapping
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
@@ -58,10 +58,7 @@ def _proxies(group: WorkerGroup) -> list[Finding]:
     if not proxies:
         return []
     host, _ = host_and_port(group.coordinator, "the coordinator")
-    spared = [
-        name.strip().lstrip(".") for name in os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).split(",")
-    ]
-    if "*" in spared or any(name and (host == name or host.endswith("." + name)) for name in spared):
+    if urllib.request.proxy_bypass(host):  # by no_proxy or NO_PROXY
         return []
     to_do = f"add the workers' hosts to no_proxy, or unset {proxies[0]}"
     return [warning("cluster", f"{proxies[0]} is set, and workers would go through it to {host}", to_do)]
@@ -104,13 +101,12 @@ def _why_not(address: str, deadline: float) -> str | None:
         return f"the name {host!r} is not known here ({error.strerror})"
     if port is None:
         return None
-    with contextlib.suppress(ConnectionRefusedError):  # the host answers, but no program listens yet
-        try:
-            socket.create_connection((host, port), timeout=max(0.05, deadline - time.monotonic())).close()
-        except TimeoutError:
-            return "the host does not answer"
-        except ConnectionRefusedError:
-            raise
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        socket.create_connection((host, port), timeout=max(0.05, deadline - time.monotonic())).close()
+    except ConnectionRefusedError:
+        return None  # the host answers, but no program listens yet
+    except TimeoutError:
+        return "the host does not answer"
+    except OSError as error:
+        return error.strerror or str(error)
     return None
