@@ -28,18 +28,19 @@ def fault(status: int, worker: int = 0) -> AttemptResult:
 
 def test_by_default_workers_that_were_killed_are_started_again_three_times() -> None:
     policy = RestartPolicy(LaunchSettings(PROGRAM, 2, 2))
-    assert [policy.after(fault(-9)).goes_on for _ in range(5)] == [True, True, True, False, False]
-    assert not RestartPolicy(LaunchSettings(PROGRAM, 2, 2)).after(fault(1)).goes_on
-    assert RestartPolicy(LaunchSettings(PROGRAM, 2, 1)).after(fault(1)).goes_on  # perhaps without that worker's place
+    assert [policy.after(fault(-9)).pause is not None for _ in range(5)] == [True, True, True, False, False]
+    assert RestartPolicy(LaunchSettings(PROGRAM, 2, 2)).after(fault(1)).pause is None
+    # perhaps without that worker's place
+    assert RestartPolicy(LaunchSettings(PROGRAM, 2, 1)).after(fault(1)).pause is not None
 
 
 def test_budgets_are_apart_and_pauses_grow() -> None:
     policy = RestartPolicy(LaunchSettings(PROGRAM, 2, 2, max_restarts=8, max_preemptions=2))
     assert [policy.after(fault(1)).pause for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert [policy.after(fault(EXIT_PREEMPTED)).goes_on for _ in range(3)] == [True, True, False]
+    assert [policy.after(fault(EXIT_PREEMPTED)).pause for _ in range(3)] == [0.0, 0.0, None]
     assert policy.after(fault(EXIT_PREEMPTED)).why == "--max-preemptions 2: all are used up"
     refused = policy.after(fault(-9))
-    assert (refused.goes_on, refused.why) == (False, "not starting again: --max-restarts 8, all are used up")
+    assert (refused.pause, refused.why) == (None, "not starting again: --max-restarts 8, all are used up")
 
 
 def test_a_place_that_fails_twice_in_a_row_is_given_up_if_enough_are_left() -> None:
@@ -65,7 +66,7 @@ def test_with_several_hosts_the_scheduler_starts_again() -> None:
     settings = LaunchSettings(PROGRAM, 2, 2, hosts=("a", "b"), port=7000)
     for status in (-9, EXIT_PREEMPTED):
         decision = RestartPolicy(settings).after(fault(status, worker=3))
-        assert (decision.goes_on, "for the scheduler" in decision.why) == (False, True)
+        assert (decision.pause, "for the scheduler" in decision.why) == (None, True)
 
 
 # --- real launches --------------------------------------------------------------------------------------

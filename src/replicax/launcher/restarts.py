@@ -18,13 +18,11 @@ class Decision:
     """The decision after an attempt.
 
     Attributes:
-      goes_on: whether another attempt follows.
-      pause: seconds before it.
+      pause: seconds before another attempt; ``None`` if none follows.
       why: the reason, for the user.
     """
 
-    goes_on: bool
-    pause: float
+    pause: float | None
     why: str
 
 
@@ -53,7 +51,7 @@ class RestartPolicy:
             return self._after_resize(result.resize)
         assert result.cause is not None
         if not self._settings.is_alone:
-            return Decision(False, 0.0, "with several hosts it is for the scheduler to start all of them again")
+            return Decision(None, "with several hosts it is for the scheduler to start all of them again")
         if result.is_preempted:
             self._suspect = None
             return self._after_preemption()
@@ -61,25 +59,24 @@ class RestartPolicy:
 
     def _after_resize(self, change: int) -> Decision:
         if self.resizes >= self._settings.max_resizes:
-            return Decision(False, 0.0, f"--max-resizes {self._settings.max_resizes}: all are used up")
+            return Decision(None, f"--max-resizes {self._settings.max_resizes}: all are used up")
         self.resizes += 1
         if change < 0:
             self.places.pop()
         else:
             self.places.append(next(i for i in range(self._settings.workers) if i not in self.places))
             self.places.sort()
-        return Decision(True, 0.0, f"going on with {len(self.places)} workers")
+        return Decision(0.0, f"going on with {len(self.places)} workers")
 
     def _after_preemption(self) -> Decision:
         if self.preemptions >= self._settings.max_preemptions:
-            return Decision(False, 0.0, f"--max-preemptions {self._settings.max_preemptions}: all are used up")
+            return Decision(None, f"--max-preemptions {self._settings.max_preemptions}: all are used up")
         self.preemptions += 1
-        return Decision(True, 0.0, f"starting again, after preemption {self.preemptions}")
+        return Decision(0.0, f"starting again, after preemption {self.preemptions}")
 
     def _after_fault(self, cause: Ending) -> Decision:
         if self._has_lost_a_place(cause):
             return Decision(
-                True,
                 0.0,
                 f"worker {cause.worker} was the first to fail {LOST_AFTER} times in a row: its place is given up, "
                 f"going on with {len(self.places)} workers",
@@ -87,17 +84,16 @@ class RestartPolicy:
         limit = self._settings.restarts
         if self._settings.max_restarts is None and not cause.is_killed and not self._settings.is_elastic:
             return Decision(
-                False,
-                0.0,
+                None,
                 "not starting again, as the program itself has failed, and would probably fail again "
                 "(--max-restarts R starts again after any fault, R times)",
             )
         if self.faults >= limit:
             used = "none is allowed" if limit == 0 else "all are used up"
-            return Decision(False, 0.0, f"not starting again: --max-restarts {limit}, {used}")
+            return Decision(None, f"not starting again: --max-restarts {limit}, {used}")
         pause = min(self._settings.backoff * 2**self.faults, LONGEST_PAUSE)
         self.faults += 1
-        return Decision(True, pause, f"starting all workers again in {pause:g} s (restart {self.faults} of {limit})")
+        return Decision(pause, f"starting all workers again in {pause:g} s (restart {self.faults} of {limit})")
 
     def _has_lost_a_place(self, cause: Ending) -> bool:
         """Remove the worker's place if it fails again and again, and the others can go on; returns whether it did."""

@@ -110,7 +110,7 @@ class Supervisor:
             else:
                 decision = self._policy.after(result)
                 self._say(decision.why)
-                if not decision.goes_on:
+                if decision.pause is None:
                     return EXIT_PREEMPTED if result.cause is None else result.cause.exit_code
                 pause = decision.pause
             stop = inbox.wait_for_stop(pause)
