@@ -64,6 +64,8 @@ class KubernetesClusterResolver(ClusterResolver):
     ClusterSpec({'worker': ['10.0.0.7:8470']})
     """
 
+    _environment = "kubernetes"
+
     def __init__(
         self,
         job_to_label_mapping: Mapping[str, Sequence[str]],
@@ -90,10 +92,6 @@ class KubernetesClusterResolver(ClusterResolver):
         return ClusterSpec(
             {job: [join_address(pod.status.pod_ip, self._port) for pod in pods] for job, pods in self._pods().items()}
         )
-
-    @property
-    def environment(self) -> str:
-        return "kubernetes"
 
     def _own_task(self) -> tuple[str | None, int | None]:
         name = os.environ.get("HOSTNAME")

@@ -34,6 +34,8 @@ class ClusterResolver(abc.ABC):
     ('node1:2222', 'grpc://node0:2222')
     """
 
+    _environment = ""
+
     def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
         self._task_type = task_type
         self._task_id = task_id
@@ -81,7 +83,7 @@ class ClusterResolver(abc.ABC):
     @property
     def environment(self) -> str:
         """The kind of place where the cluster is, in a word; may be ``""``."""
-        return ""
+        return self._environment
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a task; ``""`` if the task is unknown, or there is nothing to connect to.

@@ -63,10 +63,6 @@ class SimpleClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
 
-    @property
-    def environment(self) -> str:
-        return self._environment
-
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a task if both arguments that name it are given; otherwise the constructor's ``master``.
 

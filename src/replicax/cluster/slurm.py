@@ -58,6 +58,8 @@ class SlurmClusterResolver(ClusterResolver):
     ...     del os.environ[name]
     """
 
+    _environment = "slurm"
+
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,
@@ -106,10 +108,6 @@ class SlurmClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
-
-    @property
-    def environment(self) -> str:
-        return "slurm"
 
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """The number of GPUs of each task: ``{"GPU": 2}``; does not ask JAX."""

@@ -62,10 +62,6 @@ class TFConfigClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         return self._cluster_spec
 
-    @property
-    def environment(self) -> str:
-        return self._environment
-
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a task; ``""`` if there is only one task.
 
