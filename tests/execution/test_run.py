@@ -628,6 +628,14 @@ def test_programs_that_differ_in_a_captured_number_do_not_pile_up(pair) -> None:
     assert pair.extended.trace_count(make(0.0)) == count
 
 
+def test_programs_for_other_shapes_are_all_kept(pair, monkeypatch) -> None:
+    monkeypatch.setattr("replicax.execution.cache._CAPTURES", 2)
+    step = lambda x: x * 2  # noqa: E731
+    for size in (1, 2, 3, 4, 1, 2, 3, 4):
+        pair.run(step, args=(np.ones(size, np.float32),))
+    assert pair.extended.trace_count(step) == 4
+
+
 def test_steps_that_fail_do_not_pile_up(pair) -> None:
     def make(rate: float, options: replicax.RunOptions) -> None:
         def step(x: jax.Array) -> jax.Array:
