@@ -118,6 +118,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "captured": ("LocalityError", "a new value of .* 'w' is computed on worker 1 otherwise than on worker 0"),
         "order": ("LocalityError", "'at_random' is computed on worker 1 where .* 'w' is computed on worker 0"),
         "plain kind": ("ValueError", r"one: args\[0\] is float64\[2\] on worker 0, and float64\[3\] on worker 1"),
+        "plain text": ("ValueError", r"args\[1\] is the Python value 'training' on worker 0, .*'evaluation' on"),
         "assign": ("LocalityError", "'w' .* was assigned a plain value, .* worker 1 has another than worker 0"),
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),
         "create or run": ("DeadlockError", "worker 0 creates a variable 'unlike'; worker 1 runs the step 'one'"),

@@ -319,6 +319,8 @@ def errors() -> dict[str, Any]:
     found["captured"] = message_of(lambda: strategy.run(lambda: w.assign(w * rate)))
     found["order"] = message_of(lambda: strategy.run(lambda: [v.assign(v * 2) for v in order] and None))
     found["plain kind"] = message_of(lambda: strategy.run(one, args=(np.zeros(2 + worker),), options=PER_REPLICA))
+    mode = ["training", "evaluation"][worker]
+    found["plain text"] = message_of(lambda: strategy.run(lambda x, mode: one(x), args=(x, mode)))
     found["assign"] = message_of(lambda: w.assign(np.full(3, worker, np.float32)))
     found["create"] = message_of(lambda: create(np.zeros(3 + worker)))
     found["create or run"] = message_of(lambda: [lambda: create(0.0), lambda: strategy.run(one, args=(1.0,))][worker]())
