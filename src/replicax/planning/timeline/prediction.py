@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from replicax.hlo.collective_instructions import plain_name
 from replicax.planning.timeline.user_lines import SourceLines
@@ -61,6 +62,9 @@ class Exposed:
     exposed: float
     why: str
     where: str
+
+
+_Row = TypeVar("_Row", DearKernel, Exposed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,39 +147,34 @@ def _share_alone(transfer: TransferRun) -> float:
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:
     """Return the kernels that take most; alike ones, as of a loop and an iteration taken out of it, are one."""
-    by_key: dict[tuple[object, ...], DearKernel] = {}
+    rows = []
     for run, lines in sorted(kernels, key=lambda item: -item[0].count * item[0].kernel.seconds)[: 8 * DEAREST]:
         kernel, instruction = run.kernel, run.instruction
         name = plain_name(instruction.op_name) or instruction.name
         type_ = ", ".join(map(str, instruction.arrays))
-        key = (name, kernel.kind, type_, kernel.flops, kernel.bytes)
-        seconds = run.count * kernel.seconds
-        if key in by_key:
-            before = by_key[key]
-            by_key[key] = dataclasses.replace(before, count=before.count + run.count, seconds=before.seconds + seconds)
-            continue
-        amounts = (kernel.flops, kernel.bytes, kernel.bound_by)
-        by_key[key] = DearKernel(name, kernel.kind, type_, run.count, seconds, *amounts, lines.of(instruction))
-    return sorted(by_key.values(), key=lambda kernel: -kernel.seconds)[:DEAREST]
+        amounts = (run.count, run.count * kernel.seconds, kernel.flops, kernel.bytes, kernel.bound_by)
+        rows.append(DearKernel(name, kernel.kind, type_, *amounts, lines.of(instruction)))
+    joined = _joined(rows, lambda row: (row.name, row.kind, row.type, row.flops, row.bytes), "count", "seconds")
+    return sorted(joined, key=lambda row: -row.seconds)[:DEAREST]
 
 
 def _exposed_collectives(transfers: Iterable[tuple[TransferRun, SourceLines]]) -> list[Exposed]:
-    by_key: dict[tuple[object, ...], Exposed] = {}
+    rows = []
     for run, lines in transfers:
-        if not run.exposed:
-            continue
-        why = max(run.reasons, key=run.reasons.__getitem__)
-        row = Exposed(
-            run.use.kind, run.use.bytes, run.count, run.count * run.each, run.exposed, why, lines.of(run.instruction)
-        )
-        key = (row.kind, row.bytes, row.why, row.where)
-        if key in by_key:
-            before = by_key[key]
-            row = dataclasses.replace(
-                row,
-                count=row.count + before.count,
-                seconds=row.seconds + before.seconds,
-                exposed=row.exposed + before.exposed,
-            )
-        by_key[key] = row
-    return sorted(by_key.values(), key=lambda row: -row.exposed)
+        if run.exposed:
+            amounts = (run.use.bytes, run.count, run.count * run.each, run.exposed)
+            why = max(run.reasons, key=run.reasons.__getitem__)
+            rows.append(Exposed(run.use.kind, *amounts, why, lines.of(run.instruction)))
+    joined = _joined(rows, lambda row: (row.kind, row.bytes, row.why, row.where), "count", "seconds", "exposed")
+    return sorted(joined, key=lambda row: -row.exposed)
+
+
+def _joined(rows: Iterable[_Row], key: Callable[[_Row], object], *sums: str) -> list[_Row]:
+    """Join rows with the same key to the first of them, with the sums of some fields."""
+    found: dict[object, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return [
+        dataclasses.replace(alike[0], **{name: sum(getattr(row, name) for row in alike) for name in sums})
+        for alike in found.values()
+    ]
