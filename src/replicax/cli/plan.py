@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     check_keywords(loaded, keywords, args.target)
     function: Callable[[replicax.Strategy], Any] = functools.partial(loaded, **keywords)
     strategy = _make_strategy(args)
-    chip = _chip(args)
+    chip = _chip(args, strategy)
 
     import replicax
 
@@ -202,9 +202,11 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
 
     if args.html is not None:
         raise InputError("--html is the page of one plan: use the command that the search prints")
+    strategy = None
     if args.topology is not None:
-        _make_strategy(argparse.Namespace(**{**vars(args), "strategy": None, "logical": None, "microbatches": None}))
-    _chip(args)  # like the line above, it raises an error that would fail every case
+        given = {**vars(args), "strategy": None, "logical": None, "microbatches": None}
+        strategy = _make_strategy(argparse.Namespace(**given))
+    _chip(args, strategy)  # like the line above, it raises an error that would fail every case
 
     def check(varied: dict[str, Any]) -> None:
         check_keywords(function, {**keywords, **varied}, args.target)
@@ -293,11 +295,9 @@ def _positive_float(text: str) -> float:
     return number
 
 
-def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
-    """The chip from the table or a file, with the requested network; ``None``: the plan's default."""
-    from replicax.gpu.gpu_models import is_gpu_topology, parse_cluster
-    from replicax.planning.chip_specs import CHIPS, Chip, chip_of
-    from replicax.tpu.generations import parse_slice
+def _chip(args: argparse.Namespace, strategy: replicax.Strategy | None) -> replicax.planning.Chip | None:
+    """The chip from a file or the table, with the requested network; ``None``: the plan's default."""
+    from replicax.planning.chip_specs import Chip, chip_of
 
     if args.chip is not None:
         try:
@@ -306,14 +306,10 @@ def _chip(args: argparse.Namespace) -> replicax.planning.Chip | None:
             raise InputError(
                 f"--chip {args.chip}: expected a JSON object with the fields of replicax.planning.Chip: {error}"
             ) from error
-    elif args.network is None and (args.slices or 1) == 1:
+    elif strategy is None or (found := chip_of(strategy.extended.logical_devices.flat[0].device_kind)) is None:
         return None
-    elif is_gpu_topology(args.topology):
-        found = chip_of(parse_cluster(args.topology)[0].device_kind)
-        assert found is not None
-        chip = found
     else:
-        chip = CHIPS[parse_slice(args.topology)[0].name]
+        chip = found
     if args.network is not None:
         return dataclasses.replace(chip, network=args.network * 1e9)
     if _slices(args) > 1 and not chip.network:
