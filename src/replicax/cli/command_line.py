@@ -103,15 +103,23 @@ seed = whole(0, 2**31 - 1)
 """Valid for Grain and JAX."""
 
 
-def seconds(text: str) -> float:
-    """Parse a time in seconds."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 < found <= 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, got {text}")
-    return found
+def _number(most: float, expected: str) -> Callable[[str], float]:
+    """A type of arguments that are numbers above 0, and not above ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= most:
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
+        return number
+
+    return parse
+
+
+positive_float = _number(sys.float_info.max, "a positive number")
+seconds = _number(3600, "a number of seconds, above 0 and at most 3600")
 
 
 def why_not_writable(path: Path) -> str | None:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_int, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_float, positive_int, why_not_writable, written
 from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--network",
-        type=_positive_float,
+        type=positive_float,
         metavar="GB/S",
         help="what a chip can send to other slices, or a GPU to other hosts, in 10^9 bytes per second (default: what "
         "the chip table has)",
@@ -133,7 +133,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--jobs", type=positive_int, metavar="N", help="of a search: cases at once (default: cores)")
     parser.add_argument(
         "--deadline",
-        type=_positive_float,
+        type=positive_float,
         metavar="S",
         help="of a search: how many seconds a case may take (default: 1800)",
     )
@@ -283,16 +283,6 @@ def _keyword(text: str) -> tuple[str, Any, str]:
         return name, ast.literal_eval(value), text
     except (ValueError, SyntaxError):
         return name, value, text
-
-
-def _positive_float(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
-    return number
 
 
 def _chip(args: argparse.Namespace, strategy: replicax.Strategy | None) -> replicax.planning.Chip | None:
