@@ -41,14 +41,15 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Reports failures of standard output, and prints characters that its encoding lacks as escapes.
+    """Opens closed streams, reports failures of standard output, and escapes characters that its encoding lacks.
 
     Raises:
       OutputError: standard output is closed, or a write to it failed.
     """
-    for name, mode, wrong_mode in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY)):
-        if getattr(sys, name) is None:  # closed: any use of this one fails, and no other file gets its number
-            setattr(sys, name, open(os.open(os.devnull, wrong_mode), mode, encoding="utf-8"))  # noqa: SIM115
+    # If standard input or output is closed, any use of it fails. No other file gets the number of a closed stream.
+    for name, mode, flags in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, flags), mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -70,7 +70,6 @@ class Console:
     """
 
     def __init__(self, workers: int, shown: frozenset[int] | None) -> None:
-        _open_standard_streams()
         self._digits = len(str(workers - 1))
         self._shown = shown
         self._is_terminal = {stream: os.isatty(number) for stream, number in _FILE_NUMBERS.items()}
@@ -161,15 +160,6 @@ class Console:
         if self._drawn:
             self._emit("stderr" if self._is_terminal["stderr"] else "stdout", b"\n")
             self._drawn, self._drawn_of = b"", None
-
-
-def _open_standard_streams() -> None:
-    """Open closed standard streams on ``/dev/null``: otherwise other files would get their numbers."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _cut_line(line: bytes, width: int) -> bytes:
