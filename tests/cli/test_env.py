@@ -103,6 +103,13 @@ def test_closed_standard_streams(devices, capsys, monkeypatch) -> None:
         stdin.read()
 
 
+def test_errors_do_not_go_to_standard_output_if_standard_error_is_closed(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["env", "--unknown"]) == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == ""
+
+
 def test_jax_has_the_extras_that_ours_bring() -> None:
     root = pathlib.Path(__file__).parent.parent.parent
     ours = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
