@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import pickle
+import signal
 import threading
 import time
 
@@ -606,6 +607,29 @@ def test_steps_of_several_threads_with_one_variable_take_turns(pair) -> None:
         for run in [pool.submit(pair.run, step, args=(data(pair),), options=PER_REPLICA) for _ in range(8)]:
             run.result()
     assert float(total) == 8 * 15.0
+
+
+def test_the_handler_of_a_signal_may_run_a_step(pair) -> None:
+    found = []
+
+    def handle(*_) -> None:
+        if found:
+            raise TimeoutError
+        signal.setitimer(signal.ITIMER_REAL, 20.0)
+        found.append("begun")
+        found.append(pair.run(lambda: 1.0, options=PER_REPLICA))
+
+    def step() -> None:
+        if not found:
+            signal.raise_signal(signal.SIGALRM)  # handled on the thread that runs the step
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        pair.run(step, options=PER_REPLICA)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(found) == 2
 
 
 def test_a_loop_over_no_rows_says_what_to_do(pair) -> None:

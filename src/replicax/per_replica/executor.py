@@ -80,13 +80,16 @@ def run_per_replica(
             f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
         )
-    with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.Lock()):
+    with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.RLock()):
         return _run_and_store(programs, fn, args, kwargs, mask)
 
 
 _warned: weakref.WeakKeyDictionary[ProgramCache, set[str]] = weakref.WeakKeyDictionary()
-_locks: weakref.WeakKeyDictionary[ProgramCache, threading.Lock] = weakref.WeakKeyDictionary()
-"""Of two threads' steps with the same variables, the second begins when the first has stored what it writes."""
+_locks: weakref.WeakKeyDictionary[ProgramCache, threading.RLock] = weakref.WeakKeyDictionary()
+"""Of two threads' steps with the same variables, the second begins when the first has stored what it writes.
+
+A signal's handler may run a step on the thread that already has the lock.
+"""
 
 
 def _run_and_store(
