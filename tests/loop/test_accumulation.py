@@ -362,6 +362,7 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
         model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.All(nnx.Param, nnx.PathContains("kernel")))
         average = nnx.clone(model)
+        kept = replicax.Variable(np.zeros((3, 1), np.float32))
     start = np.asarray(model.kernel[...])
 
     def trained(later: Any, jit: Any = lambda step: step) -> Any:
@@ -382,7 +383,18 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
     def assigned(model: Any, average: Any) -> None:
         model.kernel[...] = jnp.zeros((3, 1))
 
-    for later, what in ((averaged, "read at .*test_accumulation.py"), (assigned, "written")):
+    def copied(model: Any, average: Any) -> None:
+        average.kernel[...] = model.kernel[...]
+
+    def stored(model: Any, average: Any) -> None:
+        kept.assign(model.kernel[...])
+
+    for later, what in (
+        (averaged, "read at .*test_accumulation.py"),
+        (assigned, "written"),
+        (copied, "read"),
+        (stored, "read"),
+    ):
         with pytest.raises(replicax.errors.TraceError, match=f"linear/kernel is {what}.* after apply_gradients, or"):
             trained(later)
     with pytest.raises(TypeError, match="must be arguments of the step, .* or nnx.jit, which you can leave out"):

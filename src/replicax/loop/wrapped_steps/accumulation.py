@@ -243,15 +243,17 @@ class _Run:
                     raise _used_too_early(name, "written")
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
-            return numbers, gradients
+            others = [array for number, array in enumerate(left) if number not in self.waiting]
+            return numbers, gradients, [store.values[v] for v in self.written], others
 
-        program, (_, shapes) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask, held)
+        program, (_, shapes, *_) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask, held)
         self.shapes = shapes
         later = dict(zip(program.jaxpr.invars[len(program.jaxpr.invars) - len(held) :], range(len(held)), strict=True))
-        for equation in program.jaxpr.eqns:
-            for v in equation.invars:
-                if not isinstance(v, _jax.Literal) and v in later:
-                    raise _used_too_early(self.waiting[later[v]], f"read at {_jax.source_line(equation)}")
+        uses = [(v, e) for e in program.jaxpr.eqns for v in e.invars] + [(v, None) for v in program.jaxpr.outvars]
+        for v, equation in uses:
+            if not isinstance(v, _jax.Literal) and v in later:
+                where = "" if equation is None else f" at {_jax.source_line(equation)}"
+                raise _used_too_early(self.waiting[later[v]], f"read{where}")
 
         def has_share(jaxpr: _jax.Jaxpr, share: Any = share_p) -> bool:
             return _jax.contains(jaxpr, lambda equation: equation.primitive is share)
