@@ -160,6 +160,7 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["no_suffix"], "no_suffix is a folder: expected a Python file, or a module"),
         (["./no_suffix/model"], "no_suffix/model: the name of a Python file must end in .py"),
         (["no_such_module:plan"], "no_such_module can't be imported: ModuleNotFoundError"),
+        (["no-such-module"], "no-such-module can't be imported: ModuleNotFoundError"),
         (["{model}:nothing"], "has no function 'nothing'"),
         (["{model}:NUMBER"], "has no function 'NUMBER'"),
         (["{model}:a b"], "expected SCRIPT_OR_MODULE:FUNCTION"),

@@ -27,7 +27,7 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
     if not place or not name.isidentifier():
         raise InputError(f"{target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan")
-    is_path = place.endswith(".py") or not place.replace(".", "_").isidentifier() or place.startswith(".")
+    is_path = place.endswith(".py") or place.startswith(".") or os.sep in place
     try:
         module = _from_file(Path(place)) if is_path else _from_name(place)
     except InputError:
