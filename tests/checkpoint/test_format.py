@@ -11,6 +11,7 @@ import pytest
 
 import replicax
 from replicax.checkpoint.storage import index
+from replicax.checkpoint.storage.manifest import DamagedError
 from tests.checkpoint.saved import save
 from tests.conftest import strategy_of
 
@@ -23,6 +24,13 @@ def test_each_format_is_here() -> None:
     for path in FORMATS:
         for name in ("one-process", "2-workers"):
             assert json.loads((path / name / "index.json").read_text())["format"] == int(path.name[7:])
+
+
+def test_an_index_of_a_later_format_is_refused() -> None:
+    content = json.loads((FORMATS[-1] / "one-process" / "index.json").read_text())
+    later = json.dumps({**content, "format": index.FORMAT + 1})
+    with pytest.raises(DamagedError, match=f"it has format {index.FORMAT + 1}, and .* reads up to {index.FORMAT}"):
+        index.loads_index(later)
 
 
 @pytest.mark.parametrize("name", ["one-process", "2-workers"])
