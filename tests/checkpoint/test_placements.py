@@ -9,6 +9,7 @@ import pytest
 import tensorstore as ts
 
 import replicax
+from replicax.variables.partitioners import over_all
 from tests.checkpoint.runs import Run
 from tests.conftest import logical_strategy, strategy_of
 
@@ -212,6 +213,21 @@ def test_on_one_logical_device_and_copies_that_are_split(tmp_path) -> None:
     assert there.numpy().tolist() == [0, 1, 2, 3]
     assert {device.id for device in there.slot.array.devices()} == {1, 3}
     assert copies.numpy().tolist() == [[2.0, 2.0]] * 4
+
+
+def test_pieces_that_a_step_moves_to_a_logical_device_are_saved_from_there(tmp_path) -> None:
+    strategy = logical_strategy(2, 2, over_all(2, min_bytes=0))
+    with strategy.scope():
+        w = replicax.Variable(np.arange(6.0, dtype=np.float32))
+    checkpoint = replicax.Checkpoint(w=w)
+    checkpoint.save(tmp_path / "before")
+    strategy.run(lambda: w.assign(strategy.assign_to_logical_device(jnp.ones(6), 1) + w.value))
+    assert {device.id for device in w.slot.array.devices()} == {1, 3}
+    checkpoint.save(tmp_path / "after")
+    checkpoint.restore(tmp_path / "before")
+    assert w.numpy().tolist() == [0, 1, 2, 3, 4, 5]
+    checkpoint.restore(tmp_path / "after")
+    assert w.numpy().tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_under_a_tpu_strategy(tmp_path) -> None:
