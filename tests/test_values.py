@@ -142,6 +142,11 @@ def test_values_from_function_of_different_sizes(pair: replicax.Strategy) -> Non
     assert pair.extended.value_container(x.values[1]) is x
 
 
+def test_values_from_function_of_different_dtypes_keep_them(pair: replicax.Strategy) -> None:
+    x = each(pair, np.array([1.5], np.float32), np.array([2, 3], np.int32))
+    assert [(v.dtype.name, v.tolist()) for v in pair.local_results(x)] == [("float32", [1.5]), ("int32", [2, 3])]
+
+
 def test_values_from_function_of_different_ranks(pair: replicax.Strategy) -> None:
     x = pair.distribute_values_from_function(lambda ctx: jnp.zeros((2,) * (1 + ctx.replica_id_in_sync_group)))
     assert [v.shape for v in pair.local_results(x)] == [(2,), (2, 2)]
