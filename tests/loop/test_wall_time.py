@@ -18,6 +18,7 @@ from replicax.loop.wall_time import LOST, WallTime, table
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.conftest import strategy_of
+from tests.simulated_workers import SimulatedWorkers, run
 
 
 class Clock:
@@ -46,13 +47,14 @@ def test_a_clock_always_runs_for_one_kind() -> None:
     with contextlib.suppress(KeyError), wall.on("evaluation"):
         clock.now = 8.25
         raise KeyError
+    clock.now = 9.0
     wall.stop()
     clock.now = 100.0
     wall.stop()
     spent = {kind: seconds for kind, seconds in wall.seconds.items() if seconds}
-    assert spent == {"start": 3.0, "saving": 3.5, "logging": 0.5, "compile": 1.0, "steps": 2.0, "evaluation": 0.25}
-    assert wall.total == 10.25
-    assert wall.training == 2.0
+    assert spent == {"start": 3.0, "saving": 3.5, "logging": 0.5, "compile": 1.0, "steps": 2.75, "evaluation": 0.25}
+    assert wall.total == 11.0
+    assert wall.training == 2.75
 
 
 def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
@@ -146,6 +148,18 @@ def test_steps_are_joined_if_they_are_small_and_many(seconds: float, left: int, 
         calls.ran(None, 100, left)
     assert calls.next(1000) == chosen
     assert calls.next(chosen - 1 or 1) == 1
+
+
+def test_a_slower_worker_joins_as_many_steps_as_the_chief() -> None:
+    def chosen(worker: SimulatedWorkers) -> int:
+        clock = Clock()
+        calls = StepsPerCall(None, [100], Lockstep(worker), clock)
+        for _ in range(MEASURED + 2):
+            clock.now += 0.001 * (1 + worker.index)
+            calls.ran(None, 100, 10**5)
+        return calls.next(1000)
+
+    assert run(SimulatedWorkers.of(2), chosen) == [20, 20]
 
 
 @pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "two"])
