@@ -176,6 +176,24 @@ def test_a_refused_step_leaves_the_elements_to_come(pair) -> None:
     assert seen() == list(range(14))
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_place_in_the_middle_of_a_group_is_that_of_its_next_element(pair, prefetch) -> None:
+    step, _ = collect(pair)
+    dataset = pair.distribute_dataset(numbered(12), replicax.InputOptions(prefetch=prefetch))
+    iterator, other = iter(dataset), iter(dataset)
+    pair.run_steps(step, iterator, 4)
+
+    def wrong(ctx, x):
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(RuntimeError, match="no such layer"):
+        pair.run_steps(wrong, iterator, 4)  # which come again, one by one
+    for number in range(4, 8):
+        other.set_state(iterator.get_state())
+        ours, theirs = (pair.gather(next(each), axis=0).tolist() for each in (iterator, other))
+        assert ours == theirs, number
+
+
 def test_elements_of_several_sizes_come_again_in_their_order(pair) -> None:
     step, seen = collect(pair)
     iterator = iter(pair.distribute_dataset(np.split(np.arange(18, dtype=np.int32), [4, 8, 10, 14])))
