@@ -123,7 +123,8 @@ def test_cores_of_a_chip_share_its_links() -> None:
     network = Network(devices_of((4, 4, 1), "TPU v3", cores=2), CHIPS["v3"])
     assert (network.grid, network.replicas_per_block) == ((4, 4, 1), 2)
     assert network.lines(use_of("all-reduce", 32)) == [line(4), line(4), line(1)]
-    assert CHIPS["v3"].share(2).flops == CHIPS["v3"].flops / 2
+    whole, half = CHIPS["v3"], CHIPS["v3"].share(2)
+    assert (half.flops, half.memory, half.usable) == (whole.flops / 2, whole.memory / 2, whole.usable / 2)
     with pytest.raises(ValueError, match="devices must be an int of at least 1, got 0"):
         CHIPS["v3"].share(0)
 

@@ -147,6 +147,18 @@ def test_attention_that_is_opaque(name: str, results: int, products: tuple[int, 
     assert (found and (found.flops, found.model_flops)) == (products and tuple(p * one for p in products))
 
 
+def test_attention_to_keys_of_another_length() -> None:
+    queries, keys = "bf16[2,128,8,64]{3,2,1,0}", "bf16[2,512,8,64]{3,2,1,0}"
+    main = parse(
+        f"ENTRY %main (q: {queries}, k: {keys}, v: {keys}) -> {queries} {{\n  %q = {queries} parameter(0)\n"
+        f"  %k = {keys} parameter(1)\n  %v = {keys} parameter(2)\n"
+        f'  ROOT %o = {queries} custom-call(%q, %k, %v), custom_call_target="x", metadata={{op_name="mha"}}\n}}'
+    ).computations["main"]
+    found = attention_of(main.root, main)
+    assert found is not None
+    assert found.flops == 2 * (2 * 2 * 8 * 128 * 512 * 64)
+
+
 # --- collectives
 
 
