@@ -141,6 +141,15 @@ def test_the_files_that_are_left_are_divided_among_all_workers(folders) -> None:
     assert [[len(examples(element)) for element in step] for step in second.steps(2)] == [[2, 2], [2, 2]]
 
 
+@pytest.mark.parametrize(("partial", "expected"), [("drop", [(4, 4)]), ("pad", [(2, 4), (4, 4)])])
+def test_a_first_batch_of_fewer_examples_says_nothing_of_full_ones(folders, partial, expected) -> None:
+    files = folders("txt", [16, 16])
+    options = InputOptions(auto_shard_policy="file", partial_batch=partial)
+    batches = replicax.data.text_lines(files).map(int).batch(8)
+    run = Run(lambda context: batches.map(lambda ids: ids[ids >= 2]), 2, 1, options)
+    assert [first.sizes for first, _ in run.steps(len(expected))] == expected
+
+
 NAMES = {"different names": ["0", "1", "2", "3"], "names of which two are the same": ["a/0", "a/1", "b/0", "b/1"]}
 
 
