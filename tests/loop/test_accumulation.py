@@ -125,9 +125,7 @@ def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     assert float(made[0]) == 16.0
 
 
-@pytest.mark.parametrize(
-    ("how", "sizes"), [pytest.param("per replica", (5, 1), marks=pytest.mark.soak), ("padded", (11, 1))]
-)
+@pytest.mark.parametrize(("how", "sizes"), [("per replica", (5, 1)), ("padded", (11, 1))])
 def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str, sizes: tuple[int, ...]) -> None:
     options = replicax.InputOptions(partial_batch="pad") if how == "padded" else None
     run = {"options": replicax.RunOptions(executor="per_replica")} if how == "per replica" else {}

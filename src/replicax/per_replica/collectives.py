@@ -135,9 +135,10 @@ class PerReplicaCommunicator:
         return sum(self.exchange("adding up sizes", count))
 
     def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        if self.examples is None or self._places is None:
+        if self.examples is None:
             return False
-        question = Question(dim, what, self.examples.mask.shape[0], self._places.of, **errors)
+        place_of = None if self._places is None else self._places.of  # without them, of micro-batches
+        question = Question(dim, what, self.examples.mask.shape[0], place_of, **errors)
         return asks_p.bind(jax.lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
