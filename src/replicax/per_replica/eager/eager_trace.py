@@ -22,6 +22,7 @@ from replicax._jax.primitive_families import (
     by_primitive,
 )
 from replicax._jax.primitives import computed_by_python
+from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 from replicax.per_replica.eager.derivatives import OPERATION, call_of
 from replicax.per_replica.eager.library_functions import computed_at_once
@@ -37,6 +38,11 @@ class EagerTrace(_core.EvalTrace):
     def __init__(self, device: jax.Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations = Operations(device)
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        with of_no_generation():
+            return None if looks_for_nans() else self._operations.apply(function, args)
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         with of_no_generation():
