@@ -17,7 +17,6 @@ import replicax
 from replicax import _jax
 from replicax.locality import M, T
 from replicax.per_replica.array_facts import Localities
-from replicax.per_replica.eager import eager_trace, library_functions
 from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
 from replicax.per_replica.eager.library_functions import identity_of
 from tests.per_replica.test_operations import on
@@ -99,15 +98,13 @@ def step_of(strategy: replicax.Strategy, tx: Any) -> tuple[Callable[[Any], Any],
 @pytest.mark.parametrize("name", soak_except(["a schedule", "a chain", "parts"], "parts"))
 def test_updates_are_those_of_the_compiled_step(pair, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
+    compute = WatchingTrace.compute_program
 
-    def noted(compute: Callable[..., Any], *function: Any) -> Any:
-        def note(program: Any, args: Any) -> Any:
-            made.append(compute(program, args))
-            return made[-1]
+    def note(self: Any, program: Any, args: Any) -> Any:
+        made.append(compute(self, program, args))
+        return made[-1]
 
-        return library_functions.computed_at_once(note, *function)
-
-    monkeypatch.setattr(eager_trace, "computed_at_once", noted)
+    monkeypatch.setattr(WatchingTrace, "compute_program", note)
     outcomes = []
     with jax.numpy_dtype_promotion("standard"):
         for options in (None, PER_REPLICA):

@@ -13,8 +13,7 @@ config                 ``trace_context``, the settings that decide about a progr
                        known, but not which of them count, nor those that ``with`` blocks set on one thread.
 mesh                   Whether a mesh is set while a program is traced; where JAX keeps it has moved between releases.
 source_info_util       ``Transform``: whether an operation is part of a derivative. ``jax.extend`` has the rest.
-ad                     ``fallback_linearize_rule``, while ``replicax.debug()`` runs, so that it traces a rule once: by
-                       that of ``jit``, one of the ``primitive_linearizations``.
+ad                     ``fallback_linearize_rule``, while ``replicax.debug()`` runs, so that it traces a rule once.
 partial_eval           ``trace_to_jaxpr``, JAX's cache of traced functions, to drop programs that hold old values.
 ad_checkpoint          The same cache of ``jax.checkpoint``.
 pxla                   ``batched_device_put``: NumPy arrays on one device in a fifth of ``jax.device_put``'s time.

@@ -74,11 +74,11 @@ class PerReplicaCommunicator:
                 raise ValueError(
                     f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
                 )
-        columns = list(zip(*jax.device_put(list(offers), self.device), strict=True))
+        arrays = jax.device_put([a for offer in offers for a in offer], self.device)
+        add = _sum_function(len(offers))
         with self.computing():
-            if len(offers) == 1:
-                return [jnp.copy(a) for [a] in columns]
-            return [functools.reduce(operator.add, column) for column in columns]
+            totals = self._trace.apply(add, arrays)
+            return add(*arrays) if totals is None else totals
 
     def exchange(
         self, collective: str, offer: Any, timeout: float | None = None, rows: tuple[int, int] | None = None
@@ -166,6 +166,19 @@ def _sum(*arrays: Any, communicator: PerReplicaCommunicator, timeout: float | No
     if offers.result is None:  # the first replica to go on adds up for all
         offers.result = communicator.add(offers)
     return jax.device_put(offers.result, communicator.device)
+
+
+def _sums(*arrays: Any, replicas: int) -> list[Any]:
+    """The sums of the replicas' arrays: ``arrays`` has equally many of each replica."""
+    n = len(arrays) // replicas
+    if replicas == 1:
+        return [a + jnp.zeros_like(a) for a in arrays]
+    return [functools.reduce(operator.add, arrays[i::n]) for i in range(n)]
+
+
+@functools.lru_cache(maxsize=64)
+def _sum_function(replicas: int) -> Callable[..., list[Any]]:
+    return functools.partial(_sums, replicas=replicas)
 
 
 def _whole(x: Any, *, communicator: PerReplicaCommunicator, axis: int, number: int) -> Any:

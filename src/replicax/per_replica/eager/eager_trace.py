@@ -16,15 +16,16 @@ from replicax._jax.primitive_families import (
     BATCHING_CALLS,
     BRANCHES,
     CHECKPOINTS,
-    JITTED,
     LINEAR_SOLVES,
     WHILE_LOOPS,
     by_primitive,
 )
 from replicax._jax.primitives import computed_by_python
+from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
-from replicax.per_replica.eager.derivatives import OPERATION, call_of
+from replicax.per_replica.eager.derivatives import derivative_of
 from replicax.per_replica.eager.library_functions import computed_at_once
+from replicax.per_replica.eager.linear_maps import linear_p
 from replicax.per_replica.eager.operations import Operations
 
 program_p = Primitive("replicax_program")
@@ -37,6 +38,11 @@ class EagerTrace(_core.EvalTrace):
     def __init__(self, device: jax.Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations = Operations(device)
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        with of_no_generation():
+            return None if looks_for_nans() else self._operations.apply(function, args)
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         with of_no_generation():
@@ -55,7 +61,8 @@ class WatchingTrace(EagerTrace):
     Args:
       watch: called with the operation, its operands, params and results.
       device: where to compute.
-      each: whether it has to see each operation of a derivative. Otherwise they are computed together, as a program.
+      each: whether it has to see each operation of a derivative. Otherwise they are computed together, and it is told
+        of each of their results, with the operands that it was computed from.
     """
 
     def __init__(
@@ -65,20 +72,32 @@ class WatchingTrace(EagerTrace):
         self._watch = watch
         self._each = each
 
-    def jitted_call(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-        """The operation as a call of a jitted function, to differentiate it; ``None`` if JAX is to do so by itself."""
-        avals = None if self._each else self._operations.kinds(primitive, args, params)
-        if avals is None:
+    def linearize(
+        self, rule: Callable[..., Any], primitive: Primitive, nonzeros: Sequence[bool], args: Any, params: Any
+    ) -> Any:
+        """The results of an operation, and its derivative; ``None`` if JAX is to find it, operation by operation."""
+        if self._each:
             return None
         with of_no_generation():
-            return call_of(primitive, avals, params)
+            derivative = derivative_of(self._operations, primitive, rule, nonzeros, args, params)
+            if derivative is None:
+                return None
+            results = self._operations.apply(derivative.compute, args) if derivative.needs else []
+        if results is None:
+            return None
+        for result, needs in zip(results, derivative.needs, strict=True):
+            self._watch(primitive, [args[i] for i in needs], params, [result])
+        return derivative.linearized(args, results)
 
     def compute_at_once(self, fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
         """The results of a library's function; see :func:`replicax._jax.at_once`."""
         return computed_at_once(self.compute_program, fn, of, args)
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
-        """The results of a program; ``None`` if it has to be computed operation by operation."""
+        """The results of a library's program; ``None`` if it has to be computed operation by operation."""
+        return self._computed_results(program, args)
+
+    def _computed_results(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         with of_no_generation():
             results = None if self._each else self._operations.compute_program(program, args)
         if results is not None:
@@ -86,13 +105,10 @@ class WatchingTrace(EagerTrace):
         return results
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
-        if primitive.name in JITTED and params["name"] == OPERATION:
-            program = params["jaxpr"]
-            results = self.compute_program(program, args) if program.eqns else None
-            if results is None:
-                with _core.set_current_trace(self):
-                    results = _call(program, args)
-            return results
+        if primitive is linear_p:
+            results = self._computed_results(params["map"].program, args)
+            if results is not None:
+                return results
         evaluate = _STEP_BY_STEP.get(primitive.name)
         if evaluate is None and hides(primitive, params, lambda inner: inner.primitive in computed_by_python):
             evaluate = functools.partial(_of_a_library, primitive)
@@ -150,5 +166,6 @@ _STEP_BY_STEP: Mapping[str, Callable[[list[Any], Any], list[Any]]] = by_primitiv
         LINEAR_SOLVES: lambda args, params: _call(*solving(params, args)),
         BRANCHES: _branch,
         WHILE_LOOPS: _while,
+        frozenset({linear_p.name}): lambda args, params: params["map"](*args),
     }
 )

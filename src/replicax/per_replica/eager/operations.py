@@ -93,6 +93,15 @@ class Operations:
         )
         return tuple(jax.typeof(a) for a in args) if all(are_placed) else None
 
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+        """The results of ``function``, compiled once for operands of one kind; ``None`` if it can't be compiled."""
+        placed = self._operands(args, again=True)
+        if placed is None:
+            return None
+        avals, arrays, committed = placed
+        call = self._call(function, {}, (function, *avals), avals)
+        return None if call is None else call(arrays, committed)
+
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         """The results of a program; ``None`` if it can't be computed at once."""
         placed = None if _dispatch.needs_check_special() else self._operands(args, again=True)
