@@ -43,12 +43,12 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
     for pattern in patterns:
         for file in _matches(pattern, what):
             path = os.path.abspath(file)
-            if path in named and not glob.has_magic(os.fspath(pattern)):
-                raise ValueError(
-                    f"{what}: files has {file!r} twice, and each file is read once: leave one out. To read a file more "
-                    "often than others, mix datasets with grain.IterDataset.mix"
-                )
             if not glob.has_magic(os.fspath(pattern)):
+                if path in named:
+                    raise ValueError(
+                        f"{what}: files has {file!r} twice, and each file is read once: leave one out. To read a file "
+                        "more often than others, mix datasets with grain.IterDataset.mix"
+                    )
                 named.add(path)
             files_by_path.setdefault(path, file)
     return tuple(sorted(files_by_path.values()))
