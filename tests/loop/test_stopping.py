@@ -58,6 +58,14 @@ def test_early_stopping_is_checked(args: Any, match: str) -> None:
         replicax.EarlyStopping(*args)
 
 
+def test_early_stopping_begins_anew_in_each_run() -> None:
+    stopping = replicax.EarlyStopping("loss", "min", patience=2)
+    for values in ([1.0, 2.0, 2.0], [5.0, 4.0, 4.0, 6.0]):
+        coming = iter(values)
+        run = train(evaluate=lambda coming=coming: next(coming), evaluate_every=1, callbacks=stopping)
+        assert (run.step, stopping.best) == (len(values), min(values))
+
+
 def test_early_stopping_names_the_numbers_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"EarlyStopping\('accuracy'\).*it gives 'loss'"):
         train(evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
