@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import time
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.checkpoint import saving
+from replicax.checkpoint import restoration, saving
 from replicax.checkpoint.retention import Folder
 from replicax.checkpoint.snapshot import Snapshot
 from replicax.workers.lockstep import Lockstep
@@ -19,7 +21,7 @@ from tests.simulated_workers import SimulatedWorkers, run
 
 def checkpoint_of(worker: SimulatedWorkers, **objects: Any) -> replicax.Checkpoint:
     checkpoint = replicax.Checkpoint(**objects)
-    checkpoint._lockstep = Lockstep(worker, timeout=20.0)
+    checkpoint._lockstep = Lockstep(worker, timeout=10.0)
     return checkpoint
 
 
@@ -99,3 +101,81 @@ def test_a_fault_on_a_disk_is_told_on_all_others_at_once(
     }
     assert message == f"the checkpoint …/a could not be written: {expected[fault]}"
     assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_appears_meanwhile_in_the_place_of_a_checkpoint_stays(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    finish = saving._finish
+
+    def late(save: saving.Save, *args: Any) -> None:
+        os.mkdir(save.path)
+        pathlib.Path(save.path, "notes").touch()
+        finish(save, *args)
+
+    def saves(worker: SimulatedWorkers) -> None:
+        with pytest.raises(replicax.errors.CheckpointError, match="a could not be written: .*not empty"):
+            checkpoint_of(worker, x=np.arange(3.0)).save(tmp_path / "a")
+
+    monkeypatch.setattr(saving, "_finish", late)
+    run(SimulatedWorkers.of(count), saves)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["a", "a/notes"]
+
+
+def test_a_disk_has_no_checkpoint_that_another_could_not_finish(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = saving._finish
+
+    def fails(save: saving.Save, *args: Any) -> None:
+        if save.worker == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finish(save, *args)
+
+    def saves(worker: SimulatedWorkers) -> None:
+        with pytest.raises(replicax.errors.CheckpointError, match="on worker 1: OSError: .*No space left on device"):
+            checkpoint_of(worker, x=np.arange(3.0)).save(tmp_path / f"disk-{worker.index}" / "a")
+
+    monkeypatch.setattr(saving, "_finish", fails)
+    run(SimulatedWorkers.of(2), saves)
+    assert list(tmp_path.glob("*/*")) == []
+
+
+def test_bytes_that_have_changed_on_one_disk_come_from_the_other(tmp_path: pathlib.Path) -> None:
+    def saves(worker: SimulatedWorkers) -> None:
+        checkpoint_of(worker, x=np.arange(3.0)).save(tmp_path / f"disk-{worker.index}" / "a")
+
+    def restores(worker: SimulatedWorkers) -> list[float]:
+        checkpoint = checkpoint_of(worker, x=np.zeros(3))
+        checkpoint.restore(tmp_path / f"disk-{worker.index}" / "a")
+        return checkpoint.x.tolist()
+
+    run(SimulatedWorkers.of(2), saves)
+    for path in (tmp_path / "disk-0" / "a" / "arrays-0").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[::-1])
+    assert run(SimulatedWorkers.of(2), restores) == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_a_disk_that_fails_in_a_restore_is_told_on_all_workers(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = restoration.read_pieces
+
+    def fails(requests: Any) -> Any:
+        if any("disk-1" in folder and key == "1" for folder, key, *_ in requests):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(requests)
+
+    def goes_on(worker: SimulatedWorkers) -> str:
+        checkpoint = checkpoint_of(worker, x=np.arange(3.0), y=np.arange(3.0))
+        checkpoint.save(tmp_path / f"disk-{worker.index}" / "a")
+        with pytest.raises(replicax.errors.CheckpointError) as error:
+            checkpoint.restore(tmp_path / f"disk-{worker.index}" / "a")
+        return str(error.value)
+
+    monkeypatch.setattr(restoration, "read_pieces", fails)
+    monkeypatch.setattr(restoration, "BATCH", 1)
+    [message] = set(run(SimulatedWorkers.of(2), goes_on))
+    assert f"restoring {tmp_path}/disk-1/a was broken off at y: [Errno 5] Input/output error" in message
