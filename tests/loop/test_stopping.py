@@ -158,6 +158,16 @@ def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
     assert ended.value.code == replicax.EXIT_PREEMPTED == 75
 
 
+def test_sigterm_counts_more_than_ctrl_c() -> None:
+    def both(run: replicax.TrainingRun) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        train(log_every=10, callbacks=[When(20, both)])
+    assert ended.type is SystemExit
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
