@@ -149,13 +149,14 @@ def test_bytes_that_have_changed_on_one_disk_come_from_the_other(tmp_path: pathl
     def restores(worker: SimulatedWorkers) -> list[float]:
         checkpoint = checkpoint_of(worker, x=np.zeros(3))
         checkpoint.restore(tmp_path / f"disk-{worker.index}" / "a")
+        checkpoint.x += worker.index  # it is the worker's own
         return checkpoint.x.tolist()
 
     run(SimulatedWorkers.of(2), saves)
     for path in (tmp_path / "disk-0" / "a" / "arrays-0").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[::-1])
-    assert run(SimulatedWorkers.of(2), restores) == [[0.0, 1.0, 2.0]] * 2
+    assert run(SimulatedWorkers.of(2), restores) == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
 
 
 def test_a_disk_that_fails_in_a_restore_is_told_on_all_workers(
