@@ -189,6 +189,7 @@ def test_sigterm_counts_more_than_ctrl_c() -> None:
         ({"metrics": replicax.Mean("mean")}, TypeError, r"a list or dict of metrics, .*\[metric\]"),
         ({"metrics": [3]}, TypeError, "a name and the methods result"),
         ({"metrics": {"step": replicax.Mean("mean")}}, ValueError, "a number called 'step': .* another name"),
+        ({"stop_file": "."}, ValueError, "stop_file must be the path of a file, got the folder '.'"),
         ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
     ],
 )

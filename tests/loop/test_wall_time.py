@@ -129,7 +129,8 @@ def test_attempts_know_of_those_before(tmp_path: pathlib.Path) -> None:
     assert {kind: s for kind, s in total.items() if s} == {"start": 4.0, "steps": 6.0, LOST: 2.0}
     assert "lost work        2.0 s   16.7%" in table(total, attempts=2)
     assert [a.resumed_at for a in read(tmp_path / "new" / NAME)] == [0, 10]
-    assert Attempts(tmp_path / "new", 0, goes_on=False).before == []
+    assert Attempts(tmp_path / "new", 4, goes_on=False).before == []
+    assert [a.resumed_at for a in read(tmp_path / "new" / NAME)] == [4]
     assert Attempts(None, 0, goes_on=True).total({"steps": 1.0}) == {"steps": 1.0}
 
 
