@@ -7,6 +7,7 @@ from collections import namedtuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.layout import Format, Layout
 
@@ -100,3 +101,29 @@ def test_what_is_in_containers_is_looked_at_in_each_save(tmp_path, kind) -> None
     if kind == "renamed":
         with pytest.raises(ValueError, match="model/layers/v"):
             checkpoint.restore(tmp_path / "1")
+
+
+def test_state_that_an_optimizer_or_metric_has_got_since_the_last_save_is_saved(tmp_path) -> None:
+    class Metric:
+        def __init__(self) -> None:
+            self.variables = {"total": replicax.Variable(1.0)}
+
+    def checkpoint_of(start: float) -> replicax.Checkpoint:
+        return replicax.Checkpoint(
+            w=replicax.Variable(start), optimizer=replicax.Optimizer(optax.trace(0.5)), m=Metric()
+        )
+
+    def grow(checkpoint: replicax.Checkpoint, value: float) -> None:
+        checkpoint.optimizer.build([checkpoint.w])
+        checkpoint.m.variables["count"] = replicax.Variable(value)
+        for slot in checkpoint.optimizer.variables:
+            slot.assign(value)
+
+    first, second = checkpoint_of(1.0), checkpoint_of(0.0)
+    first.save(tmp_path / "0")
+    grow(first, 7.0)
+    first.save(tmp_path / "1")
+    grow(second, 0.0)
+    second.restore(tmp_path / "1")
+    assert [float(slot.value) for slot in second.optimizer.variables] == [7.0]
+    assert float(second.m.variables["count"].value) == 7.0

@@ -166,6 +166,16 @@ def test_the_newest_whole_one_is_never_deleted(checkpoint, tmp_path) -> None:
     assert manager.steps == (2,)
 
 
+def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -> None:
+    """As one who goes back to an earlier step, to train on from there."""
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    saved(manager, [1, 2, 3])
+    shutil.rmtree(tmp_path / "step-00000003")
+    assert (manager.restore_latest(), manager.latest_step) == (2, 2)
+    assert saved(manager, [3]) == [3]
+    assert manager.steps == (1, 2, 3)
+
+
 def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     first, second = (replicax.CheckpointManager(checkpoint, tmp_path) for _ in range(2))
     saved(first, [3])

@@ -250,4 +250,14 @@ def test_arrays_get_their_shardings(tmp_path) -> None:
         checkpoint = replicax.Checkpoint(x=jax.device_put(values * 0, sharding))
         checkpoint.restore(tmp_path / "a")
         assert checkpoint.x.sharding == sharding
+        assert checkpoint.x.committed
         np.testing.assert_array_equal(checkpoint.x, values)
+
+
+def test_an_array_that_jax_may_move_may_be_moved_again(tmp_path) -> None:
+    checkpoint = replicax.Checkpoint(x=jnp.arange(3.0), key=jax.random.key(0))
+    checkpoint.save(tmp_path / "a")
+    checkpoint.restore(tmp_path / "a")
+    elsewhere = jax.device_put(1.0, jax.devices()[1])
+    assert (checkpoint.x + elsewhere).tolist() == [1.0, 2.0, 3.0]
+    assert not checkpoint.key.committed

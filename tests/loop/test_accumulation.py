@@ -197,6 +197,15 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "decay": 0.25, "count": 4.0, "rows": 2.0}
 
 
+def test_what_follows_micro_batches_in_a_step_has_the_whole_batch() -> None:
+    def both(x: Any) -> Any:
+        return accumulated(replicax.compute_average_loss, 3)(x), replicax.compute_average_loss(x)
+
+    strategy = strategy_of(2)
+    [batch] = strategy.distribute_dataset([np.arange(7.0, dtype=np.float32)])
+    assert [float(strategy.reduce("sum", x)) for x in strategy.run(both, args=(batch,))] == pytest.approx([3.0, 3.0])
+
+
 def test_in_a_mean_of_micro_batches_each_example_counts_once() -> None:
     def step(x: Any) -> Any:
         mask = replicax.get_replica_context().example_mask

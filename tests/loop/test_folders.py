@@ -65,6 +65,17 @@ def test_what_a_step_uses_is_found_by_name() -> None:
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
 
 
+def test_what_a_step_uses_may_be_made_later() -> None:
+    with strategy_of(1).scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def step(x: Any) -> Any:
+        return scale * v.value * x
+
+    assert list(objects_of(step)) == ["v"]
+    scale = 2.0
+
+
 @pytest.mark.parametrize("made", [jax.jit, jax.checkpoint, jax.custom_vjp, jax.custom_jvp, functools.lru_cache])
 def test_what_a_wrapped_function_uses_is_found(made: Callable[..., Any]) -> None:
     with strategy_of(1).scope():

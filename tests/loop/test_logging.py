@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import pathlib
+import re
 import time
 import types
 from collections.abc import Iterator
@@ -419,6 +420,23 @@ def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.parametrize(("profile", "steps"), [((3, 5), 12), ((2, 9), 6)])
+def test_a_profile_has_its_steps_and_ends_with_the_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, profile: tuple[int, int], steps: int
+) -> None:
+    class Profiler(replicax.Callback):
+        def on_start(self, run: replicax.TrainingRun) -> None:
+            monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", run.step)))
+            monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", run.step)))
+
+    calls: list[tuple[str, int]] = []
+    dataset = strategy_of(2).distribute_dataset([np.ones(4, np.float32)] * 4)
+    replicax.train(
+        lambda x: x.sum(), dataset, steps, profile=profile, logs=tmp_path, steps_per_call=4, callbacks=Profiler()
+    )
+    assert calls == [("start", profile[0]), ("stop", min(profile[1], steps))]
+
+
 # --- the terminal ---------------------------------------------------------------------------------------
 
 
@@ -489,7 +507,7 @@ def test_on_a_terminal_there_is_a_bar() -> None:
         evaluate=lambda: {"accuracy": 0.5},
         progress=False,
     )
-    assert "step 100 of 100" in out.getvalue()
+    assert re.search("step 100 of 100 *━", out.getvalue())
     assert "loss 2" in out.getvalue()
     assert "evaluation: accuracy 0.5" in out.getvalue()
 

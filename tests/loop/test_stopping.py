@@ -61,6 +61,14 @@ def test_early_stopping_is_checked(args: Any, match: str) -> None:
         replicax.EarlyStopping(*args)
 
 
+def test_early_stopping_begins_anew_in_each_run() -> None:
+    stopping = replicax.EarlyStopping("loss", "min", patience=2)
+    for values in ([1.0, 2.0, 2.0], [5.0, 4.0, 4.0, 6.0]):
+        coming = iter(values)
+        run = train(evaluate=lambda coming=coming: next(coming), evaluate_every=1, callbacks=stopping)
+        assert (run.step, stopping.best) == (len(values), min(values))
+
+
 def test_early_stopping_names_the_numbers_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"EarlyStopping\('accuracy'\).*it gives 'loss'"):
         train(evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
@@ -232,6 +240,14 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         assert not source.is_back.is_set()
     finally:
         source.is_back.set()
+def test_sigterm_counts_more_than_ctrl_c() -> None:
+    def both(run: replicax.TrainingRun) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        train(log_every=10, callbacks=[When(20, both)])
+    assert ended.type is SystemExit
 
 
 @pytest.mark.parametrize(
@@ -255,6 +271,7 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         ({"metrics": replicax.Mean("mean")}, TypeError, r"a list or dict of metrics, .*\[metric\]"),
         ({"metrics": [3]}, TypeError, "a name and the methods result"),
         ({"metrics": {"step": replicax.Mean("mean")}}, ValueError, "a number called 'step': .* another name"),
+        ({"stop_file": "."}, ValueError, "stop_file must be the path of a file, got the folder '.'"),
         ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
     ],
 )

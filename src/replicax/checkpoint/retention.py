@@ -119,7 +119,7 @@ class Folder:
             for step in complete
             if (listed := self._own_listing(step)) is not None and self._has_no_more(step, listed)
         ]
-        kept = {*own[-newest:], *list(complete)[-1:], best_of(complete, best)}
+        kept = {*own[-newest:], best_of(complete, best)}
         for step in own:
             if step in kept:
                 continue

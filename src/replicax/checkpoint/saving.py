@@ -78,16 +78,15 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
     """
     exchange = _Exchange(save, is_cancelled)
     everyones = exchange.gather((snapshot.plan.digest, {name: own for name, (_, own) in snapshot.copies.items()}))
-    for worker in save.group:
-        if everyones[worker][0] != everyones[save.group[0]][0]:
+    for first, worker in ((group[0], worker) for group in save.groups for worker in group):
+        if everyones[worker][0] != everyones[first][0]:
             raise CheckpointError(
                 f"the checkpoint {save.path} could not be written: worker {worker} saves other objects than worker "
-                f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
+                f"{first}, or they lie elsewhere there; all workers must save the same"
             )
-    pieces = snapshot.pieces([copies for _, copies in everyones], save.worker)
     keys, files, problem, is_finished = _keys(snapshot.plan), {}, None, False
     try:
-        files = _write_own(save, pieces, keys)
+        files = _write_own(save, snapshot.pieces([copies for _, copies in everyones], save.worker), keys)
     except Exception as error:
         problem = error
     try:

@@ -89,7 +89,6 @@ class EndlessInput:
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
         """Take back groups that have not been used."""
-        self.examples -= sum(map(examples_in, groups))
         self._source.give_back(groups)
 
     def close(self) -> None:
