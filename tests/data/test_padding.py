@@ -125,6 +125,12 @@ def test_a_row_to_fill_up_with_is_no_part_of_a_buffer_that_is_filled_again() -> 
     assert [np.asarray(v).tolist() for v in nothing.values] == [[2, 2]] * 4
 
 
+def test_a_row_of_another_shape_fills_nothing_up() -> None:
+    batches = [np.ones((4, 2), np.float32), np.ones((0, 3), np.float32)]
+    [_, nothing] = strategy_of(2).distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    assert [np.asarray(v).tolist() for v in nothing.values] == [[[0, 0, 0]] * 2] * 2
+
+
 def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     [_, nothing] = strategy.distribute_dataset([FULL, FULL[:0]], InputOptions(partial_batch="pad"))
     with strategy.scope():
