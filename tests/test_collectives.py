@@ -150,6 +150,8 @@ def test_gather_of_a_shared_value(pair: replicax.Strategy) -> None:
         pair.gather(jnp.ones(2), 0)
     one = replicax.OneDeviceStrategy("cpu:0")
     assert one.gather(jnp.ones(2), 0).shape == (2,)
+    with pytest.raises(ValueError, match="axis 1 is out of range"):
+        one.gather(jnp.ones(2), 1)
 
 
 def test_gather_of_uneven_components(pair: replicax.Strategy) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from replicax import InputOptions
-from tests.conftest import strategy_of
+from tests.conftest import logical_strategy, strategy_of
 
 BATCH = 8
 FULL = np.arange(1.0, BATCH + 1, dtype=np.float32)
@@ -141,6 +141,12 @@ def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     assert float(strategy.reduce("mean", nothing, axis=0)) == 0
     assert float(mean.result()) == 0
     assert strategy.gather(nothing, axis=0).shape == (0,)
+
+
+def test_a_padded_element_in_parts_is_padded() -> None:
+    strategy = logical_strategy(2, 2)
+    [_, last] = strategy.distribute_dataset([FULL, FULL[:6]], InputOptions(partial_batch="pad"))
+    assert float(strategy.reduce("mean", strategy.split_to_logical_devices(last, [2]), axis=0)) == 3.5
 
 
 @pytest.mark.soak
