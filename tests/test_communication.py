@@ -13,6 +13,7 @@ import pytest
 
 import replicax
 from replicax import CommunicationOptions
+from replicax.execution import deadline
 from tests.conftest import strategy_of
 from tests.soaking import soak_except
 
@@ -231,3 +232,4 @@ def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> No
     ):
         two.run(make((), 0.0, 0.1), args=(1.0,))
     assert float(two.run(make((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0
+    assert not deadline._left_behind

@@ -222,6 +222,21 @@ def test_the_tenth_retrace_says_what_changes() -> None:
         pair.run(step, args=({"x": jnp.ones(11)},))  # once is enough
 
 
+def test_the_tenth_retrace_names_jaxs_settings_beside_what_else_changes() -> None:
+    pair = strategy_of(2)
+
+    def step(x):
+        return x
+
+    for n in range(10):
+        pair.run(step, args=(jnp.ones(n),))
+    with (
+        pytest.warns(replicax.errors.RetraceWarning, match=r"now float32\[10\] \(mirrored\); JAX's settings \(such as"),
+        jax.default_matmul_precision("highest"),
+    ):
+        pair.run(step, args=(jnp.ones(10),))
+
+
 def test_the_tenth_retrace_names_a_captured_value() -> None:
     pair = strategy_of(2)
 

@@ -590,6 +590,21 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
     check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]
 
 
+def test_what_is_no_one_program_leaves_an_optimizer_unbuilt() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros(3))
+        optimizer = replicax.Optimizer(optax.sgd(1.0, momentum=0.9))
+
+    def step(x: Any) -> Any:
+        optimizer.apply_gradients([(x.sum(0), w)])
+        return _writes_only_if_many(x, w)
+
+    with pytest.raises(ValueError, match="step can't run as one compiled program"):
+        strategy.run(step, args=(rows(strategy, (2, 1)),), options=COMPILED)
+    assert optimizer.variables == []
+
+
 def test_why_it_is_no_one_program_is_forgotten_with_what_the_step_captures() -> None:
     strategy = strategy_of(2)
     x = rows(strategy, (2, 1))
