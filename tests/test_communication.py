@@ -212,6 +212,15 @@ def test_under_vmap(options: CommunicationOptions) -> None:
     assert total.tolist() == [[3, 3, 3]] * 4
 
 
+def test_a_step_has_the_longest_timeout_of_its_collectives(pair: replicax.Strategy) -> None:
+    def step(x: Any) -> Any:
+        for seconds in (20.0, 60.0, 40.0):
+            x = here().all_reduce("sum", x, CommunicationOptions(timeout_seconds=seconds))
+        return x
+
+    assert pair.extended.trace(step, args=(1.0,)).program.timeout == 60.0
+
+
 def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> None:
     def make(late: tuple[int, ...], seconds: float, timeout: float) -> Any:
         def sleep(replica: Any) -> Any:

@@ -256,12 +256,15 @@ def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
     def use():
         with pair.scope():
             v = replicax.Variable(1.0)
-        assert float(pair.run(lambda: v + 1)) == 2.0
+        step = lambda: v + 1  # noqa: E731
+        assert [float(pair.run(step)) for _ in range(2)] == [2.0, 2.0]
         assert len(cache._entries) == before + 1
+        return weakref.ref(pair.extended.trace(step).program)
 
-    use()
+    program = use()
     gc.collect()
     assert len(cache._entries) == before
+    assert program() is None  # also as the one that was found last
 
 
 def test_a_captured_container_may_change(pair) -> None:
