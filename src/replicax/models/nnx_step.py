@@ -80,7 +80,8 @@ class NNXStep:
         if averaged and _several():
             averaged = self._means(averaged)
         for variable, value in [*changed, *averaged]:
-            variable.assign(value)
+            value = jnp.asarray(variable.checked(value), variable.dtype)
+            current_store().write(variable, value, _ITS_OWN.format(variable.describe()))
 
     def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
         """The means of batch statistics over the replicas that have examples."""
@@ -95,6 +96,15 @@ class NNXStep:
             counting = values if self._has_rows else [jnp.zeros_like(value) for value in values]
             means = [total / counted for total in self._replica.all_reduce("sum", counting)]
         return [(variable, mean) for (variable, _), mean in zip(statistics, means, strict=True)]
+
+
+_ITS_OWN = (
+    "{}, of an NNX object, was changed to a value that differs between replicas, and a step leaves one value for all "
+    "of them. Reduce it first: replicax.get_replica_context().all_reduce('mean', value). If each replica is to keep "
+    "its own, as a cache of nnx.MultiHeadAttention, pass own = nnx.state(model, nnx.Cache) to the step; there, "
+    "graphdef, _, rest = nnx.split(model, nnx.Cache, ...), compute with copy = nnx.merge(graphdef, own, rest, "
+    "copy=True), and return nnx.state(copy, nnx.Cache)"
+)
 
 
 def _replica() -> Any:
