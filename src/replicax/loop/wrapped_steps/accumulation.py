@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -116,7 +115,7 @@ class AccumulatedStep(Wrapper):
         summed = iter(sums)
         for update in run.updates:
             gradients = [next(summed) for _ in range(update.count)]
-            if hook is None:
+            if hook is None or not update.of_gradients:
                 update.apply(gradients)
             else:
                 hook.update(gradients, update.variables, {}, update.apply)
@@ -189,11 +188,12 @@ class _Batch:
 
 @dataclasses.dataclass(frozen=True)
 class _Update:
-    """A call of ``apply_gradients`` that waits for the gradients of all micro-batches."""
+    """A call of ``apply_gradients``, or an addition to a metric, that waits for the sums over all micro-batches."""
 
     variables: Sequence[Variable]
     count: int
     apply: Callable[[list[Any]], None]
+    of_gradients: bool
 
 
 class _Run:
@@ -258,13 +258,14 @@ class _Run:
         def has_share(jaxpr: _jax.Jaxpr, share: Any = share_p) -> bool:
             return _jax.contains(jaxpr, lambda equation: equation.primitive is share)
 
-        if not self.updates and has_share(program.jaxpr, share_back_p):
+        has_gradients = any(update.of_gradients for update in self.updates)
+        if not has_gradients and has_share(program.jaxpr, share_back_p):
             raise ValueError(
                 f"{self._step.__name__}: the step differentiates its loss, and calls no apply_gradients (of a "
                 "replicax.Optimizer) or update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its "
                 "own update would be one for each micro-batch, with a part of the gradient: update with an optimizer."
             )
-        if self.updates and not has_share(program.jaxpr):
+        if has_gradients and not has_share(program.jaxpr):
             raise ValueError(
                 f"{self._step.__name__}: the gradients of micro-batches are added up, so the loss must be each one's "
                 "share of the mean over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of "
@@ -343,20 +344,20 @@ class _Collector:
     def take(
         self,
         gradients: list[Any],
-        extra: Mapping[str, Any],
+        extra: Mapping[str, Any] | None,
         apply: Callable[[list[Any]], None],
         variables: Sequence[Variable] = (),
-        cells: Mapping[tuple[str, int], HeldArray] = MappingProxyType({}),
+        cells: Callable[[], Mapping[tuple[str, int], HeldArray]] = dict,
     ) -> None:
-        """Add an update that waits, of variables, or of arrays in objects, by name and number."""
+        """Add an update that waits, of variables, or of arrays in objects: see :meth:`ObjectParts.collecting`."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
                 "the gradients are accumulated over several: use a transformation that needs the gradients alone"
             )
         self._gradients += gradients
-        self._run.updates.append(_Update(variables, len(gradients), apply))
-        for (name, number), cell in cells.items() if self._run.awaited else ():
+        self._run.updates.append(_Update(variables, len(gradients), apply, extra is not None))
+        for (name, number), cell in cells().items() if self._run.awaited else ():
             self._run.waiting[number] = name
             cell.set_raw_value(self._run.awaited[number])
 
@@ -395,7 +396,7 @@ class _PartStore(DerivedStore):
 
 def _used_too_early(name: str, what: str) -> TraceError:
     return TraceError(
-        f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer, which changes it only when the "
-        "gradients of all micro-batches have been added up. Use it before; what has to follow the update belongs into "
+        f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer or metric, which changes it only "
+        "when the sums over all micro-batches are known. Use it before; what has to follow the update belongs into "
         "the optimizer (optax.chain), or into a callback."
     )
