@@ -111,6 +111,55 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
+@pytest.mark.parametrize("how", ["value_and_grad", "jax.grad", "jitted", "nnx"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: int, how: str) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32), name="w")
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    def averaged(gradient: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("mean", gradient)
+
+    def gradient_of(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w: jnp.mean(jnp.square(x @ w)))(w)
+
+    def step(model: Any, x: Any) -> None:
+        if how == "nnx":
+            gradients = averaged(nnx.grad(lambda model: jnp.mean(jnp.square(model(x))))(model))
+            nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model), gradients))
+        elif how == "value_and_grad":
+            _, [gradient] = replicax.value_and_grad(lambda: jnp.mean(jnp.square(x @ w)), [w])()
+            w.assign_sub(0.1 * averaged(gradient))
+        else:
+            w.assign_sub(0.1 * averaged((jax.jit(gradient_of) if how == "jitted" else gradient_of)(w.value, x)))
+
+    with pytest.raises(ValueError, match=r"calls no apply_gradients .*: update with an optimizer"):
+        strategy.run(accumulated(step, 2), args=(model, np.ones((4, 3), np.float32)))
+    np.testing.assert_array_equal(w.numpy(), 1.0)
+
+
+def test_a_measure_that_is_a_derivative_goes_on_from_one_micro_batch_to_the_next() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(2.0)
+        slopes = replicax.Variable(0.0)
+
+    def step(x: Any) -> None:
+        slope = jax.vmap(jax.grad(lambda x: jnp.sin(w.value * x)))
+        slopes.assign_add(replicax.get_replica_context().all_reduce("sum", jnp.sum(slope(x))))
+        slopes.assign_add(
+            replicax.get_replica_context().all_reduce("sum", jax.grad(lambda x: jnp.sum(w.value * x))(x).sum())
+        )
+
+    x = np.arange(8, dtype=np.float32)
+    [batch] = strategy.distribute_dataset([x])
+    strategy.run(accumulated(step, 2), args=(batch,))
+    np.testing.assert_allclose(slopes.numpy(), (2 * np.cos(2 * x)).sum() + 16, rtol=1e-5)
+
+
 def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     strategy = strategy_of(2)
     made: list[replicax.Variable] = []
@@ -470,7 +519,9 @@ def test_a_collective_in_each_micro_batch_of_an_uneven_batch_is_told_with_its_li
         total.assign_add(replicax.get_replica_context().all_reduce("sum", x.sum()))
 
     [batch] = strategy.distribute_dataset([np.ones(7, np.float32)])
-    with pytest.warns(replicax.errors.ExecutorWarning, match=r"the scan at .*test_accumulation.py:\d+ .* has a collective"):
+    with pytest.warns(
+        replicax.errors.ExecutorWarning, match=r"the scan at .*test_accumulation.py:\d+ .* has a collective"
+    ):
         strategy.run(accumulated(step, 2), args=(batch,))
 
 
