@@ -240,6 +240,8 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         assert not source.is_back.is_set()
     finally:
         source.is_back.set()
+
+
 def test_sigterm_counts_more_than_ctrl_c() -> None:
     def both(run: replicax.TrainingRun) -> None:
         signal.raise_signal(signal.SIGINT)
