@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import doctest
 import json
@@ -13,7 +14,7 @@ import time
 
 import pytest
 
-from replicax.cli import main
+from replicax.cli import main, plan
 from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import SearchCase
@@ -232,6 +233,21 @@ def test_groups_of_a_search_are_of_replicas(model, capsys, faked, devices, group
     assert main(["plan", "model.py", "--chip", "chip.json", *devices, "--search", "width=32", "microbatches=1"]) == 130
     placements = [words[words.index("--strategy") + 1] for words in asked]
     assert placements == ["mirrored"] + (["sharded", f"groups:{groups}"] if groups else [])
+
+
+def test_each_case_has_the_options_of_the_search(model, faked) -> None:
+    """As the command itself reads them."""
+    options = ["--topology", "v5e:4x4", "--slices", "2", "--network", "12.3456789", "--logical", "1x2x1x1"]
+    options += ["--batch", "64", "--chip", "chip.json", "--with", "width=32"]
+    asked = faked(KeyboardInterrupt())
+    assert main(["plan", "model.py", *options, "--search", "strategy=mirrored,sharded", "microbatches=1"]) == 130
+    parser = argparse.ArgumentParser()
+    plan.add_parser(parser.add_subparsers())
+    given = vars(parser.parse_args(["plan", "model.py", *options]))
+    assert len(asked) == 2
+    for words, strategy in zip(asked, ("mirrored", "sharded"), strict=True):
+        found = vars(parser.parse_args(["plan", *words]))
+        assert found == {**given, "strategy": strategy, "microbatches": 1}
 
 
 def test_values_of_python_are_what_with_reads(model, capsys, faked) -> None:
