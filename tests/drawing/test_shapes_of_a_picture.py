@@ -15,6 +15,7 @@ import pytest
 import replicax
 from replicax.drawing.holdings import Column, Exchange, devices_that_hold
 from replicax.drawing.placement_picture import placement_picture
+from replicax.drawing.svg import cut_to, width_of
 from tests.drawing.test_holdings import PLACEMENTS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,7 +68,7 @@ class Picture:
         """The boxes of each device in the row of a variable."""
         _, y = self.place(name)
         rules = sorted(line[0][1] for line in self.lines["line"])
-        top, bottom = max(r for r in rules if r < y), min(r for r in rules if r > y)
+        top, bottom = max(r for r in rules if r < y), min((r for r in rules if r > y), default=np.inf)
         return [[b for b in self.boxes if left < b.left < right and top < b.top < bottom] for left, right in self.edges]
 
 
@@ -117,6 +118,13 @@ def test_parts_have_the_place_and_the_colour_of_their_numbers(
                     (up, down), (first, end) = np.round(rows * 48).astype(int), np.round(columns * 64).astype(int)
                     np.testing.assert_array_equal(part, value[up:down, first:end])
         assert len(set(colours.values())) == len(colours)
+    total = sum(variable.size * variable.dtype.itemsize for variable in (v, own))
+    for device, (outline, *bar) in zip(devices, picture.row("kept on each device"), strict=True):
+        arrays = [s.data for x in (v, own) for s in x.stored().addressable_shards if s.device == device]
+        kept = sum(array.nbytes for array in arrays) / total
+        assert sum(box.width for box in bar) / outline.width == pytest.approx(
+            min(kept, 1), abs=0.005 + 0.05 * (kept < 0.05)
+        )
 
 
 def test_groups_that_communicate_have_a_dot_on_each_device() -> None:
@@ -142,6 +150,40 @@ def test_groups_that_communicate_have_a_dot_on_each_device() -> None:
         assert found == {
             (tuple(i for i in group if i < 16), max(group) >= 16) for group in expected if min(group) < 16
         }, exchanges[number]
+
+
+@pytest.mark.parametrize("bold", [False, True])
+def test_as_much_of_a_text_is_left_as_there_is_room_for(bold: bool) -> None:
+    text = "transpose(jvp(MLP)) of Wide m×W things"
+    for room in np.linspace(10, 300, 60):
+        cut = cut_to(text, 11, room, bold)
+        assert width_of(cut, 11, bold) <= room
+        if cut != text:
+            kept = cut.removesuffix("…")
+            assert text.startswith(kept)
+            longer = text[: len(kept) + 1 + text[len(kept) :].startswith(" ")]
+            assert width_of(f"{longer}…", 11, bold) > room
+
+
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 16}, {"num_logical_devices": 2}], ids=str)
+def test_a_group_has_each_piece_once(tmp_path, options: dict[str, int]) -> None:
+    strategy = replicax.MirroredStrategy(
+        [f"cpu:{i}" for i in range(8)], variable_partitioner=replicax.variables.GroupPartitioner(2), **options
+    )
+    with strategy.scope():
+        v = replicax.Variable(np.arange(4096, dtype=np.float32), name="v")
+    picture = drawn(strategy, tmp_path, None, [v])
+    pieces = {shard.device: float(np.asarray(shard.data)[0]) for shard in v.stored().addressable_shards}
+    logical = strategy.extended.num_logical_devices
+    devices = list(strategy.extended.mesh.devices.flat)
+    brackets = picture.lines["link"]
+    assert len(brackets) == 8 // (2 * logical)
+    for number, bracket in enumerate(brackets):
+        x, _ = picture.place(f"group {number}")
+        inside = [d for d, at in zip(devices, picture.columns, strict=True) if bracket[0][0] < at < bracket[-1][0]]
+        assert x == np.mean([bracket[0][0], bracket[-1][0]])
+        assert len(inside) == 2 * logical
+        assert len({pieces[device] for device in inside[::logical]}) == 2
 
 
 def test_a_panel_for_each_slice(tmp_path) -> None:

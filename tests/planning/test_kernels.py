@@ -32,8 +32,9 @@ def test_products_fill_tiles_and_waves() -> None:
     assert share(16896, 8192, 8192) > share(16896 + 1, 8192, 8192)
     assert share(256, 128, 8192) < 1 / 3  # few multiprocessors have work, also if the depth is cut
     assert share(8192, 8192, 64) < share(8192, 8192, 1024)
-    # Cutting the depth pays where tiles are few.
-    assert seconds_of_product(Product(1, 256, 256, 1 << 16, "bf16"), GPU) < 2 * 256 * 256 * (1 << 16) * 132 / 4 / 1e15
+    # Cutting the depth pays where tiles are few, if enough of it is left for each.
+    assert share(256, 256, 1 << 16) > 0.5  # the 16 smallest tiles alone have a tenth of the multiprocessors
+    assert 1.7 < share(64, 64, 1024) / share(64, 64, 1023) < 2
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("bf16", 1), ("f16", 1), ("f32", 2), ("f8e4m3fn", 0.5), ("f64", 16)])
