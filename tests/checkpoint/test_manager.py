@@ -182,6 +182,7 @@ def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
         second.save(3)
     assert first.steps == (3,)
+    assert (second.restore_latest(), second.latest_step, second.steps) == (3, 3, (3,))
 
 
 def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_path, monkeypatch) -> None:

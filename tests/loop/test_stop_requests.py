@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from replicax import _jax
+from replicax.errors import DeadlockError, WorkerError
 from replicax.loop import stop_requests
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, StopRequests
 from replicax.workers.exchange import Alone
@@ -84,6 +85,30 @@ def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
 
     first, (_, why) = as_workers(steps)
     assert (first, why) == ((3, None), "enough")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+    _, second = SimulatedWorkers.of(2)
+    lockstep = Lockstep(second)
+    monkeypatch.setattr(stop_requests, "PATIENCE", 2.0 if is_known else 0.1)
+    with StopRequests(lockstep) as requests:
+        requests.request("enough")
+        while requests._limit is None:
+            time.sleep(0.001)
+        if is_known:
+            monkeypatch.setattr(lockstep, "check", fails)
+            with pytest.raises(WorkerError, match="worker 0 has died"):
+                calls_of(requests)
+        else:
+            with pytest.raises(
+                DeadlockError, match=r"to end \(enough\), .*for worker 0 of 2, to agree on the last step"
+            ):
+                calls_of(requests)
+
+
+def fails() -> None:
+    raise WorkerError("worker 0 has died")
 
 
 def test_of_several_requests_a_signal_counts_most() -> None:
