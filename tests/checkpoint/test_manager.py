@@ -141,6 +141,24 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
     assert "step-00000003 is kept, as it has notes.txt, which is not the manager's" in caplog.text
 
 
+def test_a_copy_by_the_user_is_not_deleted(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [2])
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000001")
+    saved(manager, [3, 4])
+    assert manager._folder.steps() == [1, 4]
+
+
+def test_a_step_that_is_damaged_again_and_again(checkpoint, tmp_path) -> None:
+    for _ in range(3):
+        manager = replicax.CheckpointManager(checkpoint, tmp_path)
+        assert manager.restore_latest() == (1 if manager.steps else None)
+        saved(manager, range(len(manager.steps) + 1, 3))
+        (tmp_path / "step-00000002" / "index.json").unlink()
+    names = [path.name for path in tmp_path.iterdir() if path.name.startswith("step-00000002")]
+    assert sorted(names) == ["step-00000002", "step-00000002.damaged-1", "step-00000002.damaged-2"]
+
+
 def test_what_a_broken_save_has_left_is_removed(checkpoint, tmp_path) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path)
     own = json.loads((tmp_path / "manager.json").read_text())["id"]

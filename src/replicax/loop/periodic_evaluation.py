@@ -20,7 +20,7 @@ from replicax.workers.heartbeat_page import Phase
 
 
 class InterruptedEvaluation(Exception):  # noqa: N818
-    """The run is to end before the evaluation does; the argument says why."""
+    """The run is to end before the evaluation does."""
 
 
 class Evaluation:
@@ -97,9 +97,8 @@ class Evaluation:
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:
             for batch in batches:
-                why = self._may_go_on()
-                if why is not None:
-                    raise InterruptedEvaluation(why)
+                if self._may_go_on() is not None:
+                    raise InterruptedEvaluation
                 yield batch, examples_in(Single(batch))
 
 
