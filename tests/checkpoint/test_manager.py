@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import replicax
 from replicax.checkpoint import saving
+from replicax.checkpoint.storage import folder_lock
 
 
 @pytest.fixture
@@ -216,6 +218,17 @@ def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_pat
     saved(first, [2])
     assert first.restore_latest() == 2  # with all its pieces
     assert {path.name for path in tmp_path.iterdir()} == {"manager.json", "step-00000001", "step-00000002"}
+
+
+def test_a_lock_is_not_kept_by_a_process_that_was_forked_meanwhile(tmp_path) -> None:
+    (tmp_path / folder_lock.NAME).touch()
+    with folder_lock.locked(str(tmp_path)):
+        numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+        [number] = [n for n in numbers if os.readlink(f"/proc/self/fd/{n}") == str(tmp_path / folder_lock.NAME)]
+        copy = os.dup(number)  # as the process would have one
+    with folder_lock.locked(str(tmp_path), alone=True) as is_free:
+        assert is_free
+    os.close(copy)
 
 
 def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoint, tmp_path, monkeypatch) -> None:
