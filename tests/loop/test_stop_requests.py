@@ -12,7 +12,7 @@ import pytest
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError
 from replicax.loop import stop_requests
-from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, StopRequests
+from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, RunStops, StopRequests
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
@@ -57,8 +57,10 @@ def as_workers(fn: Any, count: int = 2) -> list[Any]:
 def calls_of(requests: StopRequests, most: int = 10_000) -> tuple[int, str | None]:
     """Make calls until none may be made; how many there were, and why no more."""
     for number in range(most):
-        if (why := requests.next_call()) is not None:
-            return number, why
+        try:
+            requests.begin_call()
+        except RunStops as stops:
+            return number, str(stops)
         time.sleep(0.001)
     return most, None
 
@@ -126,9 +128,9 @@ def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(tmp_path: 
     path = tmp_path / "stop"
     path.touch()
     with StopRequests(Lockstep(Alone()), path) as requests:
-        assert requests.next_call() == f"the file {path} is there"
+        assert calls_of(requests, 1) == (0, f"the file {path} is there")
         requests.forget()
         time.sleep(0.1)
-        assert requests.next_call() is None
+        assert calls_of(requests, 1) == (1, None)
         requests.request(PREEMPTED)
-        assert requests.next_call() == PREEMPTED
+        assert calls_of(requests, 1) == (0, PREEMPTED)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import threading
+import time
 from typing import Any
 
+import grain
 import numpy as np
 import pytest
 
@@ -166,6 +169,87 @@ def test_sigterm_counts_more_than_ctrl_c() -> None:
     with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
         train(log_every=10, callbacks=[When(20, both)])
     assert ended.type is SystemExit
+
+
+class Stalled:
+    """A file system that is there no more after some examples: reading another one takes for ever."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples, self.is_asked, self.is_back = examples, threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index >= self.examples:
+            self.is_asked.set()
+            self.is_back.wait(60.0)
+        return np.full(2, index, np.float32)
+
+
+def send_when_asked(source: Stalled, number: int) -> None:
+    """Send this process a signal, soon after it has asked for an example that does not come."""
+
+    def send() -> None:
+        source.is_asked.wait(60.0)
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    threading.Thread(target=send).start()
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_waits_for_its_input_is_saved_and_resumed(
+    tmp_path: pathlib.Path, number: int, steps_per_call: int
+) -> None:
+    """Storage stalls inside the sixth batch, where with three steps in a call two batches are there already."""
+    source = Stalled(21)
+    seen: list[float] = []
+
+    def run(source: Any, steps: int) -> replicax.TrainingRun:
+        with strategy_of(2).scope():
+            total = replicax.Variable(0.0, name="total", aggregation="sum")
+
+        def step(batch: Any) -> Any:
+            total.assign_add(batch[:, 0].sum())
+            return replicax.compute_average_loss(batch[:, 0])
+
+        try:
+            return replicax.train(
+                step,
+                total.strategy.distribute_dataset(grain.MapDataset.source(source).batch(4)),
+                steps,
+                checkpoints=replicax.CheckpointManager(replicax.Checkpoint(total=total), tmp_path, every_steps=100),
+                steps_per_call=steps_per_call,
+                progress=False,
+            )
+        finally:
+            seen.append(float(total))
+
+    send_when_asked(source, number)
+    try:
+        with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
+            run(source, 8)
+        assert not source.is_back.is_set()
+    finally:
+        source.is_back.set()
+    at = 5 if steps_per_call == 1 else 3
+    assert seen == [sum(range(4 * at))]
+    resumed = run(Stalled(100), 8)
+    assert (resumed.resumed_at, resumed.step) == (at, 8)
+    assert seen[-1] == sum(range(32))
+
+
+def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
+    source = Stalled(9)
+    send_when_asked(source, signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit):
+            train(8, evaluate=(lambda x: x.mean(), grain.MapDataset.source(source).batch(4)))
+        assert not source.is_back.is_set()
+    finally:
+        source.is_back.set()
 
 
 @pytest.mark.parametrize(
