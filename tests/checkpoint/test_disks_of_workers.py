@@ -15,6 +15,7 @@ import replicax
 from replicax.checkpoint import restoration, saving
 from replicax.checkpoint.retention import Folder
 from replicax.checkpoint.snapshot import Snapshot
+from replicax.checkpoint.storage.shared_disks import groups_sharing
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
 
@@ -180,3 +181,13 @@ def test_a_disk_that_fails_in_a_restore_is_told_on_all_workers(
     monkeypatch.setattr(restoration, "BATCH", 1)
     [message] = set(run(SimulatedWorkers.of(2), goes_on))
     assert f"restoring {tmp_path}/disk-1/a was broken off at y: [Errno 5] Input/output error" in message
+
+
+def test_a_worker_that_can_not_write_into_its_folder_is_told_on_all(tmp_path: pathlib.Path) -> None:
+    def looks(worker: SimulatedWorkers) -> None:
+        folder = tmp_path / ("nowhere" if worker.index == 1 else "")
+        with pytest.raises(OSError, match="worker 1 can't write into its folder: .*No such file or directory"):
+            groups_sharing(str(folder), Lockstep(worker, timeout=10.0))
+
+    run(SimulatedWorkers.of(2), looks)
+    assert list(tmp_path.iterdir()) == []

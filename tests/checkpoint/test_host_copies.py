@@ -127,3 +127,35 @@ def test_state_that_an_optimizer_or_metric_has_got_since_the_last_save_is_saved(
     second.restore(tmp_path / "1")
     assert [float(slot.value) for slot in second.optimizer.variables] == [7.0]
     assert float(second.m.variables["count"].value) == 7.0
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param(lambda: np.ones(4, np.float32), id="shape"),
+        pytest.param(lambda: np.ones(3, np.int8), id="dtype"),
+        pytest.param(lambda: jnp.ones(3), id="of JAX"),
+        pytest.param(lambda: 5.0, id="number"),
+    ],
+)
+def test_an_array_may_be_another_one_in_the_next_save(tmp_path, later) -> None:
+    checkpoint = replicax.Checkpoint(x=np.zeros(3, np.float32), y=np.arange(2))
+    checkpoint.save(tmp_path / "0")
+    checkpoint.x = later()
+    checkpoint.save(tmp_path / "1")
+    checkpoint.x = checkpoint.x * 0
+    checkpoint.restore(tmp_path / "1")
+    assert type(checkpoint.x) is type(later())
+    assert np.asarray(checkpoint.x).dtype == np.asarray(later()).dtype
+    assert np.asarray(checkpoint.x).tolist() == np.asarray(later()).tolist()
+
+
+def test_a_restored_variable_is_changed_in_place_though_its_old_value_was_read(tmp_path) -> None:
+    v = replicax.Variable(np.zeros(3, np.float32))
+    checkpoint = replicax.Checkpoint(v=v)
+    checkpoint.save(tmp_path / "a")
+    read = v.read_value()
+    checkpoint.restore(tmp_path / "a")
+    restored = v.slot.array
+    v.strategy.run(lambda: v.assign_add(np.ones(3, np.float32)))
+    assert (restored.is_deleted(), read.tolist()) == (True, [0.0, 0.0, 0.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import replicax
 from replicax.checkpoint import saving
+from replicax.checkpoint.storage import folder_lock
 
 
 @pytest.fixture
@@ -141,6 +143,24 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
     assert "step-00000003 is kept, as it has notes.txt, which is not the manager's" in caplog.text
 
 
+def test_a_copy_by_the_user_is_not_deleted(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [2])
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000001")
+    saved(manager, [3, 4])
+    assert manager._folder.steps() == [1, 4]
+
+
+def test_a_step_that_is_damaged_again_and_again(checkpoint, tmp_path) -> None:
+    for _ in range(3):
+        manager = replicax.CheckpointManager(checkpoint, tmp_path)
+        assert manager.restore_latest() == (1 if manager.steps else None)
+        saved(manager, range(len(manager.steps) + 1, 3))
+        (tmp_path / "step-00000002" / "index.json").unlink()
+    names = [path.name for path in tmp_path.iterdir() if path.name.startswith("step-00000002")]
+    assert sorted(names) == ["step-00000002", "step-00000002.damaged-1", "step-00000002.damaged-2"]
+
+
 def test_what_a_broken_save_has_left_is_removed(checkpoint, tmp_path) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path)
     own = json.loads((tmp_path / "manager.json").read_text())["id"]
@@ -182,6 +202,7 @@ def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
         second.save(3)
     assert first.steps == (3,)
+    assert (second.restore_latest(), second.latest_step, second.steps) == (3, 3, (3,))
 
 
 def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_path, monkeypatch) -> None:
@@ -197,6 +218,17 @@ def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_pat
     saved(first, [2])
     assert first.restore_latest() == 2  # with all its pieces
     assert {path.name for path in tmp_path.iterdir()} == {"manager.json", "step-00000001", "step-00000002"}
+
+
+def test_a_lock_is_not_kept_by_a_process_that_was_forked_meanwhile(tmp_path) -> None:
+    (tmp_path / folder_lock.NAME).touch()
+    with folder_lock.locked(str(tmp_path)):
+        numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+        [number] = [n for n in numbers if os.readlink(f"/proc/self/fd/{n}") == str(tmp_path / folder_lock.NAME)]
+        copy = os.dup(number)  # as the process would have one
+    with folder_lock.locked(str(tmp_path), alone=True) as is_free:
+        assert is_free
+    os.close(copy)
 
 
 def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoint, tmp_path, monkeypatch) -> None:

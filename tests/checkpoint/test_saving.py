@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +176,29 @@ def test_a_failure_is_logged_at_the_end_of_the_program_if_it_was_not_raised(tmp_
     assert (f"the checkpoint {tmp_path}/a could not be written" in caplog.text) is not is_raised
     with contextlib.suppress(replicax.errors.CheckpointError):
         checkpoint.wait()
+
+
+def test_the_end_of_the_program_does_not_wait_for_workers_that_are_gone(monkeypatch, caplog) -> None:
+    over = threading.Event()
+
+    def write(is_cancelled) -> None:  # waits for the others
+        while not (is_cancelled() or over.is_set()):
+            time.sleep(0.005)
+        raise replicax.errors.CheckpointError("no other worker has come")
+
+    monkeypatch.setattr(background_save, "SHUTDOWN_PATIENCE", 0.05)
+    background = background_save.BackgroundSave()
+    background.begin(lambda: write, needs_others=True)
+    end = threading.Thread(target=background_save._at_exit)
+    end.start()
+    end.join(5.0)
+    is_over = not end.is_alive()
+    over.set()
+    end.join()
+    assert is_over
+    assert "no other worker has come" in caplog.text
+    with pytest.raises(replicax.errors.CheckpointError):
+        background.wait()
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from replicax import _jax
+from replicax.errors import DeadlockError, WorkerError
 from replicax.loop import stop_requests
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, RunStops, StopRequests
 from replicax.workers.exchange import Alone
@@ -65,14 +66,14 @@ def calls_of(requests: StopRequests, most: int = 10_000) -> tuple[int, str | Non
 
 
 def test_all_make_the_same_calls_after_the_request_of_one() -> None:
-    def steps(index: int, requests: StopRequests) -> tuple[int, str | None]:
+    def steps(index: int, requests: StopRequests) -> tuple[Any, ...]:
         if index == 2:
             requests.request("enough")
-        return calls_of(requests)
+        return *calls_of(requests), requests._limit
 
-    first, *others = as_workers(steps, 3)
-    assert others == [first] * 2
-    assert first[1] == "enough"
+    found = as_workers(steps, 3)
+    last = max(limit for *_, limit in found)  # none has begun another call
+    assert [(calls, why) for calls, why, _ in found] == [(last, "enough")] * 3
 
 
 def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
@@ -86,6 +87,30 @@ def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
 
     first, (_, why) = as_workers(steps)
     assert (first, why) == ((3, None), "enough")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+    _, second = SimulatedWorkers.of(2)
+    lockstep = Lockstep(second)
+    monkeypatch.setattr(stop_requests, "PATIENCE", 2.0 if is_known else 0.1)
+    with StopRequests(lockstep) as requests:
+        requests.request("enough")
+        while requests._limit is None:
+            time.sleep(0.001)
+        if is_known:
+            monkeypatch.setattr(lockstep, "check", fails)
+            with pytest.raises(WorkerError, match="worker 0 has died"):
+                calls_of(requests)
+        else:
+            with pytest.raises(
+                DeadlockError, match=r"to end \(enough\), .*for worker 0 of 2, to agree on the last step"
+            ):
+                calls_of(requests)
+
+
+def fails() -> None:
+    raise WorkerError("worker 0 has died")
 
 
 def test_of_several_requests_a_signal_counts_most() -> None:
@@ -103,11 +128,9 @@ def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(tmp_path: 
     path = tmp_path / "stop"
     path.touch()
     with StopRequests(Lockstep(Alone()), path) as requests:
-        with pytest.raises(RunStops, match=f"the file {path} is there"):
-            requests.begin_call()
+        assert calls_of(requests, 1) == (0, f"the file {path} is there")
         requests.forget()
         time.sleep(0.1)
-        requests.begin_call()
+        assert calls_of(requests, 1) == (1, None)
         requests.request(PREEMPTED)
-        with pytest.raises(RunStops, match=PREEMPTED):
-            requests.begin_call()
+        assert calls_of(requests, 1) == (0, PREEMPTED)

@@ -133,6 +133,14 @@ def test_another_run_without_a_checkpoint_is_another_one(wandb_runs: list[FakeRu
     assert wandb_runs[0].options["id"] != wandb_runs[1].options["id"]
 
 
+def test_another_run_without_a_checkpoint_is_another_one_of_mlflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install_mlflow(monkeypatch)
+    log = MLflowLog()
+    run_of(log, 2)
+    run_of(log, 2)
+    assert [call for call, *_ in calls if call in ("begin", "again")] == ["begin", "begin"]
+
+
 def fail(x: Any) -> Any:
     raise ArithmeticError("in the step")
 

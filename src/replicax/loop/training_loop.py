@@ -189,7 +189,7 @@ class TrainingLoop:
         """Log, evaluate and save after the last step; returns why there are no more steps."""
         run = self._run
         if why is not None:
-            why = self._requests.agree() or why
+            why = self._requests.agree()
         has_run = run.step > (run.resumed_at or 0)
         if has_run and self._logged_step != run.step:
             self._log()
@@ -338,8 +338,8 @@ class TrainingLoop:
         with wall.on("evaluation"):
             try:
                 values = self._evaluation()
-            except RunStops as stops:
-                return self._requests.agree() or str(stops)
+            except RunStops:
+                return self._requests.agree()
         run.evaluation = self._evaluated = values
         self._saves.evaluated = run.step
         self._call_back(lambda callback: callback.on_evaluation(run, run.step, values))
