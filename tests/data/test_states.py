@@ -89,6 +89,16 @@ def test_a_state_that_is_nested_too_deeply(pair, tmp_path) -> None:
         assert iterator.get_state() == state
 
 
+def test_more_elements_than_there_are_when_they_were_smaller(pair) -> None:
+    rows = np.arange(20, dtype=np.float32)
+    with begun(pair.distribute_dataset(list(rows.reshape(10, 2))), 8) as iterator:
+        state = iterator.get_state()
+    with iter(pair.distribute_dataset(list(rows.reshape(5, 4)))) as iterator:
+        iterator.set_state(state)
+        [last] = iterator
+    np.testing.assert_array_equal(pair.gather(last, 0), rows[16:])
+
+
 def test_a_source_that_has_become_shorter_does_not_look_as_if_it_had_ended(pair) -> None:
     batches = [np.arange(4.0)] * 5
     with begun(pair.distribute_dataset(batches), 4) as iterator:
