@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data.reading.remaining_parts import find
 
 
 def lines(folder, name="a.txt", count=40):
@@ -75,6 +76,11 @@ def test_places_that_are_none(pair, tmp_path, source, key, number, problem) -> N
         with pytest.raises(ValueError, match=problem):
             iterator.set_state(wrong)
         assert iterator.get_state() == state
+
+
+def test_a_place_that_is_there_twice_is_none() -> None:
+    assert find({"a": [{"rows": 1}], "b": [2]}, "rows") == 1
+    assert find({"a": [{"rows": 1}], "b": {"rows": 2}}, "rows") is None
 
 
 def test_a_state_that_is_nested_too_deeply(pair, tmp_path) -> None:
