@@ -179,6 +179,8 @@ def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None
 def test_value_context_checks_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
         replicax.ValueContext(2, 2)
+    with pytest.raises(ValueError, match="of at least 0 .*, got -1"):
+        replicax.ValueContext(-1, 2)
     assert replicax.ValueContext(1, 2).replica_id == 1
 
 

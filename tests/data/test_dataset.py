@@ -140,6 +140,7 @@ def test_one_replica_gets_bare_arrays() -> None:
             TypeError,
             "element 1 is an array of dtype float128, which is not an array of numbers",
         ),
+        (np.ma.masked_array(np.zeros(4)), TypeError, "element 1 is a masked array, whose mask would be lost"),
         (
             jax.random.split(jax.random.key(0), 4),
             TypeError,

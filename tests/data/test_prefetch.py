@@ -121,6 +121,16 @@ def test_threads_end(pair, how, source) -> None:
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 
+def test_a_place_that_is_set_ends_the_thread_before(pair) -> None:
+    before = set(threading.enumerate())
+    with iter(pair.distribute_dataset([np.zeros(4)] * 20, InputOptions(prefetch=1))) as iterator:
+        for _ in range(3):
+            next(iterator)
+            iterator.set_state(iterator.get_state())
+        next(iterator)
+        wait_until(lambda: len(set(threading.enumerate()) - before) == 1)
+
+
 def test_a_closed_iterator_says_so(pair) -> None:
     iterator = iter(pair.distribute_dataset(Slow()))
     next(iterator)
