@@ -14,6 +14,7 @@ assigned again.
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import os
 import site
@@ -205,6 +206,12 @@ _SITES = tuple(
 """The folders where packages are installed."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
 _CALLERS = {"equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"}
+_LIBRARIES = tuple(
+    spec.origin.removesuffix("__init__.py")
+    for spec in map(importlib.machinery.PathFinder.find_spec, _CALLERS)
+    if spec is not None and spec.origin is not None and spec.submodule_search_locations
+)
+"""The folders of these packages, which may be in another place: a folder of ``PYTHONPATH``."""
 
 
 @functools.lru_cache(4096)
@@ -212,7 +219,7 @@ def _kind(file: str) -> str:
     place = next((folder for folder in _SITES if file.startswith(folder)), None)
     if place is not None and not file.startswith(PACKAGE):
         return "library" if file[len(place) :].split(os.sep)[0] in _CALLERS else "installed"
-    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen")) else "user"
+    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen", *_LIBRARIES)) else "user"
 
 
 def users_position(files: Iterable[str]) -> int | None:

@@ -64,7 +64,7 @@ def test_devices() -> None:
         tf.MirroredStrategy(["cpu:0", "cpu:0"])
     with pytest.raises(ValueError, match="pass devices or num_gpus"):
         tf.MirroredStrategy(["cpu:0"], num_gpus=1)
-    with pytest.raises(ValueError, match="there is no device 'gpu:0'"):
+    with pytest.raises(ValueError, match="there is no device 'gpu:0'.* JAX finds no gpu: run `replicax doctor`"):
         tf.MirroredStrategy(num_gpus=2)
 
 

@@ -26,7 +26,7 @@ def test_tables_page_and_data(model, tmp_path) -> None:
     page, data = tmp_path / "plan.html", tmp_path / "plan.json"
     done = replicax_command(
         *(f"{model}:plan", "--topology", "a3-megagpu-8g:2", "--strategy", "groups:8", "--html", page, "--json", data),
-        XLA_PYTHON_CLIENT_MEM_FRACTION="0.5",
+        XLA_CLIENT_MEM_FRACTION="0.5",
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -34,7 +34,7 @@ def test_tables_page_and_data(model, tmp_path) -> None:
     assert lines[0] == "step on 16 replicas, 16 × NVIDIA H100 80GB HBM3 (2x8)"
     assert re.match(r"fits: needs [\d.]+ KiB on each device, of 39.55 GiB", lines[1])
     words = " ".join(done.stdout.split())
-    assert "JAX takes 50% of 79.11 GiB, or as XLA_PYTHON_CLIENT_MEM_FRACTION says" in words
+    assert "JAX takes 50% of 79.11 GiB, or as XLA_CLIENT_MEM_FRACTION says" in words
     assert re.search(r"all-gather +1 × .* replica +8 .* NVLink", done.stdout)
     assert "network" in words
     assert page.read_text().startswith("<!DOCTYPE html>")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import subprocess
+import sys
 import sysconfig
 import warnings
 
@@ -37,6 +40,17 @@ def test_which_frame_is_the_users(files: list[str], position: int | None) -> Non
     assert errors.users_position([errors.__file__, os.__file__, *frames, script]) == (
         None if position is None else position + 2
     )
+
+
+def test_a_library_in_a_folder_of_pythonpath(tmp_path: pathlib.Path) -> None:
+    """As `pip install --target` puts it there."""
+    library = tmp_path / "libraries" / "equinox" / "__init__.py"
+    library.parent.mkdir(parents=True)
+    library.write_text("")
+    program = f"from replicax import errors; print(errors.users_position([{str(library)!r}, '/home/me/train.py']))"
+    path = os.pathsep.join([str(library.parents[1]), *sys.path])
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    assert done.stdout == b"1\n", done.stderr
 
 
 def test_an_error_inside_another_library(pair) -> None:

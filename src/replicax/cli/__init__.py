@@ -20,7 +20,7 @@ from replicax.cli.command_line import InputError, OutputError, Parser, add_absen
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
-_EXTRAS = {"migrate": "read a program for tf.distribute, and say what takes the place of what"}
+_EXTRAS = {"migrate": "list the uses of tf.distribute in a program, and what replaces each"}
 """Commands that other distributions contain, installed by the extra of the same name, with their help."""
 
 

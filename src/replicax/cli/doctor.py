@@ -20,10 +20,10 @@ _TOTAL = 9.0
 _LEAST = 5.0
 """Seconds that the checks have at least, however long that took."""
 _EPILOG = """\
-Nothing is changed, and no worker is started: the devices are asked in a process of their own, and hosts of the
-cluster get a connection that is closed again. Each finding that is not well says what to do.
+The command changes nothing and starts no worker: a process of its own asks for the devices, and each host of the
+cluster gets a connection that is closed again. Each problem comes with what to do.
 
-Exit status: 0 if all is well or there are warnings only; 1 if something is wrong; 2 if the input was.
+Exit status: 0 if all is well or there are only warnings; 1 if something is wrong; 2 if an argument was.
 """
 
 
@@ -31,10 +31,9 @@ def add_parser(subparsers: Any) -> None:
     """Describe the command to ``argparse``."""
     parser = subparsers.add_parser(
         "doctor",
-        help="look at this machine and its cluster: versions, devices, memory, network",
-        description="Look at the versions of what is installed, the machine and its devices, the variables that "
-        "matter, and the cluster that a strategy would find; report in one screen, in less than ten seconds, what is "
-        "there and what is wrong.",
+        help="check this machine and its cluster: versions, devices, memory, network",
+        description="Check versions, devices, memory, disk, environment variables, and the cluster that a strategy\n"
+        "would find. Report what is there and what is wrong, on one screen and in less than ten seconds.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

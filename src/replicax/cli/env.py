@@ -20,8 +20,8 @@ _TOPICS = ("devices", "GPUs", "NVLink", "peer access", "NCCL", "GPU memory", "MI
 """The topics of the findings to show."""
 _WIDTH = 12  # of the names
 _EPILOG = """\
-Copy all of it into the issue, and look through it first: variables such as TF_CONFIG may name your machines.
-`replicax doctor` looks at more (collectives, disk, network), and says what to change.
+Read it before you paste it: variables such as TF_CONFIG may name your machines. `replicax doctor` checks more
+(collectives, disk, network), and says what to change.
 """
 
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "env",
         help="print what to paste into an issue: versions, platform, devices, variables",
-        description="Print the versions of Replicax, Python and the packages, the platform, the devices that JAX "
+        description="Print the versions of Replicax, Python and the packages, the platform, the devices that JAX\n"
         "finds, and the environment variables that matter, as plain text to paste into an issue.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -22,9 +22,8 @@ _PROG = "replicax launch"
 _MOST_WORKERS = 65536
 """Each worker of a machine has a port."""
 _EPILOG = """\
-Options of the launcher come before the script; all that follows the script is the script's. Workers find each other by
-their environment (TF_CONFIG and JAX's variables), so a script with replicax.MultiWorkerMirroredStrategy() needs no
-arguments for it. For example:
+The launcher's options go before the script, the script's after it. Workers find each other by environment variables
+(TF_CONFIG and JAX's own), so a script with replicax.MultiWorkerMirroredStrategy() needs no arguments. For example:
 
     replicax launch --workers 2 --devices-per-worker 2 train.py --rate 0.1
 
@@ -32,7 +31,7 @@ Ctrl-C interrupts the workers, and SIGTERM asks them to save and leave; after --
 second Ctrl-C at once. With --workers N:MAX, SIGUSR1 goes on with one worker less, and SIGUSR2 with one more.
 
 Exit status: 0 if all workers have finished; that of the first worker that failed, or 128 + the number of the signal
-that ended it; 75 if the workers were asked to leave and have saved; 2 if the input was wrong, and nothing was started.
+that ended it; 75 if the workers have saved and left as asked; 2 if an argument was wrong, and nothing was started.
 """
 
 
@@ -40,12 +39,12 @@ def add_parser(subparsers: Any) -> None:
     """Describe the command to ``argparse``."""
     parser = subparsers.add_parser(
         "launch",
-        help="start the workers of a program, on this machine or on a cluster, and start them again after a fault",
+        help="start the workers of a program, on this machine or on a cluster, and restart them after a fault",
         usage=f"{_PROG} --workers N[:MAX] [options] SCRIPT [ARGS …]\n"
         f"       {_PROG} --workers N[:MAX] [options] -m MODULE [ARGS …]",
-        description="Start so many worker processes of a script. Their output is shown line by line, each with its\n"
-        "worker, and kept in files. If one fails all are ended, and started again if that is allowed. Nothing that\n"
-        "they have started outlives the launch.",
+        description="Start the worker processes of a script. Each line of output follows the number of its worker,\n"
+        "and is kept in a file. If a worker fails, the launcher stops all, and restarts them if --max-restarts allows\n"
+        "it. No process that a worker started outlives the launch.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -55,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         type=_workers,
         required=True,
         metavar="N[:MAX]",
-        help="how many on each machine; N:MAX starts MAX, and goes on with what is left while there are at least N",
+        help="how many on each machine; N:MAX starts MAX, and goes on with fewer, but at least N",
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -87,32 +86,32 @@ def add_parser(subparsers: Any) -> None:
         "(default: 1)",
     )
     faults.add_argument(
-        "--grace", type=float, default=30.0, metavar="S", help="seconds for workers that are asked to end (default: 30)"
+        "--grace", type=float, default=30.0, metavar="S", help="seconds that workers have to end (default: 30)"
     )
     faults.add_argument(
         "--hang-timeout",
         type=float,
         default=10.0,
         metavar="S",
-        help="a worker that makes no step, and does nothing else that is known to take long, for the larger of S "
-        "seconds and 5 times the usual time counts as a fault; 0 switches this off (default: 10)",
+        help="after S seconds without a step, or 5 times the usual step time if that is longer, a worker hangs, "
+        "unless it does something known to take long; a hang is a fault; 0 switches this off (default: 10)",
     )
     faults.add_argument(
         "--finish-timeout",
         type=float,
         metavar="S",
-        help="how long others may go on when one worker has finished (default: for ever, and it is said who does)",
+        help="how long the others may go on when one worker has finished (default: for ever)",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="for DIR/attempt-0/worker-1.log and so on (default: replicax-logs/DATE-TIME-PROCESS)",
+        help="folder of the files attempt-0/worker-1.log and so on (default: replicax-logs/DATE-TIME-PROCESS)",
     )
     output.add_argument(
-        "--show", choices=("all", "chief", "none"), default="all", help="whose output is shown (default: all)"
+        "--show", choices=("all", "chief", "none"), default="all", help="whose output to show (default: all)"
     )
-    output.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
+    output.add_argument("--dry-run", action="store_true", help="print commands and environments, and start nothing")
     hosts = parser.add_argument_group("several hosts", "run the same command on each")
     hosts.add_argument("--hosts", type=_hosts, default=(), metavar="HOST,…", help="all of them, the chief's first")
     hosts.add_argument(

@@ -37,17 +37,17 @@ the step takes, with a jax.ShapeDtypeStruct of one replica's shape for each arra
         return (lambda x: x @ w), jax.ShapeDtypeStruct((32, 784), "float32")
 
 If it has further arguments, as in def plan(strategy, size="7b", batch=4), --with gives them: --with size=70b --with
-batch=2. What Python reads as a number, True, False, None, a list or a string is that; anything else is text.
+batch=2. A value is a Python literal (a number, True, False, None, a list or a quoted string); anything else is text.
 
---search plans many cases, each in a process of its own, and prints them in the order of predicted step time. What it
-varies are the options --strategy, --logical and --microbatches, and arguments of the function: --search
-strategy=mirrored,groups:8 microbatches=1,2 remat=none,layers. What is not said is varied as the program offers it, in a
-dict of its module such as SEARCH = {"remat": ["none", "layers"]}, and then by default: mirrored, sharded or in groups,
-and 1, 2 or 4 microbatches. What is given as an option or by --with is not varied. All cases have the same batch: what
-the function's element_spec has for one replica, on each device; or that of --batch.
+--search plans many cases, each in a process of its own, and prints them in the order of predicted step time. It varies
+the options --strategy, --logical and --microbatches, and arguments of the function: --search
+strategy=mirrored,groups:8 microbatches=1,2 remat=none,layers. For what you leave out it takes the choices of the
+program's module, in a dict such as SEARCH = {"remat": ["none", "layers"]}, and then the defaults: mirrored, sharded or
+in groups, and 1, 2 or 4 microbatches. It does not vary what an option or --with sets. All cases have the same batch:
+that of the function's element_spec for one replica, on each device; or that of --batch.
 
-Exit status: 0 if the step fits, or if it is not known how much memory there is; 1 if it does not fit, or can't be
-traced or compiled; 2 if the input was wrong, and nothing was compiled; 3 if a file could not be written after all.
+Exit status: 0 if the step fits, or the devices' memory is unknown; 1 if it does not fit, or can't be traced or
+compiled; 2 if an argument was wrong, and nothing was compiled; 3 if a file could not be written at the end.
 """
 
 
@@ -56,10 +56,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="compile a step for GPUs or TPUs that are not there: memory, collectives, predicted speed",
-        description="Compile a step ahead of time, and report whether it fits, what it costs, every collective, and "
-        "how it should scale. With --topology it is compiled for NVIDIA GPUs, by XLA's compiler for them (the extra "
-        "replicax[gpu-plan]), or for a TPU slice, by the compiler in libtpu (replicax[tpu]). Neither a GPU nor a TPU "
-        "is needed. Without, for emulated CPU devices.",
+        description="Compile a step ahead of time, and report whether it fits, what it costs, its collectives, and\n"
+        "how it should scale. With --topology the step is compiled for NVIDIA GPUs, by XLA's compiler for them\n"
+        "(replicax[gpu-plan]), or for a TPU slice, by the compiler in libtpu (replicax[tpu]). No GPU or TPU is\n"
+        "needed. Without --topology it is compiled for emulated CPU devices.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -127,21 +127,20 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         return device
     if not isinstance(device, str):
         raise TypeError(f"a device is a jax.Device or a string such as 'cpu:0', got {device!r}")
-    match = _NAME.fullmatch(device)
-    available = list(_local_devices())
-    if match:
+    available, hint = list(_local_devices()), "replicax.use_cpu_devices(n) emulates more CPU devices"
+    if match := _NAME.fullmatch(device):
         _check_owner(match["owner"] or "", device)
         platform, index = match["platform"].lower(), int(match["index"] or 0)
         try:
             available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
         except RuntimeError:
-            pass
+            hint = f"JAX finds no {platform}: run `replicax doctor` to see why"
         else:
             if index < len(available):
                 return available[index]
     raise ValueError(
         f"there is no device {device!r}; available: {', '.join(map(_name, available))}"
-        + (". replicax.use_cpu_devices(n) emulates more CPU devices." if available[0].platform == "cpu" else "")
+        + (f". {hint}." if available[0].platform == "cpu" else "")
     )
 
 

@@ -146,8 +146,8 @@ CHIPS = {
 }
 """By the name of the generation or the model, as in the names of topologies."""
 
-MEMORY_FRACTION = FRACTION_VARIABLES[-1]
-"""The environment variable that tells JAX which part of a GPU's memory programs may use, by its older name."""
+MEMORY_FRACTION = FRACTION_VARIABLES[0]
+"""The environment variable that tells JAX which part of a GPU's memory programs may use."""
 
 
 def chip_of(device_kind: str) -> Chip | None:

@@ -196,7 +196,7 @@ class Accuracy(Mean):
             if self.threshold is None and not has_classes and labels.ndim > 1 and labels.shape[-1] > 1:
                 raise ValueError(
                     f"Accuracy.update(labels, predictions): labels and scores have the same shape {labels.shape}. If "
-                    "labels are one-hot, pass labels.argmax(-1). If each score is a decision of its own, say so: "
+                    "labels are one-hot, pass labels.argmax(-1). If each score is a decision of its own, use "
                     "Accuracy(threshold=0.5)."
                 )
             predictions = (predictions > (0.5 if self.threshold is None else self.threshold)).astype(jnp.int32)

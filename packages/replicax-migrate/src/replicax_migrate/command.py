@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 _PROG = "replicax migrate"
 _EPILOG = """\
-One line for each use: FILE:LINE:COLUMN  the name as it is written → what takes its place. What behaves differently
-stands behind it, the first time in a file. Programs for the tower API of TensorFlow 1.9 to 1.12 are shown the name
-in replicax.compat.v1, and today's. A "?" marks a guess: only its name says what a value is, or it is TensorFlow's in
-one branch and something else in another.
+One line for each use: FILE:LINE:COLUMN  the name → what replaces it. The first use in a file also names what behaves
+differently. For the tower API of TensorFlow 1.9 to 1.12 the line has the name in replicax.compat.v1, and today's. A "?"
+marks a guess: either only the name suggests it, or the value comes from TensorFlow in one branch but not in another.
 
---write changes what is no more than a name, and adds the import that it needs. All else stays as it is, byte for byte.
-Tensors, variables, models and optimizers are for you to change. Notebooks are left alone. You may use it again.
+--write applies pure renames, and adds the import that they need. It changes no other byte: tensors, variables, models
+and optimizers are for you to change. It leaves notebooks alone, and a second run changes nothing.
 
 exit status:
   0  every use has a counterpart
-  1  a use has none, or a file or folder could not be read, or the output was closed; all others are read all the same
+  1  a use has none, or a file or folder could not be read, or the output was closed; all other files were read
   2  an argument is wrong, such as a file that is not there; nothing was done
-  3  a file could not be written after all
+  3  a file could not be written
 """
 
 
@@ -39,9 +38,9 @@ def add_parser(subparsers: Any) -> None:
     """Describe the command to ``argparse``."""
     parser = subparsers.add_parser(
         "migrate",
-        help="read a program for tf.distribute, and say what takes the place of what",
-        description="Read programs for TensorFlow, without running them, and print each use of a name of tf.distribute "
-        "or tf.contrib.distribute with what takes its place. TensorFlow need not be installed.",
+        help="list the uses of tf.distribute in a program, and what replaces each",
+        description="Print each use of tf.distribute or tf.contrib.distribute in a program, and what replaces it. The\n"
+        "command runs none of your code, and needs no TensorFlow.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
         type=_named,
         help="a Python file, a notebook, a folder, or - for a program on standard input",
     )
-    parser.add_argument("--write", action="store_true", help="change the names that are sure")
+    parser.add_argument("--write", action="store_true", help="apply pure renames")
     parser.add_argument("--json", type=_named, metavar="FILE", help="write the report as JSON")
     parser.set_defaults(run=run)
 

@@ -201,4 +201,4 @@ _TEXTS = {
         "(optax.chain(optax.clip_by_global_norm(…), …)), which does it after the sum."
     ),
 }
-_IF_MEANT = "If it is meant as it is, say so: replicax.as_share(loss)."
+_IF_MEANT = "If the warning is wrong, or you meant it, wrap the loss in replicax.as_share(loss)."

@@ -214,7 +214,7 @@ def get_variable(
         return existing
     if existing is not None:
         raise ValueError(
-            f"get_variable: there is a variable {name!r} already: to have it again, say so with "
+            f"get_variable: there is a variable {name!r} already: to have it again, use "
             "variable_scope(…, reuse=True), or AUTO_REUSE"
         )
     if existing is None and scope.reuse is True:
