@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.checkpoint import saving
+from replicax.checkpoint import retention, saving
 from replicax.checkpoint.storage import folder_lock
 
 
@@ -246,6 +247,33 @@ def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoin
     saved(manager, [3])
     assert len(broken) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manager.json", "step-00000003"]
+
+
+def test_two_managers_that_make_a_folder_at_once_have_one_id(tmp_path, monkeypatch) -> None:
+    write, others = retention.manifest.write_flushed, []
+
+    def written(path: str, text: str) -> None:
+        write(path, text)
+        if not others:
+            others.append(retention.Folder(str(tmp_path)))
+            others[0].own()
+
+    monkeypatch.setattr(retention.manifest, "write_flushed", written)
+    folder = retention.Folder(str(tmp_path))
+    folder.own()
+    assert folder.id == others[0].id
+    assert [path.name for path in tmp_path.iterdir()] == ["manager.json"]
+
+
+def test_a_folder_gets_an_id_on_a_file_system_without_links(tmp_path, monkeypatch) -> None:
+    def refused(*paths: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    folder = retention.Folder(str(tmp_path))
+    folder.own()
+    assert folder.id == json.loads((tmp_path / "manager.json").read_text())["id"]
+    assert [path.name for path in tmp_path.iterdir()] == ["manager.json"]
 
 
 # --- misuses --------------------------------------------------------------------------------------------

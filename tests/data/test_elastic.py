@@ -190,6 +190,9 @@ def test_states_of_other_datasets(tmp_path) -> None:
         "other files": lines("[bc].txt"),
         "more files": lines("*.txt"),
         "a list": [np.zeros(4)],
+        "a longer list": [np.zeros(4)] * 2,
+        "arrays": (np.zeros((3, 4)), np.zeros((3, 4))),
+        "longer arrays": (np.zeros((5, 4)), np.zeros((5, 4))),
         "Grain's": grain.MapDataset.mix([grain.MapDataset.range(26).batch(4)]),
     }
     states = {}
