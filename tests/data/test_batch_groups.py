@@ -84,7 +84,7 @@ def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
 
     def interrupt() -> None:
         is_asked.wait(60.0)
-        time.sleep(0.2)
+        time.sleep(0.5)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     iterator = iter(pair.distribute_dataset(Batches()))

@@ -187,15 +187,19 @@ class Stalled:
         return np.full(2, index, np.float32)
 
 
-def send_when_asked(source: Stalled, number: int) -> None:
-    """Send this process a signal, soon after it has asked for an example that does not come."""
+class SignalAt(replicax.Callback):
+    """Sends this process a signal when a run has made some steps, and its source is asked for what does not come."""
 
-    def send() -> None:
-        source.is_asked.wait(60.0)
-        time.sleep(0.3)
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    def __init__(self, step: int, source: Stalled, number: int) -> None:
+        self.step, self.source, self.number = step, source, number
 
-    threading.Thread(target=send).start()
+    def on_start(self, run: replicax.TrainingRun) -> None:
+        def send() -> None:
+            while run.step < self.step or not self.source.is_asked.is_set():
+                time.sleep(0.01)
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number)
+
+        threading.Thread(target=send, daemon=True).start()
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
@@ -204,10 +208,10 @@ def test_a_run_that_waits_for_its_input_is_saved_and_resumed(
     tmp_path: pathlib.Path, number: int, steps_per_call: int
 ) -> None:
     """Storage stalls inside the sixth batch, where with three steps in a call two batches are there already."""
-    source = Stalled(21)
+    source, at = Stalled(21), 5 if steps_per_call == 1 else 3
     seen: list[float] = []
 
-    def run(source: Any, steps: int) -> replicax.TrainingRun:
+    def run(source: Any, steps: int, *callbacks: replicax.Callback) -> replicax.TrainingRun:
         with strategy_of(2).scope():
             total = replicax.Variable(0.0, name="total", aggregation="sum")
 
@@ -222,19 +226,18 @@ def test_a_run_that_waits_for_its_input_is_saved_and_resumed(
                 steps,
                 checkpoints=replicax.CheckpointManager(replicax.Checkpoint(total=total), tmp_path, every_steps=100),
                 steps_per_call=steps_per_call,
+                callbacks=callbacks,
                 progress=False,
             )
         finally:
             seen.append(float(total))
 
-    send_when_asked(source, number)
     try:
         with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
-            run(source, 8)
+            run(source, 8, SignalAt(at, source, number))
         assert not source.is_back.is_set()
     finally:
         source.is_back.set()
-    at = 5 if steps_per_call == 1 else 3
     assert seen == [sum(range(4 * at))]
     resumed = run(Stalled(100), 8)
     assert (resumed.resumed_at, resumed.step) == (at, 8)
@@ -243,10 +246,10 @@ def test_a_run_that_waits_for_its_input_is_saved_and_resumed(
 
 def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
     source = Stalled(9)
-    send_when_asked(source, signal.SIGTERM)
+    evaluation = lambda x: x.mean(), grain.MapDataset.source(source).batch(4)
     try:
         with pytest.raises(SystemExit):
-            train(8, evaluate=(lambda x: x.mean(), grain.MapDataset.source(source).batch(4)))
+            train(8, evaluate=evaluation, callbacks=[SignalAt(8, source, signal.SIGTERM)])
         assert not source.is_back.is_set()
     finally:
         source.is_back.set()
