@@ -15,6 +15,7 @@ import rich.console
 
 import replicax
 from replicax.cli import main
+from replicax.cli.user_function import load
 from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -225,6 +226,19 @@ def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None
     assert message in printed.err
     assert re.match(r"replicax( plan)?: error: ", printed.err)
     assert printed.err.count("\n") == 1
+
+
+def test_a_script_imports_what_lies_beside_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_the_script.py").write_text("NUMBER = 7\n")
+    script = tmp_path / "script_of_a_plan.py"
+    script.write_text("import beside_the_script\ndef plan(strategy):\n    return beside_the_script.NUMBER\n")
+    try:
+        _, function = load(str(script))
+        assert function(None) == 7
+    finally:
+        for name in ("beside_the_script", "script_of_a_plan"):
+            sys.modules.pop(name, None)
 
 
 def test_without_libtpu(model, capsys, in_place, monkeypatch) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -129,10 +130,10 @@ def faked(monkeypatch):
 def test_the_order_of_a_search(model, capsys, faked) -> None:
     asked = faked(
         CaseOutcome(case("a"), found(2.0)),
-        CaseOutcome(case("b"), found(9.0, fits=False, total=2**31)),
+        CaseOutcome(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
         CaseOutcome(case("c"), None, "KeyError"),
         CaseOutcome(case("d"), found(1.0)),
-        CaseOutcome(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
+        CaseOutcome(case("b"), found(9.0, fits=False, total=2**31)),
     )
     given = ["--chip", "chip.json", "--strategy", "sharded", "--with", "kind=x", "--search", "microbatches=2"]
     assert main(["plan", "model.py", *given]) == 0
@@ -276,6 +277,26 @@ def test_cases_have_the_same_examples_on_all_devices() -> None:
             found = plan._with_batch(element, strategy, args)
             assert found["x"].shape[0] * strategy.num_replicas_in_sync == (8 * 8 if batch is None else batch)
             assert found["scale"] == 2.0
+
+
+def test_a_case_tells_its_examples_if_its_arrays_agree_in_them(model, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "end_with_search", lambda: None)  # standard input is that of the tests
+    command = ["plan", "model.py", "--replicas", "8", "--chip", "chip.json", "--case", "case.json"]
+
+    def case(*options: str) -> dict:
+        status = main([*command, *options])
+        data = json.loads((model.parent / "case.json").read_text())
+        assert status == (0 if data["fits"] else 1)
+        return {name: data.get(name) for name in ("fits", "is_pruned", "examples", "replicas")}
+
+    assert case() == {"fits": True, "is_pruned": None, "examples": 8 * 16, "replicas": 8}
+    large = {"fits": False, "is_pruned": True, "examples": 8 * 256, "replicas": 8}
+    assert case("--with", "width=256") == large
+    model.write_text(model.read_text().replace("def step(x):", "def step(both):\n        x, mask = both"))
+    more = 'return step, (jax.ShapeDtypeStruct((width, width), "float32"), jax.ShapeDtypeStruct((3,), "float32"))'
+    model.write_text(re.sub("return step, .*", more, model.read_text()))
+    assert case() == {"fits": True, "is_pruned": None, "examples": None, "replicas": 8}
+    assert case("--with", "width=256") == {**large, "examples": None}
 
 
 def test_values_of_python_are_what_with_reads(model, capsys, faked) -> None:

@@ -35,9 +35,10 @@ def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: l
         v = replicax.Variable(value, name="v", partition_dimensions=parts)
         uneven = replicax.Variable(np.arange(513.0, dtype=np.float32), name="uneven")
         own = replicax.Variable(np.arange(3, dtype=np.int32), name="own", synchronization="on_read", aggregation="sum")
-    variables = [v, uneven, own]
+        few = replicax.Variable(np.arange(625, dtype=np.float32).reshape(5, 5, 5, 5), name="few")
+    variables = [v, uneven, few, own]
     devices = devices_that_hold(strategy.extended.mesh, variables)
-    for variable, whole in zip(variables, (value, np.arange(513.0), None), strict=True):
+    for variable, whole in zip(variables, (value, np.arange(513.0), few.numpy(), None), strict=True):
         holding = holding_of(variable, devices, strategy.extended.replicas.per_device)
         assert holding.shape == variable.shape
         assert holding.bytes == variable.size * variable.dtype.itemsize
@@ -53,6 +54,7 @@ def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: l
             expected = whole[tuple(slice(*bounds) for bounds in part.bounds)]
             found = held[device][tuple(slice(n) for n in expected.shape)]  # without what fills it up
             np.testing.assert_array_equal(found, expected)
+            assert part.size == expected.size
 
 
 def test_exchanges_are_counted_as_often_as_they_run() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import replicax
 from replicax import GPUClusterResolver
+from replicax.gpu import gpu_resolver
 
 
 def test_emulated() -> None:
@@ -108,3 +109,19 @@ def test_the_extra_is_of_another_version(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.metadata, "version", lambda name: ours if "plugin" in name else "0.1")
     with pytest.raises(RuntimeError, match=rf"of jaxlib's version: jaxlib is {ours}, and jax-cuda12-pjrt is 0.1"):
         GPUClusterResolver(topology="h100:8")
+
+
+@pytest.mark.parametrize(
+    ("name", "described"), [("h100:16x8", "16x1x8"), ("gb200:36x4", "2x18x4"), ("gb200:18x4", "1x18x4")]
+)
+def test_the_compiler_hears_of_domains_of_hosts(monkeypatch: pytest.MonkeyPatch, name: str, described: str) -> None:
+    asked: list[str] = []
+
+    def devices(target_config: str, topology: str) -> list[object]:
+        asked.append(topology)
+        return [object()] * int(np.prod([int(n) for n in topology.split("x")]))
+
+    monkeypatch.setattr(gpu_resolver, "described_devices", devices)
+    resolver = GPUClusterResolver(topology=name)
+    assert asked == [described]
+    assert resolver.devices.shape == (resolver.num_hosts, resolver.num_gpus_per_host)

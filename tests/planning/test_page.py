@@ -236,6 +236,18 @@ def test_every_section_says_what_its_numbers_are(plan) -> None:
     assert "no measurement" in found["Predicted scaling"].note
 
 
+def test_of_several_slices_collectives_have_two_rows(plan) -> None:
+    [use] = plan.collectives
+    both = (use, dataclasses.replace(use, axes=("slice",), bytes=3 * 2**20, count=2))
+    one, two = (
+        {label: amount for s in sections(found) if s.title.startswith("Work of") for label, amount, _ in s.rows}
+        for found in (plan, dataclasses.replace(plan, slices=2, collectives=both))
+    )
+    assert one.pop("collectives") == two.pop("collectives inside of each slice")
+    assert two.pop("collectives between slices") == "6.00 MiB"
+    assert one == two
+
+
 def test_control_characters_reach_neither_the_page_nor_the_terminal(plan) -> None:
     odd = "w\x1b[31m\x00\x9b\ud800[bold]"
     buffer = dataclasses.replace(plan.memory.buffers[0], name=odd) if plan.memory.buffers else None

@@ -16,7 +16,7 @@ from replicax.planning.chip_specs import Chip
 from replicax.planning.global_batch import examples_of, with_examples
 from replicax.planning.network import HOP
 from replicax.planning.planner import variables_alone
-from replicax.planning.strategy_spec import block_of, strategy_of
+from replicax.planning.strategy_spec import block_of, devices_and_slices, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,14 @@ def test_what_was_measured_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch)
     assert 2 * 4 * 2**20 / chip.bandwidth == pytest.approx(copy - idle / 4)  # read and written
     assert 17 * 2**14 / chip.arithmetic == pytest.approx(numbers - idle / 64)  # 17 operations for each number
     assert chip.launch == pytest.approx(small / 16)  # of 16 products
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "domains"),
+    [("h100:16x8", 128, 16), ("gb200:4x4", 16, 1), ("gb200:36x4", 144, 2), ("tpu7x:2x2x1", 8, 1), ("v5p:2x2x1", 4, 1)],
+)
+def test_a_few_hosts_of_a_domain_are_one(name: str, devices: int, domains: int) -> None:
+    assert devices_and_slices(name) == (devices, domains)
 
 
 def test_no_devices() -> None:

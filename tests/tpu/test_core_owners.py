@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from replicax import DeviceAssignment, Topology
 from replicax.tpu.core_owners import SHARED, core_owners
@@ -36,6 +36,8 @@ def test_with_one_they_belong_to_replicas() -> None:
     st.integers(1, 2),
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
 )
+@example((4, 4, 2), 1, (1, 1, 1))  # above each other are replicas whose numbers differ by twice the number of colours
+@example((4, 2, 2), 2, (1, 1, 1))
 def test_neighbours_have_different_colours(chips, cores, shape) -> None:
     topology = Topology.of_chips(chips, cores, wrap=(True, True, True))
     if any(a > b for a, b in zip(shape, chips, strict=True)):

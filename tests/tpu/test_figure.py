@@ -72,6 +72,39 @@ def test_cores_and_links_lie_where_the_assignment_says(tmp_path, monkeypatch, na
     assert ("from one logical device to the next" in keys) == bool(found)
 
 
+def test_hosts_lie_under_their_chips_and_links_around_are_open_ends(tmp_path, monkeypatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    topology = Topology.of_chips((4, 6, 1), wrap=(True, True, False))
+    topology.plot(tmp_path / "slice.svg")
+    [axes] = figures[0].axes
+    sheets, lines, boxes = (next(c for c in axes.collections if c.zorder == level) for level in (0, 1, 2))
+    chips = list(itertools.product(range(4), range(6)))
+    places = [box.get_extents() for box in boxes.get_paths()]
+    found = [
+        {
+            tuple(np.round((p.min + p.max) / 2).astype(int).tolist())
+            for p in places
+            if sheet.contains(*p.min) and sheet.contains(*p.max)
+        }
+        for sheet in (path.get_extents() for path in sheets.get_paths())
+    ]
+    hosts = [{(x, y) for x, y, *_ in own} for own in topology.device_coordinates.tolist()]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, hosts))
+    segments = [tuple(map(tuple, segment.tolist())) for segment in lines.get_segments()]
+    inside = [pair for pair in segments if set(pair) <= set(chips)]
+    assert {frozenset(pair) for pair in inside} == {
+        frozenset(pair) for pair in itertools.combinations(chips, 2) if np.abs(np.subtract(*pair)).sum() == 1
+    }
+    begins, ends = zip(*(pair for pair in segments if pair not in inside), strict=True)
+    assert sorted(begins) == sorted(
+        [(x, y) for x in (0, 3) for y in range(6)] + [(x, y) for y in (0, 5) for x in range(4)]
+    )
+    for (x, y), (to_x, to_y) in zip(begins, ends, strict=True):
+        assert (x == to_x) != (y == to_y)
+        assert not (0 <= to_x <= 3 and 0 <= to_y <= 5)  # away from the slice
+
+
 def test_other_formats(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"must end in .png or .svg, got '.*slice.pdf'"):
         Topology.from_name("v5e:2x2").plot(str(tmp_path / "slice.pdf"))

@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
             )
         step, element = planned[0], _with_batch(planned[1], strategy, args)
         if args.case is not None and (pruned := _pruned_report(strategy, step, element, chip)) is not None:
-            _write_case(args.case, strategy, element, pruned)
+            args.case.write_text(json.dumps(pruned))
             return 1
         found = replicax.plan(strategy, step, element, chip=chip)
     except InputError:
@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if args.case is not None:
-        _write_case(args.case, strategy, element, found.to_dict())
+        args.case.write_text(found.to_json())
         return 0
     writers = ((args.html, found.write_html), (args.json, lambda path: path.write_text(found.to_json())))
     failures = {path: written(path, write) for path, write in writers if path is not None}
@@ -219,20 +219,20 @@ def _pruned_report(
     strategy: replicax.Strategy, step: Any, element: Any, chip: replicax.planning.Chip | None
 ) -> dict[str, Any] | None:
     """The report of a case whose variables alone do not fit, so that it need not be compiled."""
+    from replicax.planning.global_batch import examples_together
     from replicax.planning.planner import variables_alone
 
     needed, capacity = variables_alone(strategy, step, element, chip=chip)
     if capacity is None or needed <= capacity:
         return None
-    return {"fits": False, "is_pruned": True, "memory": {"total": needed, "capacity": capacity}}
-
-
-def _write_case(path: Path, strategy: replicax.Strategy, element: Any, found: dict[str, Any]) -> None:
-    from replicax.planning.global_batch import examples_of
-
     replicas = strategy.num_replicas_in_sync
-    each = examples_of(element)
-    path.write_text(json.dumps({"replicas": replicas, "examples": each and each * replicas, **found}))
+    return {
+        "fits": False,
+        "is_pruned": True,
+        "memory": {"total": needed, "capacity": capacity},
+        "examples": examples_together(element, replicas),
+        "replicas": replicas,
+    }
 
 
 def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namespace) -> Any:

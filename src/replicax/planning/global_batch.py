@@ -28,6 +28,15 @@ def examples_of(element_spec: Any) -> int | None:
     return sizes.pop() if sizes else None
 
 
+def examples_together(element_spec: Any, replicas: int) -> int | None:
+    """Return the examples of a step on all replicas; ``None`` if the arrays that it takes don't agree."""
+    try:
+        each = examples_of(element_spec)
+    except ValueError:
+        return None
+    return None if each is None else each * replicas
+
+
 def tokens_of(element_spec: Any) -> int | None:
     """Return the tokens of each example: the size of dim 1 of integers ``[examples, tokens]``; ``None`` without any.
 

@@ -21,7 +21,7 @@ from replicax.planning.chip_specs import Chip, chip_of
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
-from replicax.planning.global_batch import examples_of, tokens_of
+from replicax.planning.global_batch import examples_together, tokens_of
 from replicax.planning.memory import compiled_buffers, inputs_and_outputs, largest, memory_of, read_variables
 from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
@@ -96,7 +96,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         shares = [_share(executable, names, compilations[0], _slices(strategy))]
     report = _report(strategy, executable, compilations, shares, traced, chip)
     return dataclasses.replace(
-        report, examples=_examples(element_spec, report.replicas), tokens=tokens_of(element_spec)
+        report, examples=examples_together(element_spec, report.replicas), tokens=tokens_of(element_spec)
     )
 
 
@@ -227,15 +227,6 @@ def _report(
     if device is None or network is None or strategy.num_replicas_in_sync > len(devices):
         return report  # it is about replicas that have devices of their own
     return dataclasses.replace(report, scaling=scaling_of(walks[busiest.logical_device], network))
-
-
-def _examples(element_spec: Any, replicas: int) -> int | None:
-    """Return the examples of a step on all replicas; ``None`` if the arrays that it takes don't agree."""
-    try:
-        each = examples_of(element_spec)
-    except ValueError:
-        return None
-    return None if each is None else each * replicas
 
 
 def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
