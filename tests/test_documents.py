@@ -97,6 +97,13 @@ def test_links_lead_somewhere(path: pathlib.Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_the_code_of_a_page_makes_the_devices_that_it_names(path: pathlib.Path) -> None:
+    """The tests have eight devices, and a reader's machine has one."""
+    before, _, _ = "".join(BLOCK.findall(path.read_text())).partition("replicax.use_cpu_devices(")
+    assert not re.search(r"cpu:[1-9]", before.partition("(emulate=")[0], re.IGNORECASE)
+
+
 def test_the_page_on_installing_has_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = (ROOT / "docs" / "install.md").read_text()

@@ -161,16 +161,6 @@ def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
     assert ended.value.code == replicax.EXIT_PREEMPTED == 75
 
 
-def test_sigterm_counts_more_than_ctrl_c() -> None:
-    def both(run: replicax.TrainingRun) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
-        train(log_every=10, callbacks=[When(20, both)])
-    assert ended.type is SystemExit
-
-
 class Stalled:
     """A file system that is there no more after some examples: reading another one takes for ever."""
 
@@ -250,6 +240,16 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         assert not source.is_back.is_set()
     finally:
         source.is_back.set()
+
+
+def test_sigterm_counts_more_than_ctrl_c() -> None:
+    def both(run: replicax.TrainingRun) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        train(log_every=10, callbacks=[When(20, both)])
+    assert ended.type is SystemExit
 
 
 @pytest.mark.parametrize(
