@@ -143,6 +143,14 @@ def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     assert strategy.gather(nothing, axis=0).shape == (0,)
 
 
+def test_an_element_without_padding_may_come_before_one_with_it(pair) -> None:
+    [full] = pair.distribute_dataset([FULL])
+    [_, last] = pair.distribute_dataset([FULL, FULL[:6]], InputOptions(partial_batch="pad"))
+    for values in ((full, last), (last, full)):
+        found = sorted(float(mean) for mean in pair.reduce("mean", values, axis=0))
+        assert found == [3.5, 4.5]
+
+
 def test_a_padded_element_in_parts_is_padded() -> None:
     strategy = logical_strategy(2, 2)
     [_, last] = strategy.distribute_dataset([FULL, FULL[:6]], InputOptions(partial_batch="pad"))

@@ -80,6 +80,13 @@ def test_an_unhashable_object_is_an_argument_too(pair) -> None:
         assert float(pair.run(lambda c, x: c.scale * x, args=(config, 2.0))) == 6.0
 
 
+def test_a_set_made_anew_is_the_same_argument(pair) -> None:
+    step = lambda names, x: x * len(names)  # noqa: E731
+    assert [float(pair.run(step, args=(set("ab"), 2.0))) for _ in range(2)] == [4.0, 4.0]
+    assert float(pair.run(step, args=(set("abc"), 2.0))) == 6.0
+    assert pair.extended.trace_count(step) == 2
+
+
 def test_variables_arrive_as_themselves(pair) -> None:
     with pair.scope():
         v = replicax.Variable(1.0)

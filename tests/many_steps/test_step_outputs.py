@@ -176,3 +176,14 @@ def test_random_keys_of_the_first_replica(pair, debug) -> None:
     with replicax.debug() if debug else contextlib.nullcontext():
         found = pair.run_steps(step, iter(pair.distribute_dataset(numbered(3))), 2).last_step_outputs["key"]
     np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(key))
+
+
+def test_steps_that_have_run_are_not_given_back_in_debug_mode(pair) -> None:
+    def step(ctx, x):
+        if int(x.max()) >= 4:
+            raise KeyError("at the third")
+
+    iterator = iter(pair.distribute_dataset(numbered(4)))
+    with replicax.debug(), pytest.raises(KeyError, match="at the third"):
+        pair.run_steps(step, iterator, 4)
+    assert pair.gather(next(iterator), 0).tolist() == [4, 5]

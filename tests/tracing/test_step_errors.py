@@ -131,6 +131,8 @@ def test_asking_inside_a_gradient_a_loop_and_a_partial(pair, w) -> None:
 
     with pytest.raises(jax.errors.TracerBoolConversionError, match=r"(?s)in body at .*JAX says: .*the argument c"):
         pair.run(lambda x: jax.lax.scan(body, x.sum(), None, length=2), args=(X,))
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"depends on the argument named\['x'\]"):
+        pair.run(lambda *, named: 1 if named["x"] > 0 else 2, kwargs={"named": {"x": 1.0}})
     with pytest.raises(jax.errors.TracerBoolConversionError, match=r"depends on the argument batch\['x'\]"):
         pair.run(functools.partial(branches, scale=3.0), args=({"x": X},))
 
