@@ -77,6 +77,10 @@ def refused(capsys, *words: str) -> str:
             ["--workers", "2", "--hosts", "127.0.0.1,b", "--node-rank", "0", "--port", "7001", "train.py"],
             "127.0.0.1 is a loopback address here, and the other 1 host(s) can't reach it",
         ),
+        (
+            ["--workers", "2", "--hosts", "127.0.0.1,b", "--node-rank", "1", "--port", "7001", "train.py"],
+            "127.0.0.1 is a loopback address here, and this host can't reach the chief there",
+        ),
         (["--workers", "2", "--log-dir", "notes.txt", "train.py"], "--log-dir notes.txt: there is a file of that name"),
         (
             ["--workers", "2", "--log-dir", "/proc/logs", "train.py"],

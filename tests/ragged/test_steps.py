@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -631,8 +632,18 @@ def test_an_error_for_replicas_without_examples_says_that_they_have_none() -> No
     [batch] = strategy.distribute_dataset(five)
     with pytest.raises(ZeroDivisionError) as caught:
         strategy.run(step, args=(batch,))
-    assert "0 rows" in caught.value.__notes__[0]
+    assert re.search(r"0 rows, in step 'step' at .*test_steps.py:\d+: `return .*reshape\(", caught.value.__notes__[0])
     assert "partial_batch='pad'" in caught.value.__notes__[0]
+
+    def largest(x):
+        return jnp.max(x, axis=0)
+
+    with pytest.raises(ValueError, match="zero-size array") as caught:
+        strategy.run(largest, args=(batch,))
+    [note] = [note for note in caught.value.__notes__ if "0 rows" in note]
+    assert re.search(
+        r"in step 'largest' at .*: `return jnp.max\(x, axis=0\)`\. .* jnp.max\(x, initial=-jnp.inf\)", note
+    )
 
     first, last = strategy.distribute_dataset(
         [np.ones((8, 2, 3), np.float32), *five], replicax.InputOptions(partial_batch="pad")

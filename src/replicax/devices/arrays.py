@@ -86,7 +86,7 @@ def _would_share(value: Any, sharding: Sharding) -> bool:
     return not present.isdisjoint(wanted) and len(present) + len(wanted) > 2
 
 
-@jax.disable_jit(False)
+@_jax.compiling()
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:
     """Compile and run ``fn(*operands)``, with its results laid out by ``shardings``.
 

@@ -76,12 +76,13 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
     Raises:
       LaunchError: the port is taken, or the others could not reach the chief.
     """
+    if bind is None and _is_loopback(hosts[0]):
+        cant = "this host can't reach the chief there" if node else f"the other {len(hosts) - 1} host(s) can't reach it"
+        raise LaunchError(
+            f"{hosts[0]} is a loopback address here, and {cant}: put the first machine's address in the network first "
+            "in --hosts, or say with --bind at which the chief listens"
+        )
     if node == 0:
-        if bind is None and _is_loopback(hosts[0]):
-            raise LaunchError(
-                f"{hosts[0]} is a loopback address here, and the other {len(hosts) - 1} host(s) can't reach it: put "
-                "this machine's address in the network first in --hosts, or say with --bind at which to listen"
-            )
         check_free(bind or hosts[0], port)
     addresses = tuple(join_address(host, port + i) for host in hosts for i in range(workers))
     return LaunchRendezvous(addresses, join_address(bind or hosts[0], port))

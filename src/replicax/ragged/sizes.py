@@ -23,6 +23,7 @@ from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments, CantJoinError
 from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
+from replicax.execution.tracing.step_errors import where
 from replicax.hlo.executed import executed
 from replicax.hlo.instructions import parse
 from replicax.ragged.joint_program import joined
@@ -101,15 +102,17 @@ def _captured(
         )
     except Exception as error:  # which may come from a wrong guess
         put_back()
-        if any(0 in aval.shape for aval, _ in traced) and _NO_ROWS not in getattr(error, "__notes__", ()):
-            error.add_note(_NO_ROWS)
+        note = _NO_ROWS.format(where(error, fn))
+        if any(0 in aval.shape for aval, _ in traced) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         return error
 
 
 _NO_ROWS = (
-    "(raised for the replicas that get no example of this batch: their arrays have 0 rows, from which reshape can't "
-    "infer a size. Write x.reshape(len(x), 128) in place of x.reshape(len(x), -1), or have small batches padded: "
-    "strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or 'drop')"
+    "(raised for the replicas that get no example of this batch, whose arrays have 0 rows, in {}. Let it need no row: "
+    "jnp.max(x, initial=-jnp.inf) in place of jnp.max(x), x.reshape(len(x), 128) in place of x.reshape(len(x), -1). Or "
+    "have small batches padded: strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or "
+    "'drop')"
 )
 
 

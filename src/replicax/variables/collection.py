@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding
 
-from replicax import collectives
+from replicax import _jax, collectives
 from replicax.devices.arrays import put
 from replicax.devices.host_values import kind_of
 from replicax.devices.logical_axes import over_replicas
@@ -178,7 +178,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
         )
 
 
-@jax.disable_jit(False)
+@_jax.compiling()
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
     """The stored array for all replicas, from replica 0's part of ``array`` (one all-reduce).
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
 import jax.numpy as jnp
 
 from replicax import _jax, context
@@ -278,7 +277,7 @@ def outside_steps(replicas: Replicas) -> Iterator[None]:
     """Compute and store values at once in the middle of a step, in the cross-replica context of ``replicas``."""
     with (
         _jax.outside_tracing(),
-        jax.disable_jit(False),
+        _jax.compiling(),
         context.cross_replica(replicas),
         use_store(ConcreteStore()),
     ):

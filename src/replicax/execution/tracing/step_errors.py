@@ -98,11 +98,11 @@ def _explanation(
     """The new message; ``None`` if the old one is as good."""
     said = str(error)
     if _jax.asked_for_an_array(error):
-        return f"{_where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
+        return f"{where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
     if isinstance(error, AttributeError) and isinstance(error.obj, jax.Array) and hasattr(Variable, str(error.name)):
-        return f"{_where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
+        return f"{where(error, fn)} asks an array for {error.name!r}, which variables have. {_LEAVES}\n{said}"
     if isinstance(error, AttributeError) and type(error.obj) in (int, float) and hasattr(jax.Array, str(error.name)):
-        return f"{_where(error, fn)} asks a Python number for {error.name!r}, which arrays have. {_NUMBERS}\n{said}"
+        return f"{where(error, fn)} asks a Python number for {error.name!r}, which arrays have. {_NUMBERS}\n{said}"
     if isinstance(error, TypeError) and users_frame_of(error) is None:  # the step has not been entered
         if _gets_one_of_several(said, fn):
             return (
@@ -116,16 +116,14 @@ def _explanation(
             )
     if "different trace level" in said:  # NNX's own words
         first = said.partition("\n")[0]
-        return (
-            f"{_where(error, fn)} changes an object of Flax NNX that is no argument of it. {_NNX}\nFlax says: {first}"
-        )
+        return f"{where(error, fn)} changes an object of Flax NNX that is no argument of it. {_NNX}\nFlax says: {first}"
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
-        return f"{_where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
+        return f"{where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
     axis = _jax.unbound_axis(error)
     if axis is not None:
         return (
-            f"{_where(error, fn)} uses the axis {axis!r}, and nothing maps over it there. In compiled steps the axis "
+            f"{where(error, fn)} uses the axis {axis!r}, and nothing maps over it there. In compiled steps the axis "
             f"of the replicas is called {REPLICA_AXIS!r}: jax.lax.pmean(x, replicax.REPLICA_AXIS). Collectives for "
             "both executors are those of replicax.get_replica_context(): all_reduce('mean', x), and "
             f"replica_id_in_sync_group for jax.lax.axis_index.\nJAX says: {said}"
@@ -135,7 +133,7 @@ def _explanation(
         return None
     arguments, said = _jax.arguments_named(said, CAPTURED_IN)
     return (
-        f"{_where(error, fn)} needs the value of something that {_depends_on(arguments, fn, paths, reads)}. No value "
+        f"{where(error, fn)} needs the value of something that {_depends_on(arguments, fn, paths, reads)}. No value "
         "is known there: the Python of a compiled step runs once, to record what is to be computed, for all replicas "
         f"and calls. {_INSTEAD[kind]} To look at values, run it as plain Python: with replicax.debug(): …\n"
         f"JAX says: {said}"
@@ -161,7 +159,7 @@ def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _where(error: Exception, fn: Callable[..., Any]) -> str:
+def where(error: Exception, fn: Callable[..., Any]) -> str:
     """The step, and the user's innermost line with its code: ``step 'train', in loss at model.py:12: …``."""
     name = function_name(fn)
     users = users_frame_of(error)
