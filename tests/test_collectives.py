@@ -150,6 +150,8 @@ def test_gather_of_a_shared_value(pair: replicax.Strategy) -> None:
         pair.gather(jnp.ones(2), 0)
     one = replicax.OneDeviceStrategy("cpu:0")
     assert one.gather(jnp.ones(2), 0).shape == (2,)
+    with pytest.raises(ValueError, match="axis 1 is out of range"):
+        one.gather(jnp.ones(2), 1)
 
 
 def test_gather_of_uneven_components(pair: replicax.Strategy) -> None:
@@ -195,7 +197,7 @@ def test_empty_components_give_no_nan(pair: replicax.Strategy) -> None:
     value = per_replica(pair, lambda i: np.zeros(0 if i else 2, np.float32) + 3)
     assert float(pair.reduce("mean", value, axis=0)) == 3.0
     nothing = per_replica(pair, lambda i: np.zeros(0, np.float32))
-    assert float(pair.reduce("sum", nothing, axis=0)) == 0.0
+    assert float(pair.reduce("sum", nothing, axis=0)) == float(pair.reduce("mean", nothing, axis=0)) == 0.0
 
 
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])

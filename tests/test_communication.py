@@ -13,6 +13,7 @@ import pytest
 
 import replicax
 from replicax import CommunicationOptions
+from replicax.execution import deadline
 from tests.conftest import strategy_of
 from tests.soaking import soak_except
 
@@ -211,6 +212,15 @@ def test_under_vmap(options: CommunicationOptions) -> None:
     assert total.tolist() == [[3, 3, 3]] * 4
 
 
+def test_a_step_has_the_longest_timeout_of_its_collectives(pair: replicax.Strategy) -> None:
+    def step(x: Any) -> Any:
+        for seconds in (20.0, 60.0, 40.0):
+            x = here().all_reduce("sum", x, CommunicationOptions(timeout_seconds=seconds))
+        return x
+
+    assert pair.extended.trace(step, args=(1.0,)).program.timeout == 60.0
+
+
 def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> None:
     def make(late: tuple[int, ...], seconds: float, timeout: float) -> Any:
         def sleep(replica: Any) -> Any:
@@ -231,3 +241,4 @@ def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> No
     ):
         two.run(make((), 0.0, 0.1), args=(1.0,))
     assert float(two.run(make((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0
+    assert not deadline._left_behind

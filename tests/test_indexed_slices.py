@@ -91,6 +91,23 @@ def test_across_replicas() -> None:
         strategy.reduce("sum", IndexedSlices(*map(jnp.asarray, rows_of(0)), SHAPE))
 
 
+@pytest.mark.parametrize("shared", ["values", "indices"])
+def test_what_all_replicas_share_of_it_is_there_once_for_each(shared: str) -> None:
+    strategy = strategy_of(2)
+    values, indices = slices(strategy)
+    expected = np.zeros(SHAPE, np.float32)
+    for replica in range(2):
+        own = dict(zip(("values", "indices"), rows_of(replica), strict=True))
+        own[shared] = dict(zip(("values", "indices"), rows_of(0), strict=True))[shared]
+        np.add.at(expected, own["indices"], own["values"])
+    if shared == "values":
+        values = jnp.asarray(rows_of(0)[0])
+    else:
+        indices = jnp.asarray(rows_of(0)[1])
+    total = strategy.reduce("sum", IndexedSlices(values, indices, SHAPE))
+    np.testing.assert_allclose(total.to_dense(), expected, rtol=1e-6)
+
+
 def merge(strategy: replicax.Strategy, rows: Any) -> Any:
     return strategy.extended.batch_reduce_to("sum", [(rows, None)])[0]
 

@@ -142,6 +142,12 @@ def test_values_from_function_of_different_sizes(pair: replicax.Strategy) -> Non
     assert pair.extended.value_container(x.values[1]) is x
 
 
+def test_values_from_function_of_different_numbers_of_keys(pair: replicax.Strategy) -> None:
+    keys = [jax.random.split(jax.random.key(7), 1 + i) for i in range(2)]
+    for got, expected in zip(pair.local_results(each(pair, *keys)), keys, strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(expected))
+
+
 def test_values_from_function_of_different_dtypes_keep_them(pair: replicax.Strategy) -> None:
     x = each(pair, np.array([1.5], np.float32), np.array([2, 3], np.int32))
     assert [(v.dtype.name, v.tolist()) for v in pair.local_results(x)] == [("float32", [1.5]), ("int32", [2, 3])]
@@ -173,6 +179,8 @@ def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None
 def test_value_context_checks_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
         replicax.ValueContext(2, 2)
+    with pytest.raises(ValueError, match="of at least 0 .*, got -1"):
+        replicax.ValueContext(-1, 2)
     assert replicax.ValueContext(1, 2).replica_id == 1
 
 

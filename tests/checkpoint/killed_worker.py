@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import replicax
 from replicax.checkpoint import saving
 
 
-def main(address: str, worker: int, folder: str) -> None:
+def main(address: str, worker: int, folder: str, point: str) -> None:
     replicax.use_cpu_devices(1)
     jax.distributed.initialize(address, 2, worker, initialization_timeout=60)
     with replicax.MultiWorkerMirroredStrategy().scope():
@@ -24,14 +25,16 @@ def main(address: str, worker: int, folder: str) -> None:
     manager = replicax.CheckpointManager(checkpoint, folder)
     manager.save(1)
     manager.wait()
-    write = saving.write_pieces
+    owner, name, call = {"writing": (saving, "write_pieces", 1), "written": (saving._Exchange, "gather", 3)}[point]
+    do, calls = getattr(owner, name), itertools.count(1)
 
-    def killed(*args: Any) -> None:
-        write(*args)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def killed(*args: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return do(*args)
 
     if worker == 1:
-        saving.write_pieces = killed
+        setattr(owner, name, killed)
     manager.save(2)
     if worker == 1:
         time.sleep(60)
@@ -43,4 +46,4 @@ def main(address: str, worker: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -7,6 +7,7 @@ from collections import namedtuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.layout import Format, Layout
 
@@ -100,3 +101,61 @@ def test_what_is_in_containers_is_looked_at_in_each_save(tmp_path, kind) -> None
     if kind == "renamed":
         with pytest.raises(ValueError, match="model/layers/v"):
             checkpoint.restore(tmp_path / "1")
+
+
+def test_state_that_an_optimizer_or_metric_has_got_since_the_last_save_is_saved(tmp_path) -> None:
+    class Metric:
+        def __init__(self) -> None:
+            self.variables = {"total": replicax.Variable(1.0)}
+
+    def checkpoint_of(start: float) -> replicax.Checkpoint:
+        return replicax.Checkpoint(
+            w=replicax.Variable(start), optimizer=replicax.Optimizer(optax.trace(0.5)), m=Metric()
+        )
+
+    def grow(checkpoint: replicax.Checkpoint, value: float) -> None:
+        checkpoint.optimizer.build([checkpoint.w])
+        checkpoint.m.variables["count"] = replicax.Variable(value)
+        for slot in checkpoint.optimizer.variables:
+            slot.assign(value)
+
+    first, second = checkpoint_of(1.0), checkpoint_of(0.0)
+    first.save(tmp_path / "0")
+    grow(first, 7.0)
+    first.save(tmp_path / "1")
+    grow(second, 0.0)
+    second.restore(tmp_path / "1")
+    assert [float(slot.value) for slot in second.optimizer.variables] == [7.0]
+    assert float(second.m.variables["count"].value) == 7.0
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param(lambda: np.ones(4, np.float32), id="shape"),
+        pytest.param(lambda: np.ones(3, np.int8), id="dtype"),
+        pytest.param(lambda: jnp.ones(3), id="of JAX"),
+        pytest.param(lambda: 5.0, id="number"),
+    ],
+)
+def test_an_array_may_be_another_one_in_the_next_save(tmp_path, later) -> None:
+    checkpoint = replicax.Checkpoint(x=np.zeros(3, np.float32), y=np.arange(2))
+    checkpoint.save(tmp_path / "0")
+    checkpoint.x = later()
+    checkpoint.save(tmp_path / "1")
+    checkpoint.x = checkpoint.x * 0
+    checkpoint.restore(tmp_path / "1")
+    assert type(checkpoint.x) is type(later())
+    assert np.asarray(checkpoint.x).dtype == np.asarray(later()).dtype
+    assert np.asarray(checkpoint.x).tolist() == np.asarray(later()).tolist()
+
+
+def test_a_restored_variable_is_changed_in_place_though_its_old_value_was_read(tmp_path) -> None:
+    v = replicax.Variable(np.zeros(3, np.float32))
+    checkpoint = replicax.Checkpoint(v=v)
+    checkpoint.save(tmp_path / "a")
+    read = v.read_value()
+    checkpoint.restore(tmp_path / "a")
+    restored = v.slot.array
+    v.strategy.run(lambda: v.assign_add(np.ones(3, np.float32)))
+    assert (restored.is_deleted(), read.tolist()) == (True, [0.0, 0.0, 0.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.manifest import _own_hash
 
 DAMAGES = [
@@ -197,6 +199,22 @@ def test_a_checkpoint_by_path_says_what_is_wrong(run, how) -> None:
     with pytest.raises(replicax.errors.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
         checkpoint.restore(folder / "step-00000003")
     assert float(v.value[0]) == 0.0
+
+
+def test_a_disk_that_breaks_while_bytes_are_checked(run, monkeypatch, caplog) -> None:
+    folder, v, checkpoint = run
+    [broken, *_] = map(str, data_files(folder / "step-00000003"))
+    hashed = manifest._hash
+
+    def breaks(path: str) -> tuple[int, str]:
+        if path == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return hashed(path)
+
+    monkeypatch.setattr(manifest, "_hash", breaks)
+    assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 2
+    assert float(v.value[0]) == 2.0
+    assert f"step-00000003: {broken} can't be read: Input/output error" in caplog.text
 
 
 def test_every_byte_counts(run) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import shutil
 
 import jax.numpy as jnp
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.checkpoint import saving
+from replicax.checkpoint import retention, saving
+from replicax.checkpoint.storage import folder_lock
 
 
 @pytest.fixture
@@ -141,6 +144,24 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
     assert "step-00000003 is kept, as it has notes.txt, which is not the manager's" in caplog.text
 
 
+def test_a_copy_by_the_user_is_not_deleted(checkpoint, tmp_path) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [2])
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000001")
+    saved(manager, [3, 4])
+    assert manager._folder.steps() == [1, 4]
+
+
+def test_a_step_that_is_damaged_again_and_again(checkpoint, tmp_path) -> None:
+    for _ in range(3):
+        manager = replicax.CheckpointManager(checkpoint, tmp_path)
+        assert manager.restore_latest() == (1 if manager.steps else None)
+        saved(manager, range(len(manager.steps) + 1, 3))
+        (tmp_path / "step-00000002" / "index.json").unlink()
+    names = [path.name for path in tmp_path.iterdir() if path.name.startswith("step-00000002")]
+    assert sorted(names) == ["step-00000002", "step-00000002.damaged-1", "step-00000002.damaged-2"]
+
+
 def test_what_a_broken_save_has_left_is_removed(checkpoint, tmp_path) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path)
     own = json.loads((tmp_path / "manager.json").read_text())["id"]
@@ -166,12 +187,23 @@ def test_the_newest_whole_one_is_never_deleted(checkpoint, tmp_path) -> None:
     assert manager.steps == (2,)
 
 
+def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -> None:
+    """As one who goes back to an earlier step, to train on from there."""
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    saved(manager, [1, 2, 3])
+    shutil.rmtree(tmp_path / "step-00000003")
+    assert (manager.restore_latest(), manager.latest_step) == (2, 2)
+    assert saved(manager, [3]) == [3]
+    assert manager.steps == (1, 2, 3)
+
+
 def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     first, second = (replicax.CheckpointManager(checkpoint, tmp_path) for _ in range(2))
     saved(first, [3])
     with pytest.raises(FileExistsError, match="step-00000003 now, which this manager has not written"):
         second.save(3)
     assert first.steps == (3,)
+    assert (second.restore_latest(), second.latest_step, second.steps) == (3, 3, (3,))
 
 
 def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_path, monkeypatch) -> None:
@@ -189,6 +221,17 @@ def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"manager.json", "step-00000001", "step-00000002"}
 
 
+def test_a_lock_is_not_kept_by_a_process_that_was_forked_meanwhile(tmp_path) -> None:
+    (tmp_path / folder_lock.NAME).touch()
+    with folder_lock.locked(str(tmp_path)):
+        numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+        [number] = [n for n in numbers if os.readlink(f"/proc/self/fd/{n}") == str(tmp_path / folder_lock.NAME)]
+        copy = os.dup(number)  # as the process would have one
+    with folder_lock.locked(str(tmp_path), alone=True) as is_free:
+        assert is_free
+    os.close(copy)
+
+
 def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoint, tmp_path, monkeypatch) -> None:
     delete, broken = shutil.rmtree, []
 
@@ -204,6 +247,33 @@ def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoin
     saved(manager, [3])
     assert len(broken) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manager.json", "step-00000003"]
+
+
+def test_two_managers_that_make_a_folder_at_once_have_one_id(tmp_path, monkeypatch) -> None:
+    write, others = retention.manifest.write_flushed, []
+
+    def written(path: str, text: str) -> None:
+        write(path, text)
+        if not others:
+            others.append(retention.Folder(str(tmp_path)))
+            others[0].own()
+
+    monkeypatch.setattr(retention.manifest, "write_flushed", written)
+    folder = retention.Folder(str(tmp_path))
+    folder.own()
+    assert folder.id == others[0].id
+    assert [path.name for path in tmp_path.iterdir()] == ["manager.json"]
+
+
+def test_a_folder_gets_an_id_on_a_file_system_without_links(tmp_path, monkeypatch) -> None:
+    def refused(*paths: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    folder = retention.Folder(str(tmp_path))
+    folder.own()
+    assert folder.id == json.loads((tmp_path / "manager.json").read_text())["id"]
+    assert [path.name for path in tmp_path.iterdir()] == ["manager.json"]
 
 
 # --- misuses --------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import optax
 import pytest
 
 import replicax
+from replicax.checkpoint import device_blocks, restoration
+from replicax.checkpoint.storage import blocks
 from tests.checkpoint.runs import Run
 from tests.conftest import strategy_of
 
@@ -85,9 +87,6 @@ def test_shapes(tmp_path) -> None:
 
 
 def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
-    from replicax.checkpoint import device_blocks, restoration
-    from replicax.checkpoint.storage import blocks
-
     monkeypatch.setattr(blocks.pieces_of, "__defaults__", (100,))
     monkeypatch.setattr(device_blocks, "LARGE", 300)
     monkeypatch.setattr(restoration, "BATCH", 500)
@@ -106,7 +105,9 @@ def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
         variables[1][1].strategy.run(lambda v: v.assign(v + 1.0), args=(variables[1][1],))
 
 
-def test_arrays_in_the_memory_of_the_host(tmp_path) -> None:
+@pytest.mark.parametrize("largest", [1, 1000])
+def test_arrays_in_the_memory_of_the_host(tmp_path, monkeypatch, largest) -> None:
+    monkeypatch.setattr(device_blocks, "LARGE", largest)
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     sharding = jax.NamedSharding(mesh, jax.P("x"), memory_kind="pinned_host")
     values = np.arange(4, dtype=np.float32)

@@ -117,6 +117,18 @@ def test_other_aggregations_are_the_same_on_all_replicas(tmp_path, aggregation) 
     assert [float(x) for x in other.local_results(w)] == [expected] * 3
 
 
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_copies_in_half_precision_are_added_up_as_a_read_does(tmp_path, aggregation) -> None:
+    with strategy_of(8).scope():
+        v = replicax.Variable(jnp.zeros((), jnp.bfloat16), synchronization="on_read", aggregation=aggregation)
+    v.strategy.run(lambda: v.assign(jnp.where(own_number() == 1, 256, 1).astype(jnp.bfloat16)))
+    replicax.Checkpoint(v=v).save(tmp_path / "a")
+    with strategy_of(1).scope():
+        one = replicax.Variable(jnp.zeros((), jnp.bfloat16))
+    replicax.Checkpoint(v=one).restore(tmp_path / "a")
+    assert float(one.value) == float(v.read_value()) == {"sum": 264.0, "mean": 33.0}[aggregation]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_without_aggregation_each_replica_has_its_own_again(tmp_path, replicas) -> None:
     strategy = strategy_of(replicas)
@@ -250,4 +262,14 @@ def test_arrays_get_their_shardings(tmp_path) -> None:
         checkpoint = replicax.Checkpoint(x=jax.device_put(values * 0, sharding))
         checkpoint.restore(tmp_path / "a")
         assert checkpoint.x.sharding == sharding
+        assert checkpoint.x.committed
         np.testing.assert_array_equal(checkpoint.x, values)
+
+
+def test_an_array_that_jax_may_move_may_be_moved_again(tmp_path) -> None:
+    checkpoint = replicax.Checkpoint(x=jnp.arange(3.0), key=jax.random.key(0))
+    checkpoint.save(tmp_path / "a")
+    checkpoint.restore(tmp_path / "a")
+    elsewhere = jax.device_put(1.0, jax.devices()[1])
+    assert (checkpoint.x + elsewhere).tolist() == [1.0, 2.0, 3.0]
+    assert not checkpoint.key.committed

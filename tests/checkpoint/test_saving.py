@@ -10,12 +10,13 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import replicax
-from replicax.checkpoint import saving
+from replicax.checkpoint import background_save, saving
 from tests.conftest import strategy_of
 
 
@@ -159,6 +160,45 @@ def test_a_failure_does_not_hide_the_error_of_the_run(tmp_path, caplog) -> None:
     with files_up_to(50_000), caplog.at_level(logging.ERROR, "replicax"), pytest.raises(ZeroDivisionError):
         fails()
     assert "step-00000001 could not be written" in caplog.text
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_failure_is_logged_at_the_end_of_the_program_if_it_was_not_raised(tmp_path, caplog, is_raised) -> None:
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(np.ones(100_000, np.float32)))
+    with files_up_to(50_000):
+        checkpoint.save(tmp_path / "a", wait=False)
+        if is_raised:
+            with pytest.raises(replicax.errors.CheckpointError):
+                checkpoint.wait()
+        with caplog.at_level(logging.ERROR, "replicax"):
+            background_save._at_exit()
+    assert (checkpoint._background._last in background_save._unfinished) is not is_raised
+    assert (f"the checkpoint {tmp_path}/a could not be written" in caplog.text) is not is_raised
+    with contextlib.suppress(replicax.errors.CheckpointError):
+        checkpoint.wait()
+
+
+def test_the_end_of_the_program_does_not_wait_for_workers_that_are_gone(monkeypatch, caplog) -> None:
+    over = threading.Event()
+
+    def write(is_cancelled) -> None:  # waits for the others
+        while not (is_cancelled() or over.is_set()):
+            time.sleep(0.005)
+        raise replicax.errors.CheckpointError("no other worker has come")
+
+    monkeypatch.setattr(background_save, "SHUTDOWN_PATIENCE", 0.05)
+    background = background_save.BackgroundSave()
+    background.begin(lambda: write, needs_others=True)
+    end = threading.Thread(target=background_save._at_exit)
+    end.start()
+    end.join(5.0)
+    is_over = not end.is_alive()
+    over.set()
+    end.join()
+    assert is_over
+    assert "no other worker has come" in caplog.text
+    with pytest.raises(replicax.errors.CheckpointError):
+        background.wait()
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])

@@ -287,14 +287,16 @@ def test_variables_that_are_mistakes(monkeypatch) -> None:
         "CUDA_VISIBLE_DEVICES": "-1",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "9O%",
         "NCCL_DEBUG": "x" * 50,
+        "NPROC": "abc",
         "A": "b",
     }
     monkeypatch.setattr(environment_variables, "environment_at_start", lambda: environment)
     monkeypatch.setattr(environment_variables, "has_nvidia_gpu", lambda: True)
-    shown, hidden, fraction = environment_variables.check(1)
+    shown, hidden, threads, fraction = environment_variables.check(1)
     assert f"NCCL_DEBUG={'x' * 39}…" in shown.what
     assert "A=b" not in shown.what
     assert told([hidden]) == "environment: CUDA_VISIBLE_DEVICES=-1 hides all GPUs → unset it, or name some: 0,1"
+    assert re.search(r"NPROC=abc is no whole number: .* takes \d+ thread\(s\) → set it to a number", told([threads]))
     assert "expected a number above 0" in fraction.to_do
 
 

@@ -161,6 +161,8 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["./no_suffix/model"], "no_suffix/model: the name of a Python file must end in .py"),
         (["no_such_module:plan"], "no_such_module can't be imported: ModuleNotFoundError"),
         (["no-such-module"], "no-such-module can't be imported: ModuleNotFoundError"),
+        (["{model}", "--chip", "unknown"], "with the fields of replicax.planning.Chip: "),
+        (["{model}", "--chip", "list"], "with the fields of replicax.planning.Chip: "),
         (["{model}:nothing"], "has no function 'nothing'"),
         (["{model}:NUMBER"], "has no function 'NUMBER'"),
         (["{model}:a b"], "expected SCRIPT_OR_MODULE:FUNCTION"),
@@ -210,6 +212,9 @@ def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None
     assert jax.devices()
     leaves = model.with_name("leaves.py")
     leaves.write_text("import sys\nsys.exit(0)\n")
+    fields = {"name": "c", "flops": 1, "memory": 1, "bandwidth": 1}
+    model.with_name("unknown").write_text(json.dumps({**fields, "speed": 2}))
+    model.with_name("list").write_text(json.dumps([fields]))
     model.with_name("no_suffix").mkdir()
     model.with_name("no_suffix").joinpath("model").touch()
     args = [a.replace("{model}", str(model)).replace("{leaves}", str(leaves)) for a in args]

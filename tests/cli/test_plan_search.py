@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import doctest
+import itertools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
 import time
 
+import jax
 import pytest
 
-from replicax.cli import main
+from replicax.cli import main, plan
 from replicax.cli.search import case_processes, choices, plan_search
 from replicax.cli.search.case_processes import CaseOutcome, outcomes
 from replicax.cli.search.choices import SearchCase
+from replicax.planning.strategy_spec import strategy_of
 from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -232,6 +237,45 @@ def test_groups_of_a_search_are_of_replicas(model, capsys, faked, devices, group
     assert main(["plan", "model.py", "--chip", "chip.json", *devices, "--search", "width=32", "microbatches=1"]) == 130
     placements = [words[words.index("--strategy") + 1] for words in asked]
     assert placements == ["mirrored"] + (["sharded", f"groups:{groups}"] if groups else [])
+
+
+def test_each_case_has_the_options_of_the_search(model, faked) -> None:
+    """As the command itself reads them."""
+    options = ["--topology", "v5e:4x4", "--slices", "2", "--network", "12.3456789", "--logical", "1x2x1x1"]
+    options += ["--batch", "64", "--chip", "chip.json", "--with", "width=32"]
+    asked = faked(KeyboardInterrupt())
+    assert main(["plan", "model.py", *options, "--search", "strategy=mirrored,sharded", "microbatches=1"]) == 130
+    parser = argparse.ArgumentParser()
+    plan.add_parser(parser.add_subparsers())
+    given = vars(parser.parse_args(["plan", "model.py", *options]))
+    assert len(asked) == 2
+    for words, strategy in zip(asked, ("mirrored", "sharded"), strict=True):
+        found = vars(parser.parse_args(["plan", *words]))
+        assert found == {**given, "strategy": strategy, "microbatches": 1}
+
+
+def test_groups_of_a_search_divide_the_replicas() -> None:
+    for replicas, slices in itertools.product(range(1, 65), repeat=2):
+        if replicas % slices:
+            continue
+        found = choices.default_choices(replicas, slices)["strategy"]
+        assert found[:1] == ["mirrored"]
+        assert ("sharded" in found) == (replicas > 1)
+        for size in (int(text.removeprefix("groups:")) for text in found[2:]):
+            assert 1 < size < replicas
+            assert replicas % size == 0
+            assert slices in (1, replicas // size)
+
+
+def test_cases_have_the_same_examples_on_all_devices() -> None:
+    element = {"x": jax.ShapeDtypeStruct((8, 3), "float32"), "scale": 2.0}
+    for logical, parts in itertools.product((1, 2, 4), (1, 2, 4)):
+        strategy = strategy_of(devices=8, logical=logical, microbatches=parts)
+        for batch in (None, 32):
+            args = argparse.Namespace(batch=batch, microbatches=parts, case=pathlib.Path("case"))
+            found = plan._with_batch(element, strategy, args)
+            assert found["x"].shape[0] * strategy.num_replicas_in_sync == (8 * 8 if batch is None else batch)
+            assert found["scale"] == 2.0
 
 
 def test_values_of_python_are_what_with_reads(model, capsys, faked) -> None:

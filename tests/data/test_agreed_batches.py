@@ -285,3 +285,13 @@ def test_batches_of_replicas_are_padded_to_the_largest() -> None:
     [step] = run.steps()
     assert step[0].sizes == (2, 4)
     assert [element.filled[0].shape for element in step] == [(1, 4), (1, 4)]
+
+
+def test_a_worker_whose_stream_has_ended_has_nothing_in_the_shape_that_it_had_last() -> None:
+    streams = [Stream([np.zeros((4, n), np.float32) for n in shape]) for shape in ((2, 3, 2), (2, 3))]
+    run = Workers(streams, "a function")
+    *_, last = run.steps()
+    for element in last:
+        assert element.shapes == [((4, 2), (0, 3))]
+    assert [part.leaves[0].shape for element in last for part in element.parts] == [(4, 2), (0, 3)]
+    run.close()

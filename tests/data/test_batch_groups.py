@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,36 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
     assert by_hand == [0, 1, 24, 25, 26, 27]
     iterator.set_state(state)
     assert [int(np.asarray(strategy.local_results(x)[0])[0]) for x in iterator] == list(range(26, 48, 2))
+
+
+def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
+    """The first two of three elements are there when Ctrl-C comes."""
+    step, seen = collect(pair)
+    is_asked, comes = threading.Event(), threading.Event()
+
+    class Batches:
+        def __iter__(self):
+            for batch in numbered(6):
+                if batch[0] == 6:
+                    is_asked.set()
+                    assert comes.wait(60.0)
+                yield batch
+
+    def interrupt() -> None:
+        is_asked.wait(60.0)
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    iterator = iter(pair.distribute_dataset(Batches()))
+    pair.run_steps(step, iterator, 1)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        pair.run_steps(step, iterator, 3)
+    assert seen() == [0, 1]
+    comes.set()
+    assert pair.run_steps(step, iterator, 3).steps == 3
+    assert pair.run_steps(step, iterator, 3).steps == 2
+    assert seen() == list(range(12))
 
 
 def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:

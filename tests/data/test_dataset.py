@@ -102,6 +102,13 @@ def test_components_have_the_per_replica_shape(pair) -> None:
     assert second["x"].devices() == {jax.devices()[1]}
 
 
+def test_what_has_one_shape_on_all_replicas_is_one_array_beside_what_has_not(pair) -> None:
+    batches = [{"x": np.zeros((2, rows), np.float32), "y": np.arange(2)} for rows in (3, 5)]
+    [element] = pair.distribute_datasets_from_function(lambda context: batches)
+    assert repr(element["x"]) == "PerReplica(float32[2,3], float32[2,5])"
+    assert repr(element["y"]) == "PerReplica(int32[2], 2 replicas: [0 1], [0 1])"
+
+
 def test_one_replica_gets_bare_arrays() -> None:
     one = replicax.OneDeviceStrategy("cpu:3")
     element = next(iter(one.distribute_dataset(BATCHES)))
@@ -133,6 +140,7 @@ def test_one_replica_gets_bare_arrays() -> None:
             TypeError,
             "element 1 is an array of dtype float128, which is not an array of numbers",
         ),
+        (np.ma.masked_array(np.zeros(4)), TypeError, "element 1 is a masked array, whose mask would be lost"),
         (
             jax.random.split(jax.random.key(0), 4),
             TypeError,

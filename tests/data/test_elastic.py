@@ -190,6 +190,9 @@ def test_states_of_other_datasets(tmp_path) -> None:
         "other files": lines("[bc].txt"),
         "more files": lines("*.txt"),
         "a list": [np.zeros(4)],
+        "a longer list": [np.zeros(4)] * 2,
+        "arrays": (np.zeros((3, 4)), np.zeros((3, 4))),
+        "longer arrays": (np.zeros((5, 4)), np.zeros((5, 4))),
         "Grain's": grain.MapDataset.mix([grain.MapDataset.range(26).batch(4)]),
     }
     states = {}
@@ -287,3 +290,18 @@ def test_a_first_element_for_which_one_workers_files_are_short_is_dropped(tmp_pa
     run.close()
     first_rows = Run(lambda context: sized(8).map(lambda batch: batch[:1]), 2, 1, InputOptions(partial_batch="drop"))
     assert [step[0].sizes for step in first_rows.steps()] == [(1, 1)]
+
+
+def test_workers_go_on_with_datasets_of_their_own_that_differ() -> None:
+    def own(context):
+        start, count = (0, 16) if context.input_pipeline_id == 0 else (16, 24)
+        return grain.MapDataset.range(start, start + count).map(np.int32).batch(8)
+
+    run = Run(own, 2, 1, InputOptions(auto_shard_policy="off"))
+    before = run.seen(2)
+    state = run.state()
+    other = Run(own, 2, 1, InputOptions(auto_shard_policy="off"))
+    other.restore(json.loads(json.dumps(state)))
+    assert before + other.seen() == collections.Counter(range(40))
+    run.close()
+    other.close()

@@ -65,6 +65,7 @@ def test_cardinality(pair) -> None:
     assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
     assert pair.distribute_dataset(Slow()).cardinality is None
     assert pair.distribute_dataset([np.zeros(4)] * 5, InputOptions(partial_batch="drop")).cardinality is None
+    assert pair.distribute_datasets_from_function(lambda context: [np.zeros(4)] * 4).cardinality is None
 
 
 # --- partial batches ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from replicax import InputOptions
-from tests.conftest import strategy_of
+from tests.conftest import logical_strategy, strategy_of
 
 BATCH = 8
 FULL = np.arange(1.0, BATCH + 1, dtype=np.float32)
@@ -125,6 +125,12 @@ def test_a_row_to_fill_up_with_is_no_part_of_a_buffer_that_is_filled_again() -> 
     assert [np.asarray(v).tolist() for v in nothing.values] == [[2, 2]] * 4
 
 
+def test_a_row_of_another_shape_fills_nothing_up() -> None:
+    batches = [np.ones((4, 2), np.float32), np.ones((0, 3), np.float32)]
+    [_, nothing] = strategy_of(2).distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    assert [np.asarray(v).tolist() for v in nothing.values] == [[[0, 0, 0]] * 2] * 2
+
+
 def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     [_, nothing] = strategy.distribute_dataset([FULL, FULL[:0]], InputOptions(partial_batch="pad"))
     with strategy.scope():
@@ -135,6 +141,12 @@ def test_an_epoch_without_any_example_is_zero_and_no_nan(strategy) -> None:
     assert float(strategy.reduce("mean", nothing, axis=0)) == 0
     assert float(mean.result()) == 0
     assert strategy.gather(nothing, axis=0).shape == (0,)
+
+
+def test_a_padded_element_in_parts_is_padded() -> None:
+    strategy = logical_strategy(2, 2)
+    [_, last] = strategy.distribute_dataset([FULL, FULL[:6]], InputOptions(partial_batch="pad"))
+    assert float(strategy.reduce("mean", strategy.split_to_logical_devices(last, [2]), axis=0)) == 3.5
 
 
 @pytest.mark.soak

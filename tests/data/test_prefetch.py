@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from replicax import InputOptions
+from replicax.data.batches.prefetch import Prefetcher
 from tests import processes
 from tests.soaking import soak_except
 from tests.sources import Slow, wait_until
@@ -47,6 +48,39 @@ def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
     time.sleep(0.02)
     assert source.made == 0
     iterator.close()
+
+
+class Arrays:
+    """A stage that makes arrays of one size without an end."""
+
+    is_placing = False
+    made = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def __next__(self) -> np.ndarray:
+        self.made += 1
+        return np.zeros(self.nbytes, np.uint8)
+
+    def state(self) -> bytes:
+        return b""
+
+    def cancel(self) -> None:
+        pass
+
+    close = cancel
+
+
+@pytest.mark.parametrize(("nbytes", "waiting"), [(40, 3), (50, 2), (200, 1), (1, 8)])
+def test_so_many_bytes_wait_on_the_host(nbytes, waiting) -> None:
+    stage = Arrays(nbytes)
+    prefetcher = Prefetcher(stage, 8, most_bytes=100)
+    next(prefetcher)
+    wait_until(lambda: stage.made == 1 + waiting)
+    time.sleep(0.02)
+    assert stage.made == 1 + waiting
+    prefetcher.close()
 
 
 @pytest.mark.covering(1)
@@ -85,6 +119,16 @@ def test_threads_end(pair, how, source) -> None:
         assert alive() is None
     gc.collect()
     wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_a_place_that_is_set_ends_the_thread_before(pair) -> None:
+    before = set(threading.enumerate())
+    with iter(pair.distribute_dataset([np.zeros(4)] * 20, InputOptions(prefetch=1))) as iterator:
+        for _ in range(3):
+            next(iterator)
+            iterator.set_state(iterator.get_state())
+        next(iterator)
+        wait_until(lambda: len(set(threading.enumerate()) - before) == 1)
 
 
 def test_a_closed_iterator_says_so(pair) -> None:

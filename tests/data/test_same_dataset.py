@@ -71,11 +71,13 @@ def test_other_files_are_named(files: list[str], tmp_path: pathlib.Path, policy:
 
 
 def test_files_of_one_name_in_several_directories_are_compared_by_their_places(tmp_path: pathlib.Path) -> None:
-    a, b, longer = (text(tmp_path / folder, "x.txt", range(n)) for folder, n in (("a", 2), ("b", 3), ("c", 4)))
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 2}
+    a, b, longer, again = (text(tmp_path / folder, "x.txt", range(n)) for folder, n in sizes.items())
     for other, message in [
         ([a], "worker 0 has 2, and worker 1 has 1"),
         ([a, b, longer], "worker 0 has 2, and worker 1 has 3"),
         ([a, longer], r"'x\.txt' has 6 bytes on worker 0, and 8 bytes on worker 1"),
+        ([longer, again], r"'x\.txt' has 4 bytes on worker 0, and 8 bytes on worker 1"),
     ]:
         with pytest.raises(ValueError, match=rf"test: the workers were given different files: {message}\. All workers"):
             on_workers([lines([a, b]), lines(other)])

@@ -292,6 +292,26 @@ def test_the_plan_names_the_files_of_each_worker(folders, capsys) -> None:
     assert "replica 2 gets rows 0 to 0 of each 2 of the worker's" in str(plan)
 
 
+def test_batches_of_one_row_are_shared_by_workers_with_batches_of_their_own() -> None:
+    def own(context):
+        return [np.array([10 * context.input_pipeline_id + i]) for i in range(3)]
+
+    run = Run(own, 2, 1, InputOptions("off"))
+    assert run.seen() == dict.fromkeys([0, 1, 2, 10, 11, 12], 1)
+    run.close()
+
+
+def test_the_plan_says_whether_a_worker_reads_the_rows_of_others() -> None:
+    rows = replicax.MirroredStrategy(["cpu:0"]).make_numpy_dataset(np.arange(8)).batch(4)
+    for dataset, reads in (
+        (rows, "its own rows of each batch"),
+        ([np.arange(4)] * 2, "all batches, and keeps its own rows"),
+    ):
+        run = Run(lambda context, dataset=dataset: dataset, 2, 1)
+        assert [worker.reads for worker in run.datasets[0].plan().workers] == [reads] * 2
+        run.close()
+
+
 def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:
     good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
     good.write_text("1\n2\n3\n4\n")

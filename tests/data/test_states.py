@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data.reading.remaining_parts import find
 
 
 def lines(folder, name="a.txt", count=40):
@@ -77,6 +78,11 @@ def test_places_that_are_none(pair, tmp_path, source, key, number, problem) -> N
         assert iterator.get_state() == state
 
 
+def test_a_place_that_is_there_twice_is_none() -> None:
+    assert find({"a": [{"rows": 1}], "b": [2]}, "rows") == 1
+    assert find({"a": [{"rows": 1}], "b": {"rows": 2}}, "rows") is None
+
+
 def test_a_state_that_is_nested_too_deeply(pair, tmp_path) -> None:
     deep: dict[str, object] = {}
     for _ in range(20_000):
@@ -87,6 +93,16 @@ def test_a_state_that_is_nested_too_deeply(pair, tmp_path) -> None:
             with pytest.raises(ValueError, match="set_state takes what get_state of a DistributedIterator gave, got {"):
                 iterator.set_state(wrong)
         assert iterator.get_state() == state
+
+
+def test_more_elements_than_there_are_when_they_were_smaller(pair) -> None:
+    rows = np.arange(20, dtype=np.float32)
+    with begun(pair.distribute_dataset(list(rows.reshape(10, 2))), 8) as iterator:
+        state = iterator.get_state()
+    with iter(pair.distribute_dataset(list(rows.reshape(5, 4)))) as iterator:
+        iterator.set_state(state)
+        [last] = iterator
+    np.testing.assert_array_equal(pair.gather(last, 0), rows[16:])
 
 
 def test_a_source_that_has_become_shorter_does_not_look_as_if_it_had_ended(pair) -> None:

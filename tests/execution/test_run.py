@@ -222,6 +222,21 @@ def test_the_tenth_retrace_says_what_changes() -> None:
         pair.run(step, args=({"x": jnp.ones(11)},))  # once is enough
 
 
+def test_the_tenth_retrace_names_jaxs_settings_beside_what_else_changes() -> None:
+    pair = strategy_of(2)
+
+    def step(x):
+        return x
+
+    for n in range(10):
+        pair.run(step, args=(jnp.ones(n),))
+    with (
+        pytest.warns(replicax.errors.RetraceWarning, match=r"now float32\[10\] \(mirrored\); JAX's settings \(such as"),
+        jax.default_matmul_precision("highest"),
+    ):
+        pair.run(step, args=(jnp.ones(10),))
+
+
 def test_the_tenth_retrace_names_a_captured_value() -> None:
     pair = strategy_of(2)
 
@@ -241,12 +256,15 @@ def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
     def use():
         with pair.scope():
             v = replicax.Variable(1.0)
-        assert float(pair.run(lambda: v + 1)) == 2.0
+        step = lambda: v + 1  # noqa: E731
+        assert [float(pair.run(step)) for _ in range(2)] == [2.0, 2.0]
         assert len(cache._entries) == before + 1
+        return weakref.ref(pair.extended.trace(step).program)
 
-    use()
+    program = use()
     gc.collect()
     assert len(cache._entries) == before
+    assert program() is None  # also as the one that was found last
 
 
 def test_a_captured_container_may_change(pair) -> None:

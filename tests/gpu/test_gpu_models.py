@@ -77,6 +77,9 @@ def test_what_is_known_of_a_model(name: str) -> None:
         chip.flops == model.peaks["bf16"] == 2 * model.peaks["tf32"] or abs(chip.flops / model.peaks["tf32"] - 2) < 0.05
     )
     assert model.peaks["bf16"] > model.peaks["f32"] >= model.peaks["f64"]
+    narrow = ["s8", "f8"] if model.capability >= (8, 9) else ["s8"]
+    assert all(model.peaks[dtype] / model.peaks["bf16"] > 1.99 for dtype in narrow)  # half the bits, twice the speed
+    assert ("f8" in model.peaks) == ("f8" in narrow)
     assert chip.link * chip.links == pytest.approx(model.link)
     assert chip.network > 0
     assert chip.sources

@@ -84,6 +84,27 @@ def test_axes(groups: str, axes: tuple[str, ...], participants: int) -> None:
     assert (use.axes, use.participants, use.bytes, use.count) == (axes, participants, 32, 1)
 
 
+@pytest.mark.parametrize(
+    ("groups", "devices", "alike"),
+    [
+        ("mesh['a'=2,'b'=12] {'a'}", 24, lambda d: d % 12),
+        ("mesh['a'=2,'b'=12] {'b':(2)3}", 24, lambda d: (d // 6, d % 2)),
+        ("mesh['a'=2,'b'=12] {'b':(1)3}", 24, lambda d: (d // 12, d % 4)),
+        ("mesh['a'=2,'b'=12] {'b':(4)3}", 24, lambda d: d // 3),
+        ("mesh['a'=2,'b'=12] {'a','b':(6)2}", 24, lambda d: d % 12 // 2),
+        ("mesh['a'=12,'b'=2] {'a':(3)2,'b'}", 24, lambda d: (d // 8, d // 2 % 2)),
+        ("[4,6]<=[2,3,4]T(2,0,1)", 24, lambda d: d % 4),
+        ("[12,2]<=[2,3,4]T(1,2,0)", 24, lambda d: d % 12),
+    ],
+)
+def test_groups_are_of_devices_that_are_alike_in_all_else(groups: str, devices: int, alike) -> None:
+    expected = {frozenset(d for d in range(devices) if alike(d) == alike(other)) for other in range(devices)}
+    module = module_of(f"f32[8]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add")
+    found = groups_of(module.computations["main"].root, devices)
+    assert len(found) == len(expected)
+    assert set(map(frozenset, found)) == expected
+
+
 def test_groups_in_several_slices_come_first() -> None:
     pairs = "f32[8]{0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5}}, to_apply=%add"
     [use] = collectives_of(module_of(pairs), ProgramDevices({"replica": 6}, slices=2))

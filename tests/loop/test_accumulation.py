@@ -111,6 +111,55 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
+@pytest.mark.parametrize("how", ["value_and_grad", "jax.grad", "jitted", "nnx"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: int, how: str) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32), name="w")
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    def averaged(gradient: Any) -> Any:
+        return replicax.get_replica_context().all_reduce("mean", gradient)
+
+    def gradient_of(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w: jnp.mean(jnp.square(x @ w)))(w)
+
+    def step(model: Any, x: Any) -> None:
+        if how == "nnx":
+            gradients = averaged(nnx.grad(lambda model: jnp.mean(jnp.square(model(x))))(model))
+            nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model), gradients))
+        elif how == "value_and_grad":
+            _, [gradient] = replicax.value_and_grad(lambda: jnp.mean(jnp.square(x @ w)), [w])()
+            w.assign_sub(0.1 * averaged(gradient))
+        else:
+            w.assign_sub(0.1 * averaged((jax.jit(gradient_of) if how == "jitted" else gradient_of)(w.value, x)))
+
+    with pytest.raises(ValueError, match=r"calls no apply_gradients .*: update with an optimizer"):
+        strategy.run(accumulated(step, 2), args=(model, np.ones((4, 3), np.float32)))
+    np.testing.assert_array_equal(w.numpy(), 1.0)
+
+
+def test_a_measure_that_is_a_derivative_goes_on_from_one_micro_batch_to_the_next() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(2.0)
+        slopes = replicax.Variable(0.0)
+
+    def step(x: Any) -> None:
+        slope = jax.vmap(jax.grad(lambda x: jnp.sin(w.value * x)))
+        slopes.assign_add(replicax.get_replica_context().all_reduce("sum", jnp.sum(slope(x))))
+        slopes.assign_add(
+            replicax.get_replica_context().all_reduce("sum", jax.grad(lambda x: jnp.sum(w.value * x))(x).sum())
+        )
+
+    x = np.arange(8, dtype=np.float32)
+    [batch] = strategy.distribute_dataset([x])
+    strategy.run(accumulated(step, 2), args=(batch,))
+    np.testing.assert_allclose(slopes.numpy(), (2 * np.cos(2 * x)).sum() + 16, rtol=1e-5)
+
+
 def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     strategy = strategy_of(2)
     made: list[replicax.Variable] = []
@@ -195,6 +244,15 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     )  # fmt: skip
     del run.numbers["examples_per_second"]
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "decay": 0.25, "count": 4.0, "rows": 2.0}
+
+
+def test_what_follows_micro_batches_in_a_step_has_the_whole_batch() -> None:
+    def both(x: Any) -> Any:
+        return accumulated(replicax.compute_average_loss, 3)(x), replicax.compute_average_loss(x)
+
+    strategy = strategy_of(2)
+    [batch] = strategy.distribute_dataset([np.arange(7.0, dtype=np.float32)])
+    assert [float(strategy.reduce("sum", x)) for x in strategy.run(both, args=(batch,))] == pytest.approx([3.0, 3.0])
 
 
 def test_in_a_mean_of_micro_batches_each_example_counts_once() -> None:
@@ -370,7 +428,7 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
 
             wrt = nnx.DiffState(0, optimizer.wrt)
             optimizer.update(model, nnx.grad(loss_fn, argnums=wrt)(model))
-            return later(model, average)
+            return later(model, average) if later is not counted else later(optimizer)
 
         [x] = strategy.distribute_dataset([np.ones((8, 3), np.float32)])
         return strategy.run(accumulated(jit(step), 2), args=(model, optimizer, average, x))
@@ -387,13 +445,17 @@ def test_parameters_of_nnx_can_not_be_used_after_the_update() -> None:
     def stored(model: Any, average: Any) -> None:
         kept.assign(model.kernel[...])
 
+    def counted(optimizer: Any) -> Any:
+        return optimizer.step[...]
+
     for later, what in (
-        (averaged, "read at .*test_accumulation.py"),
-        (assigned, "written"),
-        (copied, "read"),
-        (stored, "read"),
+        (averaged, "linear/kernel is read at .*test_accumulation.py"),
+        (assigned, "linear/kernel is written"),
+        (copied, "linear/kernel is read"),
+        (stored, "linear/kernel is read"),
+        (counted, "optimizer/step is read"),
     ):
-        with pytest.raises(replicax.errors.TraceError, match=f"linear/kernel is {what}.* after apply_gradients, or"):
+        with pytest.raises(replicax.errors.TraceError, match=f"{what}.* after apply_gradients, or"):
             trained(later)
     with pytest.raises(TypeError, match="must be arguments of the step, .* or nnx.jit, which you can leave out"):
         trained(lambda model, average: None, nnx.jit)
@@ -435,6 +497,41 @@ def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas:
         with pytest.raises(ValueError, match=r"Welford.update, .* loss is a number of one micro-batch.*an array"):
             strategy.run(accumulated(step, 3), args=(nnx.MultiMetric(spread=nnx.metrics.Welford("loss")), batch))
     assert (float(means.compute()), int(means.count[...]), int(metrics.accuracy.count[...])) == (5.5, 1, 12)
+
+
+def test_metrics_of_nnx_are_one_program_of_uneven_batches_too() -> None:
+    from flax import nnx
+
+    def step(metrics: Any, x: Any, later: Any = lambda metrics: None) -> Any:
+        metrics.update(loss=replicax.compute_average_loss(x), logits=jnp.stack([x, 1 - x], 1), labels=jnp.int32(x < 5))
+        metrics.update(loss=replicax.compute_average_loss(x), logits=jnp.stack([1 - x, x], 1), labels=jnp.int32(x < 5))
+        return later(metrics)
+
+    strategy = strategy_of(2)
+    metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
+    data = [np.arange(12, dtype=np.float32), np.arange(7, dtype=np.float32)]
+    for batch in strategy.distribute_dataset(data):
+        strategy.run(accumulated(step, 3), args=(metrics, batch))
+    assert (float(metrics.loss.compute()), int(metrics.loss.count[...])) == (4.25, 4)
+    assert (float(metrics.accuracy.compute()), int(metrics.accuracy.count[...])) == (0.5, 38)
+    for later in (lambda metrics: metrics.compute()["loss"], lambda metrics: metrics.reset()):
+        with pytest.raises(replicax.errors.TraceError, match=r"(total|count) is (read|written).*Optimizer or metric"):
+            strategy.run(accumulated(functools.partial(step, later=later), 3), args=(metrics, batch))
+
+
+def test_a_collective_in_each_micro_batch_of_an_uneven_batch_is_told_with_its_line() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        total = replicax.Variable(0.0)
+
+    def step(x: Any) -> None:
+        total.assign_add(replicax.get_replica_context().all_reduce("sum", x.sum()))
+
+    [batch] = strategy.distribute_dataset([np.ones(7, np.float32)])
+    with pytest.warns(
+        replicax.errors.ExecutorWarning, match=r"the scan at .*test_accumulation.py:\d+ .* has a collective"
+    ):
+        strategy.run(accumulated(step, 2), args=(batch,))
 
 
 def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:

@@ -48,7 +48,7 @@ def test_what_a_step_uses_is_found_by_name() -> None:
         params = replicax.as_variables({"dense": [np.ones(2, np.float32)]})
         optimizer = replicax.Optimizer(optax.sgd(0.1))
         weights = replicax.Variable(1.0, name="other")
-        save = replicax.Mean("mean")
+        save, train = replicax.Mean("mean"), replicax.Variable(0, name="train")
 
     def loss_of(batch: Any) -> Any:
         return weights.value * v.value  # type: ignore[attr-defined]
@@ -56,13 +56,25 @@ def test_what_a_step_uses_is_found_by_name() -> None:
     def step(more: Any, batch: Any) -> Any:
         optimizer.apply_gradients([params, loss_of(batch)])
         save.update(batch)
+        train.assign(1)
 
     line = Line(strategy_of(1))
     assert objects_of(functools.partial(step, {"also": v})).keys() == {
-        "argument_0", "optimizer", "params", "save_", "weights",
+        "argument_0", "optimizer", "params", "save_", "train_", "weights",
     }  # fmt: skip
     assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
+
+
+def test_what_a_step_uses_may_be_made_later() -> None:
+    with strategy_of(1).scope():
+        v = replicax.Variable(0.0, name="v")
+
+    def step(x: Any) -> Any:
+        return scale * v.value * x
+
+    assert list(objects_of(step)) == ["v"]
+    scale = 2.0
 
 
 @pytest.mark.parametrize("made", [jax.jit, jax.checkpoint, jax.custom_vjp, jax.custom_jvp, functools.lru_cache])

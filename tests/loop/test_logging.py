@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import pathlib
+import re
 import time
 import types
 from collections.abc import Iterator
@@ -378,19 +379,31 @@ def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_pat
     assert not (tmp_path / "train.csv").exists()
 
 
-def test_event_files(tmp_path: pathlib.Path) -> None:
+def events_in(folder: pathlib.Path) -> Iterator[Any]:
     from tensorboardX import record_writer
     from tensorboardX.proto.event_pb2 import Event
 
-    recorder = run_of(lambda x: x.sum(), 4, log_every=2, logs=tmp_path, evaluate=lambda: {"accuracy": 0.25})
-    [path] = tmp_path.glob("events.out.tfevents.*")
-    data, found = path.read_bytes(), []
+    [path] = folder.glob("events.out.tfevents.*")
+    data = path.read_bytes()
     while data:
         length = int.from_bytes(data[:8], "little")
         assert data[8:12] == record_writer.masked_crc32c(data[:8]).to_bytes(4, "little")
-        event = Event.FromString(data[12 : 12 + length])
-        found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        yield Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
+
+
+@pytest.mark.parametrize(("resumed_at", "later"), [(None, []), (3, [4])])
+def test_events_of_steps_that_come_again_are_left_out(tmp_path: pathlib.Path, resumed_at: Any, later: Any) -> None:
+    log, run = replicax.TensorBoardLog(tmp_path), types.SimpleNamespace(is_chief=True, resumed_at=resumed_at)
+    log.on_start(run)  # type: ignore[arg-type]
+    log.on_end(run)  # type: ignore[arg-type]
+    # TensorBoard forgets what an earlier file has of the step of a start, and of later ones.
+    assert [e.step for e in events_in(tmp_path) if e.session_log.status == e.session_log.START] == later
+
+
+def test_event_files(tmp_path: pathlib.Path) -> None:
+    recorder = run_of(lambda x: x.sum(), 4, log_every=2, logs=tmp_path, evaluate=lambda: {"accuracy": 0.25})
+    found = [(event.step, v.tag, v.simple_value) for event in events_in(tmp_path) for v in event.summary.value]
     losses = [(step, "train/loss", values["loss"]) for step, values in recorder.logged]
     assert [f for f in found if f[1] == "train/loss"] == losses
     assert (4, "evaluation/accuracy", 0.25) in found
@@ -417,6 +430,23 @@ def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch:
 def test_a_profile_of_some_steps(tmp_path: pathlib.Path) -> None:
     run_of(lambda x: x.sum(), 12, profile=(3, 5), logs=tmp_path, steps_per_call=4)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(("profile", "steps"), [((3, 5), 12), ((2, 9), 6)])
+def test_a_profile_has_its_steps_and_ends_with_the_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, profile: tuple[int, int], steps: int
+) -> None:
+    class Profiler(replicax.Callback):
+        def on_start(self, run: replicax.TrainingRun) -> None:
+            monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", run.step)))
+            monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", run.step)))
+
+    calls: list[tuple[str, int]] = []
+    dataset = strategy_of(2).distribute_dataset([np.ones(4, np.float32)] * 4)
+    replicax.train(
+        lambda x: x.sum(), dataset, steps, profile=profile, logs=tmp_path, steps_per_call=4, callbacks=Profiler()
+    )
+    assert calls == [("start", profile[0]), ("stop", min(profile[1], steps))]
 
 
 # --- the terminal ---------------------------------------------------------------------------------------
@@ -453,7 +483,7 @@ def test_without_a_terminal_there_is_a_line_although_nothing_is_logged() -> None
     show.on_evaluation(run, 0, {"loss": 3.0})
     for run.step in range(1, 101):
         now[0] += 4.0
-        if run.step == 50:
+        if run.step == 51:
             show.on_log(run, 25, {"loss": 2.0})
         show.advanced(run.step)
     show.on_log(run, 100, {"loss": 1.0})
@@ -489,7 +519,7 @@ def test_on_a_terminal_there_is_a_bar() -> None:
         evaluate=lambda: {"accuracy": 0.5},
         progress=False,
     )
-    assert "step 100 of 100" in out.getvalue()
+    assert re.search("step 100 of 100 *━", out.getvalue())
     assert "loss 2" in out.getvalue()
     assert "evaluation: accuracy 0.5" in out.getvalue()
 

@@ -158,6 +158,22 @@ def test_a_step_that_overflows_on_one_replica_is_skipped_on_all_and_changes_noth
         assert all(np.isfinite(value).all() for value in state)
 
 
+def test_the_loss_scale_stays_between_1_and_the_largest(monkeypatch: Any) -> None:
+    monkeypatch.setattr(precision_module, "PERIOD", 1)
+    monkeypatch.setattr(precision_module, "FIRST", 2.0)
+    monkeypatch.setattr(precision_module, "LARGEST", 8.0)
+    model = MLP(strategy_of(2))
+    with model.strategy.scope():
+        precision = Precision("fp16")
+    data, scales = batches((8,) * 7), []
+    for batch in data[:3]:
+        batch["y"][:] = np.inf
+    for batch in model.strategy.distribute_dataset(data):
+        model.strategy.run(precision(model.step), args=(batch,))
+        scales.append(precision.loss_scale)
+    assert scales == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0]
+
+
 def test_loss_scaling_is_one_all_reduce_of_a_scalar() -> None:
     for name, compared in (("two", (None, "bf16", "fp16")), ("sharded", (None, "fp16"))):
         kinds: dict[str | None, list[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import types
 from typing import Any
 
 import jax
@@ -84,6 +85,18 @@ def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, m
     devices = 2 if name == "two" else 4
     steps_per_second = run.numbers["examples_per_second"] / 8
     assert run.numbers["mfu"] == pytest.approx(2 * 8 * 16 * 8 * steps_per_second / (1e9 * devices), rel=1e-6)
+
+
+def test_two_devices_of_a_chip_have_its_peak_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(*coords: tuple[int, ...]) -> float | None:
+        devices = [types.SimpleNamespace(device_kind="card", coords=place) for place in coords]
+        mesh = types.SimpleNamespace(devices=np.array(devices, dtype=object))
+        strategy: Any = types.SimpleNamespace(extended=types.SimpleNamespace(mesh=mesh))
+        return speed.peak_of(strategy)
+
+    monkeypatch.setattr(speed, "chip_of", lambda kind: types.SimpleNamespace(flops=8e9))
+    assert peak((0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0)) == 16e9
+    assert peak((0, 0, 0), (1, 0, 0)) == 16e9
 
 
 def test_the_speed_is_logged_as_a_share_of_what_the_plan_predicts(tmp_path: pathlib.Path) -> None:

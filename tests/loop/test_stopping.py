@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import threading
+import time
 from typing import Any
 
+import grain
 import numpy as np
 import pytest
 
@@ -56,6 +59,14 @@ def test_early_stopping(mode: Any, values: list[float], patience: int, min_delta
 def test_early_stopping_is_checked(args: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         replicax.EarlyStopping(*args)
+
+
+def test_early_stopping_begins_anew_in_each_run() -> None:
+    stopping = replicax.EarlyStopping("loss", "min", patience=2)
+    for values in ([1.0, 2.0, 2.0], [5.0, 4.0, 4.0, 6.0]):
+        coming = iter(values)
+        run = train(evaluate=lambda coming=coming: next(coming), evaluate_every=1, callbacks=stopping)
+        assert (run.step, stopping.best) == (len(values), min(values))
 
 
 def test_early_stopping_names_the_numbers_that_there_are() -> None:
@@ -150,6 +161,100 @@ def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
     assert ended.value.code == replicax.EXIT_PREEMPTED == 75
 
 
+def test_sigterm_counts_more_than_ctrl_c() -> None:
+    def both(run: replicax.TrainingRun) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        train(log_every=10, callbacks=[When(20, both)])
+    assert ended.type is SystemExit
+
+
+class Stalled:
+    """A file system that is there no more after some examples: reading another one takes for ever."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples, self.is_asked, self.is_back = examples, threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index >= self.examples:
+            self.is_asked.set()
+            self.is_back.wait(60.0)
+        return np.full(2, index, np.float32)
+
+
+class SignalAt(replicax.Callback):
+    """Sends this process a signal when a run has made some steps, and its source is asked for what does not come."""
+
+    def __init__(self, step: int, source: Stalled, number: int) -> None:
+        self.step, self.source, self.number = step, source, number
+
+    def on_start(self, run: replicax.TrainingRun) -> None:
+        def send() -> None:
+            while run.step < self.step or not self.source.is_asked.is_set():
+                time.sleep(0.01)
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number)
+
+        threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_waits_for_its_input_is_saved_and_resumed(
+    tmp_path: pathlib.Path, number: int, steps_per_call: int
+) -> None:
+    """Storage stalls inside the sixth batch, where with three steps in a call two batches are there already."""
+    source, at = Stalled(21), 5 if steps_per_call == 1 else 3
+    seen: list[float] = []
+
+    def run(source: Any, steps: int, *callbacks: replicax.Callback) -> replicax.TrainingRun:
+        with strategy_of(2).scope():
+            total = replicax.Variable(0.0, name="total", aggregation="sum")
+
+        def step(batch: Any) -> Any:
+            total.assign_add(batch[:, 0].sum())
+            return replicax.compute_average_loss(batch[:, 0])
+
+        try:
+            return replicax.train(
+                step,
+                total.strategy.distribute_dataset(grain.MapDataset.source(source).batch(4)),
+                steps,
+                checkpoints=replicax.CheckpointManager(replicax.Checkpoint(total=total), tmp_path, every_steps=100),
+                steps_per_call=steps_per_call,
+                callbacks=callbacks,
+                progress=False,
+            )
+        finally:
+            seen.append(float(total))
+
+    try:
+        with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
+            run(source, 8, SignalAt(at, source, number))
+        assert not source.is_back.is_set()
+    finally:
+        source.is_back.set()
+    assert seen == [sum(range(4 * at))]
+    resumed = run(Stalled(100), 8)
+    assert (resumed.resumed_at, resumed.step) == (at, 8)
+    assert seen[-1] == sum(range(32))
+
+
+def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
+    source = Stalled(9)
+    evaluation = lambda x: x.mean(), grain.MapDataset.source(source).batch(4)
+    try:
+        with pytest.raises(SystemExit):
+            train(8, evaluate=evaluation, callbacks=[SignalAt(8, source, signal.SIGTERM)])
+        assert not source.is_back.is_set()
+    finally:
+        source.is_back.set()
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
@@ -171,6 +276,7 @@ def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
         ({"metrics": replicax.Mean("mean")}, TypeError, r"a list or dict of metrics, .*\[metric\]"),
         ({"metrics": [3]}, TypeError, "a name and the methods result"),
         ({"metrics": {"step": replicax.Mean("mean")}}, ValueError, "a number called 'step': .* another name"),
+        ({"stop_file": "."}, ValueError, "stop_file must be the path of a file, got the folder '.'"),
         ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
     ],
 )

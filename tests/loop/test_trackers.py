@@ -13,6 +13,7 @@ import pytest
 
 import replicax
 from replicax.loop import MLflowLog, WandbLog
+from replicax.loop.logs import trackers
 from tests.conftest import strategy_of
 
 
@@ -73,6 +74,7 @@ class FakeClient:
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.calls.append(("end", run_id, status))
+        self.wait()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
@@ -131,6 +133,14 @@ def test_another_run_without_a_checkpoint_is_another_one(wandb_runs: list[FakeRu
     assert wandb_runs[0].options["id"] != wandb_runs[1].options["id"]
 
 
+def test_another_run_without_a_checkpoint_is_another_one_of_mlflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install_mlflow(monkeypatch)
+    log = MLflowLog()
+    run_of(log, 2)
+    run_of(log, 2)
+    assert [call for call, *_ in calls if call in ("begin", "again")] == ["begin", "begin"]
+
+
 def fail(x: Any) -> Any:
     raise ArithmeticError("in the step")
 
@@ -169,7 +179,17 @@ def test_a_server_that_fails_ends_no_training(
     calls = install_mlflow(monkeypatch, fails=True)
     run_of(MLflowLog(), 4)
     assert calls[-1] == ("end", "run 1", "FINISHED")
-    assert "numbers were lost: the server is gone" in caplog.text
+    assert caplog.text.count("were lost: the server is gone") == 4  # those of two steps, an evaluation, the end
+
+
+def test_few_messages_are_on_their_way_to_a_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install_mlflow(monkeypatch)
+    monkeypatch.setattr(FakeClient, "wait", lambda self: calls.append(("arrived",)))
+    monkeypatch.setattr(trackers, "AHEAD", 2)
+    run_of(MLflowLog(), 10)
+    kinds = [kind for kind, *_ in calls]
+    ahead = [kinds[:i].count("log") - kinds[:i].count("arrived") for i in range(len(kinds))]
+    assert (max(ahead), ahead[kinds.index("end")]) == (3, 0)
 
 
 @pytest.mark.parametrize(("log", "package"), [(WandbLog, "wandb"), (MLflowLog, "mlflow")])

@@ -129,7 +129,8 @@ def test_attempts_know_of_those_before(tmp_path: pathlib.Path) -> None:
     assert {kind: s for kind, s in total.items() if s} == {"start": 4.0, "steps": 6.0, LOST: 2.0}
     assert "lost work        2.0 s   16.7%" in table(total, attempts=2)
     assert [a.resumed_at for a in read(tmp_path / "new" / NAME)] == [0, 10]
-    assert Attempts(tmp_path / "new", 0, goes_on=False).before == []
+    assert Attempts(tmp_path / "new", 4, goes_on=False).before == []
+    assert [a.resumed_at for a in read(tmp_path / "new" / NAME)] == [4]
     assert Attempts(None, 0, goes_on=True).total({"steps": 1.0}) == {"steps": 1.0}
 
 
@@ -137,15 +138,22 @@ def test_attempts_know_of_those_before(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "left", "chosen"), [(0.0005, 10**5, 25), (0.001, 10**5, 10), (0.01, 10**5, 1), (0.0005, 10**4, 1)]
+    ("seconds", "size", "left", "chosen"),
+    [
+        (0.0005, 100, 10**5, 25),
+        (0.001, 100, 10**5, 10),
+        (0.01, 100, 10**5, 1),
+        (0.0005, 100, 10**4, 1),
+        (0.0005, 12 * 2**20, 10**5, 5),
+    ],
 )
-def test_steps_are_joined_if_they_are_small_and_many(seconds: float, left: int, chosen: int) -> None:
+def test_steps_are_joined_if_they_are_small_and_many(seconds: float, size: int, left: int, chosen: int) -> None:
     clock = Clock()
     calls = StepsPerCall(None, [100, 50], Lockstep(Alone()), clock)
     for number in range(MEASURED + 2):
         assert calls.next(1000) == 1
         clock.now += 3.0 if number == 0 else 1.0 if number == 6 else seconds  # to compile; and a busy moment
-        calls.ran(None, 100, left)
+        calls.ran(None, size, left)
     assert calls.next(1000) == chosen
     assert calls.next(chosen - 1 or 1) == 1
 

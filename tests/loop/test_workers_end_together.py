@@ -29,6 +29,7 @@ def test_one_worker_that_stops_stops_all_after_the_same_step() -> None:
     "when",
     [
         "evaluation",
+        "input",
         *(
             pytest.param(when, marks=pytest.mark.soak)
             for when in ("before", "compile", "step", "run_steps", "last evaluation")
@@ -45,6 +46,8 @@ def test_sigterm_to_one_worker_ends_all_after_the_same_step(when: str) -> None:
         assert first[1] >= 100
     if when == "run_steps":
         assert first[1] % 5 == 0  # no call is broken off in the middle
+    if when == "input":
+        assert 1 <= first[1] <= 15
     if when == "evaluation":
         assert first[1] == 20
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +106,25 @@ def stops() -> list[Any]:
     return [*ends, (whole.step, whole.numbers["loss"])]
 
 
+class Stalled:
+    """60 rows, after which no worker gets another one before a worker's run has ended, by its SIGTERM."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.is_over = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 60:
+            if jax.process_index() == 1 and not self.is_asked.is_set():
+                self.is_asked.set()
+                time.sleep(2.0)  # until the steps have had all the rows before
+                kill(signal.SIGTERM)
+            self.is_over.wait(30.0)
+        return np.float32(index)
+
+
 def preempted(when: str) -> tuple[str, float]:
     """SIGTERM to worker 1, at some moment."""
     total, step, dataset = counted()
@@ -123,6 +144,10 @@ def preempted(when: str) -> tuple[str, float]:
                 time.sleep(0.5)
             return step(x)
 
+    rows = Stalled()
+    if when == "input":
+        dataset = grain.MapDataset.source(rows).batch(4)
+        kwargs["strategy"] = total.strategy
     if when in ("step", "run_steps"):
         kwargs["steps_per_call"] = 1 if when == "step" else 5
         kwargs["callbacks"] = [At(100, 1, lambda run: kill(signal.SIGTERM))]
@@ -144,6 +169,8 @@ def preempted(when: str) -> tuple[str, float]:
         kwargs["evaluate"] = judge_last, dataset
         kwargs["callbacks"] = [At(20, 0, lambda run: run.stop("enough"))]
     how, steps = outcome(lambda: replicax.train(fn, dataset, 10**6, log_every=10, progress=False, **kwargs), total)
+    assert not rows.is_over.is_set()
+    rows.is_over.set()
     return how, steps / jax.device_count()
 
 

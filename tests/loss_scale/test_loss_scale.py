@@ -229,6 +229,12 @@ def test_batches_that_are_padded_or_differ_in_size(
         pair.run(mean_step(weights(pair)), args=(next(iter(batches(pair, count, **options))),))
 
 
+def test_a_padded_batch_that_is_not_the_first_argument(pair: replicax.MirroredStrategy) -> None:
+    step = mean_step(weights(pair))
+    with pytest.raises(replicax.errors.ShareWarning, match="a mean over one replica"):
+        pair.run(lambda rate, x: step(rate * x), args=(2.0, next(iter(batches(pair, 7, partial_batch="pad")))))
+
+
 @pytest.mark.parametrize("count", [1, 7, 8])
 @pytest.mark.parametrize("is_pure", [False, True], ids=["variables", "pure"])
 def test_a_mean_of_means_of_different_numbers(pair: replicax.MirroredStrategy, count: int, is_pure: bool) -> None:

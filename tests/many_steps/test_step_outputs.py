@@ -128,7 +128,8 @@ def test_initial_loop_values_must_match(pair) -> None:
         iterator = iter(pair.distribute_dataset(numbered(2)))
         return pair.run_steps(step, iterator, 2, initial_loop_values=initial).last_step_outputs
 
-    assert float(run({"loss": jnp.float32(0)})["loss"]) == 5.0
+    for zero in (jnp.float32(0), np.zeros(()), 0.0):  # NumPy's float64 is float32 in a step
+        assert float(run({"loss": zero})["loss"]) == 5.0
     with pytest.raises(
         ValueError, match=r"output\['loss'\] is float32\[2\] in initial_loop_values, and float32\[\] in"
     ):

@@ -418,11 +418,12 @@ def reduced_before(model, x):
     return optimizer, gradients
 
 
+ITS_OWN = r"(?s)'sowing/linear/bias'.*, of an NNX object, .* differs between.*test_nnx\.py:\d+ \(assigns_its_own"
 MISTAKES = {
     "sown": (lambda model, x: model(x), TypeError, r"structure.*sowing/h is new.*nnx.pop"),
     "attribute": (changes_an_attribute, TypeError, "the step has changed the structure of an NNX object"),
     "array": (replaces_an_array, TypeError, r"sowing/table was changed by the step.*nnx.Variable"),
-    "its own": (assigns_its_own, replicax.errors.LocalityError, "'sowing/linear/bias'.*differs between replicas"),
+    "its own": (assigns_its_own, replicax.errors.LocalityError, ITS_OWN),
     "shape": (another_shape, ValueError, r"'sowing/linear/bias'.*shape \(3,\); expected \(4,\)"),
 }
 
@@ -439,6 +440,35 @@ def test_what_cannot_leave_a_step(pair, mistake) -> None:
     check_alike(arrays(model), before, 0)
     popped = pair.run(lambda model, x: (model(x), nnx.pop(model, nnx.Intermediate))[0], args=(model, batch))
     assert len(pair.local_results(popped)) == 2
+
+
+class Decoder(nnx.Module):
+    def __init__(self):
+        self.attention = nnx.MultiHeadAttention(num_heads=2, in_features=8, decode=True, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.attention(x)
+
+
+@third_party
+def test_each_replica_may_keep_its_own_cache_of_attention_as_the_error_says(pair) -> None:
+    rng = np.random.default_rng(0)
+    tokens = [rng.normal(size=(4, 1, 8)).astype(np.float32) for _ in range(3)]
+    model, alone = Decoder(), Decoder()
+    model.attention.init_cache((2, 3, 8))
+    alone.attention.init_cache((4, 3, 8))
+    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)own = nnx.state\(model, nnx.Cache\).*test_nnx\.py"):
+        pair.run(lambda model, x: model(x), args=(model, next(iter(pair.distribute_dataset(tokens)))))
+
+    def step(model, own, x):
+        graphdef, _, rest = nnx.split(model, nnx.Cache, ...)
+        copy = nnx.merge(graphdef, own, rest, copy=True)
+        return copy(x), nnx.state(copy, nnx.Cache)
+
+    own = nnx.state(model, nnx.Cache)
+    for x, expected in zip(pair.distribute_dataset(tokens), map(alone, tokens), strict=True):
+        y, own = pair.run(step, args=(model, own, x))
+        np.testing.assert_allclose(np.concatenate(pair.local_results(y)), expected, rtol=1e-6)
 
 
 @third_party

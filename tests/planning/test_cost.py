@@ -97,10 +97,24 @@ def test_a_loop_whose_counter_grows_faster(growth: int, trips: int) -> None:
     assert cost.matrix_flops == trips * 2 * 4 * 8 * 8
 
 
-@pytest.mark.parametrize("change", ["direction=LE", "constant(0)", "constant(-1)"])
-def test_a_loop_of_unknown_length_counts_once_and_is_named(change: str) -> None:
-    text = LOOP.replace("direction=LT", change) if "=" in change else LOOP.replace("constant(1)", change, 1)
-    cost = cost_of(parse(text))
+NEXT, TWICE = "%next = s32[]{:T(128)} add(", "%twice = s32[]{:T(128)} multiply(%i, %i)\n  "
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown"),
+    [
+        ("direction=LT", "direction=LE"),
+        ("constant(1)", "constant(0)"),
+        ("constant(1)", "constant(-1)"),
+        (f"{NEXT}%i, %one)", f"{NEXT}%i, %i)"),
+        (f"{NEXT}%i, %one)", f"{TWICE}{NEXT}%twice, %one)"),
+        (f"{NEXT}%i, %one)", f"{TWICE}{NEXT}%twice, %i)"),
+        ("copy(%zero)", "reduce(%x, %zero), to_apply=%sum"),
+    ],
+)
+def test_a_loop_of_unknown_length_counts_once_and_is_named(known: str, unknown: str) -> None:
+    assert known in LOOP
+    cost = cost_of(parse(LOOP.replace(known, unknown, 1)))
     assert cost.unknown_loops == ("loop",)
     assert cost.matrix_flops == 2 * 4 * 8 * 8
 

@@ -15,7 +15,7 @@ import replicax
 from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices
 from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import CHIPS, Chip
-from replicax.planning.estimate import scaling_of
+from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.network import HOP, Line, Network, seconds_of
 from replicax.planning.timeline.walk import ScheduleWalk
 
@@ -81,6 +81,23 @@ def test_what_collectives_of_gpus_go_over(links: int, inside: str) -> None:
     assert [network.way(use) for use in uses] == [inside, "network", f"{inside}, network"]
 
 
+def test_the_slowest_group_of_gpus_counts() -> None:
+    card = Chip("card", 1, 1, 1, link=25e9, links=18, network=1e9)
+    made = [SimpleNamespace(platform="gpu", device_kind="card", slice_index=i // 2) for i in range(4)]
+    network = Network(np.array(made, dtype=object)[:, None], card, 1)
+    near, far = ((0, 1),), ((0, 2),)
+    alone, slow = (network.seconds(CollectiveUse("all-gather", 10**6, ("replica",), g, 1)) for g in (near, far))
+    assert alone < slow == network.seconds(CollectiveUse("all-gather", 10**6, ("replica",), near + far, 1))
+
+
+def test_each_send_counts() -> None:
+    network = Network(devices_of((2, 2, 1), "TPU v5e"), CHIPS["v5e"])
+    sends = [CollectiveUse("send", size, ("logical0",), ((0, 1),), count) for size, count in ((10**6, 3), (8, 1))]
+    found = estimate_of([], sends, CHIPS["v5e"], network)
+    assert found.communication == pytest.approx((3 * 10**6 + 8) / CHIPS["v5e"].link + 4 * HOP)
+    assert found.at_least == found.communication
+
+
 def test_lines_of_a_whole_slice() -> None:
     network = Network(devices_of((4, 8, 4), "TPU v5p"), CHIPS["v5p"])
     assert (network.shape, network.grid, network.name) == ((4, 8, 4), (4, 8, 4), "4x8x4")
@@ -125,6 +142,12 @@ def test_cores_of_a_chip_share_its_links() -> None:
     assert network.lines(use_of("all-reduce", 32)) == [line(4), line(4), line(1)]
     whole, half = CHIPS["v3"], CHIPS["v3"].share(2)
     assert (half.flops, half.memory, half.usable) == (whole.flops / 2, whole.memory / 2, whole.usable / 2)
+    card = dataclasses.replace(whole, arithmetic=8e9, launch=1e-6, meeting=1e-5, network=1e9, peaks={"f32": 3e12})
+    common = ("name", "link", "links", "network", "launch", "meeting", "sources", "is_serial", "sustained")
+    divided = ("flops", "memory", "bandwidth", "usable", "arithmetic")
+    assert {name: getattr(card.share(4), name) for name in common} == {name: getattr(card, name) for name in common}
+    assert all(getattr(card.share(4), name) == getattr(card, name) / 4 for name in divided)
+    assert card.share(4).peaks == {"f32": 3e12 / 4}
     with pytest.raises(ValueError, match="devices must be an int of at least 1, got 0"):
         CHIPS["v3"].share(0)
 

@@ -6,13 +6,16 @@ import dataclasses
 import html
 import html.parser
 import io
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 import rich.console
+from matplotlib.figure import Figure
 
 import replicax
+from replicax.planning.render import charts
 from replicax.planning.render.page import page
 from replicax.planning.render.tables import print_plan, sections
 
@@ -92,6 +95,47 @@ def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
     assert "card<1>" in found.text
 
 
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+
+
+def bars_of(figure: Figure) -> dict[str, tuple[float, float, str]]:
+    """The begin and the end of each bar, in bytes or seconds by the unit of the axis, and the words beside it."""
+    [axes] = figure.axes
+    unit = UNITS[axes.get_xlabel().split()[0]]
+    found = {}
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    drawn = [(container, bar) for container in axes.containers for bar in container]
+    for i, (part, bar) in enumerate(drawn):
+        words = names[i] + " " + axes.texts[i].get_text() if names else part.get_label()
+        name, amount = re.fullmatch(r"(.*?) ([\d,.]+ \S+)", words).groups()
+        found[name] = (bar.get_x() * unit, (bar.get_x() + bar.get_width()) * unit, amount)
+    return found
+
+
+def test_bars_are_as_long_as_their_words_say(plan) -> None:
+    memory, bounds, step = map(
+        bars_of, (charts.memory_picture(plan), charts.time_picture(plan), charts.step_picture(plan))
+    )
+    for begin, end, amount in (*memory.values(), *bounds.values(), *step.values()):
+        number, unit = amount.split()
+        assert end - begin == pytest.approx(float(number.replace(",", "")) * UNITS[unit], rel=0.01)
+    for bars, whole in ((memory, plan.memory.total), (step, plan.timeline.seconds)):
+        ends = [0.0, *(end for _, end, _ in bars.values())]
+        assert [begin for begin, _, _ in bars.values()] == pytest.approx(ends[:-1])  # one after the other
+        assert ends[-1] == pytest.approx(whole)
+    assert {name: end for name, (_, end, _) in bounds.items()} == pytest.approx(
+        {name: getattr(plan.estimate, name) for name in ("compute", "memory", "communication")}
+    )
+    plan = dataclasses.replace(plan, scaling=[dataclasses.replace(p, exposed=p.exposed / 2) for p in plan.scaling])
+    left, right = charts.scaling_picture(plan).axes
+    seconds, waits = (line.get_ydata() for line in left.get_lines())
+    unit = UNITS[left.get_title(loc="left").split()[-1]]
+    assert [s * unit for s in seconds] == pytest.approx([p.seconds for p in plan.scaling])
+    assert [s * unit for s in waits] == pytest.approx([p.exposed for p in plan.scaling])
+    assert list(right.get_lines()[0].get_ydata()) == [p.efficiency for p in plan.scaling]
+    assert all(list(line.get_xdata()) == [1, 2, 4] for line in (*left.get_lines(), *right.get_lines()))
+
+
 def test_on_a_phone_a_row_of_a_wide_table_has_the_names_of_its_columns(plan) -> None:
     text = page(plan)
     for section in sections(plan):
@@ -142,6 +186,32 @@ def test_the_tables(plan, width: int) -> None:
     assert "replica" in text
     assert "A prediction, no measurement" in text
     assert max(map(len, text.splitlines()[3:])) <= width
+
+
+def test_a_narrow_terminal_goes_without_columns_that_can_be_spared(plan) -> None:
+    row = dataclasses.replace(plan.collectives[0], where="while/body/some/long/way/to/it")
+    shown = {}
+    for width in (62, 160):
+        console = rich.console.Console(file=io.StringIO(), width=width)
+        print_plan(dataclasses.replace(plan, collectives=(row,)), console)
+        table = console.file.getvalue().partition("Collectives of one step")[2]
+        heading, _, rest = re.split(r"(─+)", table, maxsplit=1)
+        cells = next(line for line in rest.splitlines() if "all-reduce" in line)
+        shown[width] = {*heading.split()}, cells.split()
+    heading, cells = shown[160]
+    assert "where" in heading
+    assert cells[-1] == row.where
+    assert shown[62] == (heading - {"where"}, cells[:-1])
+
+
+def test_the_speed_is_that_of_all_replicas_together() -> None:
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    shapes = {"text": (2, 16), "translation": (2, 24), "label": (2,)}
+    element = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in shapes.items()}
+    plan = replicax.plan(strategy, lambda x: x["text"].sum() + x["translation"].sum(), element, chip=CHIP)
+    assert (plan.examples, plan.tokens) == (4 * 2, 24)
+    assert plan.examples_per_second * plan.timeline.seconds == pytest.approx(4 * 2)
+    assert plan.tokens_per_second * plan.timeline.seconds == pytest.approx(4 * 2 * 24)
 
 
 def test_of_a_long_buffer_the_line_is_whole_on_80_columns(plan) -> None:

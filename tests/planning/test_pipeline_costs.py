@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import jax
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.pipeline import dispatch
 from replicax.planning.render.tables import sections
 
 ROWS, WIDTH, MICROBATCHES = 32, 256, 4
@@ -120,6 +122,44 @@ def test_each_program_fits_but_not_all_that_is_there(memory: float, fits: bool) 
     chip = replicax.planning.Chip("card", flops=1e15, memory=memory, bandwidth=3e12, link=50e9, links=9)
     plan = replicax.plan(strategy, build(strategy, 2), SPEC, chip=chip)
     assert plan.fits is fits
+    # Each microbatch runs its program, and what a device predicts and counts is the same.
+    assert (
+        [s.timeline.flops for s in plan.stages]
+        == [s.cost.matrix_flops for s in plan.stages]
+        == [
+            2 * PRODUCT,
+            3 * PRODUCT,
+        ]
+    )
+
+
+def test_memory_has_what_is_there_when_the_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each array that a launch or a send has left behind is in memory until it is not needed any more."""
+    strategy = here(1, 2)
+    most = [0, 0]
+    send = dispatch._send
+
+    def watched_send(sent: dispatch.Send, values: list[object]) -> None:
+        send(sent, values)
+        arrays = {id(v): v for v in values if isinstance(v, jax.Array) and not v.is_deleted()}.values()
+        for k in range(2):
+            at_once = sum(a.nbytes for a in arrays if a.sharding.device_set == {strategy.extended.mesh.devices[0, k]})
+            most[k] = max(most[k], at_once)
+
+    def step(x):
+        parts = [jnp.tanh(strategy.assign_to_logical_device(x * (i + 1), 0)) for i in range(8)]
+        there = [strategy.assign_to_logical_device(part, 1) for part in parts]
+        return functools.reduce(jnp.matmul, there)
+
+    spec = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    plan = replicax.plan(strategy, step, spec)
+    monkeypatch.setattr(dispatch, "_send", watched_send)
+    strategy.run(step, args=(next(iter(strategy.distribute_dataset([np.ones((WIDTH, WIDTH), np.float32)]))),))
+    array = 4 * WIDTH * WIDTH
+    assert most[1] > 5 * array
+    for stage, there in zip(plan.stages, most, strict=True):
+        memory = stage.memory.total - stage.memory.code
+        assert there <= memory <= there + 3 * array  # with what a program works on
 
 
 @pytest.mark.soak

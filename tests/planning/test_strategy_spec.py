@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.planning import calibration
 from replicax.planning.calibration import measured_chip
 from replicax.planning.chip_specs import Chip
 from replicax.planning.global_batch import examples_of, with_examples
+from replicax.planning.network import HOP
 from replicax.planning.planner import variables_alone
 from replicax.planning.strategy_spec import block_of, strategy_of
 
@@ -129,6 +131,40 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     assert found.estimate.launches == found.cost.launches * chip.launch > 0
     assert found.timeline.seconds == pytest.approx(found.estimate.at_least)
     assert found.timeline.seconds > found.estimate.compute
+
+
+def test_what_was_measured_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the programs that are measured, with times that nobody could mistake for each other."""
+    idle, product, copy, numbers, small, products, collective, summing, sending = (n * 1e-3 for n in range(1, 10))
+    times = {
+        (1, 1): idle,
+        ((256, 256), 16): product,
+        (2**20, 4): copy,
+        (2**14, 64): numbers,
+        ((4, 4), 64): small,
+        (1, 32): summing,
+        (2**18, 4): sending,
+    }
+
+    def seconds(mesh: object, body: object, shape: object, iterations: int) -> float:
+        found = times.get((shape, iterations))
+        return found if found is not None else collective if body is calibration._products_and_collective else products
+
+    monkeypatch.setattr(calibration, "_seconds", seconds)
+    devices = 4
+    chip = measured_chip(jax.devices()[:devices])
+    plan = replicax.plan(
+        replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)]),
+        lambda x: (replicax.get_replica_context().all_reduce("sum", x["sum"]), x["x"] @ x["x"]),
+        {"sum": jax.ShapeDtypeStruct((2**18,), "float32"), "x": jax.ShapeDtypeStruct((256, 256), "float32")},
+        chip=chip,
+    )
+    assert plan.estimate.compute == pytest.approx(product - idle / 16)
+    hops = 2 * devices / 2 * HOP
+    assert plan.estimate.communication == pytest.approx(collective - products + sending - summing + hops)
+    assert 2 * 4 * 2**20 / chip.bandwidth == pytest.approx(copy - idle / 4)  # read and written
+    assert 17 * 2**14 / chip.arithmetic == pytest.approx(numbers - idle / 64)  # 17 operations for each number
+    assert chip.launch == pytest.approx(small / 16)  # of 16 products
 
 
 def test_no_devices() -> None:

@@ -226,3 +226,34 @@ def test_what_is_computed_a_second_time_is_not_the_models() -> None:
     )
     assert (found.flops, found.model_flops) == (4000, 2000)
     assert found.utilization == pytest.approx(found.hardware_utilization / 2)
+
+
+def test_of_several_reasons_the_one_that_takes_longest_is_told() -> None:
+    found = run(f"  {OLD[0]}\n  {OLD[1]}\n  ROOT %z = {ARRAY} negate(%d)")
+    module = parse(f"ENTRY %main (x: {ARRAY}) -> {ARRAY} {{\n  ROOT %x = {ARRAY} parameter(0)\n}}")
+    for reasons in ({QUEUED: 1.0, TOO_SHORT: 3.0}, {TOO_SHORT: 1.0, QUEUED: 3.0}):
+        found.transfers["s"].reasons = reasons
+        [wait] = timeline_of([(found, SourceLines(module))]).waits
+        assert wait.why == max(reasons, key=reasons.get)
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        "call(%x), to_apply=%inner",
+        "fusion(%x), kind=kLoop, calls=%inner",
+        "while(%x), condition=%other, body=%inner",
+        "while(%x), condition=%inner, body=%other",
+        "conditional(%i, %x, %x), branch_computations={%other, %inner}",
+        "conditional(%i, %x, %x), true_computation=%inner, false_computation=%other",
+        "conditional(%i, %x, %x), true_computation=%other, false_computation=%inner",
+    ],
+)
+def test_what_has_no_line_has_that_of_what_it_stands_in(caller: str) -> None:
+    module = parse(
+        f"%inner (p: {ARRAY}) -> {ARRAY} {{\n  %p = {ARRAY} parameter(0)\n  ROOT %n = {ARRAY} negate(%p)\n}}\n"
+        f"%other (q: {ARRAY}) -> {ARRAY} {{\n  ROOT %q = {ARRAY} parameter(0)\n}}\n"
+        f"ENTRY %main (x: {ARRAY}, i: s32[]) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n  %i = s32[] parameter(1)\n"
+        f'  ROOT %c = {ARRAY} {caller}, metadata={{source_file="/home/me/model.py" source_line=7}}\n}}'
+    )
+    assert SourceLines(module).of(module.instructions["n"]) == "model.py:7"

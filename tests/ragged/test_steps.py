@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -587,6 +588,37 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         again = strategy.run(step, args=(x,))  # said once, and not tried again
     assert len(traced._refused) == 1
     check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]
+
+
+def test_what_is_no_one_program_leaves_an_optimizer_unbuilt() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros(3))
+        optimizer = replicax.Optimizer(optax.sgd(1.0, momentum=0.9))
+
+    def step(x: Any) -> Any:
+        optimizer.apply_gradients([(x.sum(0), w)])
+        return _writes_only_if_many(x, w)
+
+    with pytest.raises(ValueError, match="step can't run as one compiled program"):
+        strategy.run(step, args=(rows(strategy, (2, 1)),), options=COMPILED)
+    assert optimizer.variables == []
+
+
+def test_why_it_is_no_one_program_is_forgotten_with_what_the_step_captures() -> None:
+    strategy = strategy_of(2)
+    x = rows(strategy, (2, 1))
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros(3))
+
+    def try_it(captured: jax.Array) -> None:
+        with pytest.raises(ValueError, match="write different variables"):
+            strategy.run(lambda x: _writes_only_if_many(x * captured, w), args=(x,), options=COMPILED)
+
+    for number in range(3):
+        try_it(jnp.float32(number))
+        gc.collect()
+    assert len(strategy.extended.programs._refused) == 1
 
 
 def test_an_error_for_replicas_without_examples_says_that_they_have_none() -> None:

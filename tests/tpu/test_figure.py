@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import runpy
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from replicax import DeviceAssignment, Topology
 
@@ -34,6 +37,39 @@ def test_what_is_missing(tmp_path) -> None:
     Topology(mesh_shape=whole.mesh_shape, device_coordinates=whole.device_coordinates[1:]).plot(path)
     assert texts(path).count("×") == 4
     assert "missing" in texts(path)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("v3:4x4", [2, 1, 2]), ("v3:2x2", [1, 1, 2]), ("v5e:4x4", [2, 2, 1])])
+def test_cores_and_links_lie_where_the_assignment_says(tmp_path, monkeypatch, name: str, shape: list[int]) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    assignment = DeviceAssignment.build(Topology.from_name(name), shape, num_replicas=None)
+    assignment.plot(tmp_path / "slice.svg")
+    [axes] = figures[0].axes
+    lines, chips, cores = (next(c for c in axes.collections if c.zorder == level) for level in (1, 2, 3))
+    chip_boxes = [path.get_extents() for path in chips.get_paths()]
+    core_boxes = [path.get_extents() for path in cores.get_paths()]
+    at: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    for chip in chip_boxes:
+        x, y = np.round((chip.min + chip.max) / 2).astype(int).tolist()
+        on_chip = sorted((box for box in core_boxes if chip.contains(*box.min)), key=lambda box: box.x0)
+        assert all(chip.contains(*box.max) for box in on_chip)
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(on_chip))
+        for core, box in enumerate(on_chip):
+            inside = [text for text in axes.texts if box.contains(*text.get_position())]
+            at[x, y, core] = tuple(int(text.get_text()) for text in sorted(inside, key=lambda t: t.get_position()[1]))
+    assert at == {
+        (x, y, core): (r, c)
+        for r, replica in enumerate(assignment.core_assignment.tolist())
+        for c, (x, y, _, core) in enumerate(replica)
+    }
+    thick = [np.round(s) for s, width in zip(lines.get_segments(), lines.get_linewidths(), strict=True) if width > 3]
+    found = {frozenset(map(tuple, segment.astype(int).tolist())) for segment in thick}
+    following = np.roll(assignment.core_assignment, -1, axis=1)
+    ends = np.stack([assignment.core_assignment, following], axis=2)[..., :2].reshape(-1, 2, 2)
+    assert found == {frozenset(map(tuple, pair)) for pair in ends.tolist() if np.abs(np.subtract(*pair)).sum() == 1}
+    keys = [text.get_text() for text in figures[0].legends[0].texts]
+    assert ("from one logical device to the next" in keys) == bool(found)
 
 
 def test_other_formats(tmp_path) -> None:

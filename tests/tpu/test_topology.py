@@ -134,3 +134,11 @@ def test_what_is_no_topology(arguments, message) -> None:
 def test_what_is_no_slice(chips) -> None:
     with pytest.raises(ValueError, match="chips"):
         Topology.of_chips(chips)
+
+
+def test_one_core_of_each_chip_is_another_slice_than_chips_of_one_core() -> None:
+    whole = Topology.of_chips((2, 2, 1))
+    half = Topology(mesh_shape=(2, 2, 1, 2), device_coordinates=whole.device_coordinates)
+    assert whole == Topology.of_chips((2, 2, 1))
+    assert half != whole
+    assert len(half.missing_devices) == 4

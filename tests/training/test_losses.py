@@ -103,6 +103,16 @@ def test_bad_input(call, message) -> None:
         call()
 
 
+def test_a_truth_value_is_no_size_of_a_batch() -> None:
+    with pytest.raises(TypeError, match="global_batch_size must be an int, or a scalar array, got True"):
+        replicax.compute_average_loss(jnp.ones(3), global_batch_size=True)
+
+
+def test_integers_of_numpy_become_floats_at_once(pair) -> None:
+    share = pair.run(lambda: replicax.compute_average_loss(np.array([2**40])))
+    assert float(pair.reduce("sum", share)) == 2**40
+
+
 @pytest.mark.parametrize(
     "call", [lambda: replicax.compute_average_loss(jnp.ones(3)), lambda: replicax.scale_regularization_loss(1.0)]
 )

@@ -43,6 +43,14 @@ def test_values_and_derivatives_are_those_of_all_data(strategy: replicax.Strateg
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_total_without_parameters(pair: replicax.MirroredStrategy, executor: str) -> None:
+    [batch] = pair.distribute_dataset([X])
+    step = lambda x: replicax.total_of_shares(lambda: jnp.sum(x))()  # noqa: E731
+    total = pair.run(step, args=(batch,), options=replicax.RunOptions(executor=executor))
+    np.testing.assert_allclose(total, X.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_counts_beside_the_total(pair: replicax.MirroredStrategy, executor: str) -> None:
     def step(v: Any, x: Any) -> Any:
         total = replicax.total_of_shares(lambda v: (jnp.sum(v * x), x.shape[0]))

@@ -109,6 +109,7 @@ def test_groups_that_do_not_fit() -> None:
         replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)], variable_partitioner=three)
     with pytest.raises(ValueError, match=message):
         make(strategy_of(4), partitioner=three)
+    assert make(strategy_of(1), partitioner=three).layout == Mirrored()  # one replica has all
     with pytest.raises(ValueError, match="GroupPartitioner: group_size must be an int of at least 1, got 0"):
         replicax.variables.GroupPartitioner(0)
     with pytest.raises(TypeError, match="a group has no groups of its own, got partitioner=GroupPartitioner"):

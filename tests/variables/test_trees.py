@@ -30,6 +30,9 @@ def test_variables_of_a_tree_are_named_by_their_paths(strategy) -> None:
     assert [v.trainable for _, v in sorted(found.items())] == [True, True, False, False]
     assert [v.aggregation.value for _, v in sorted(found.items())] == ["mean", "mean", "none", "none"]
     assert all(v.strategy is strategy for v in found.values())
+    with strategy.scope():
+        added_up = leaves_with_names(replicax.as_variables(tree, name="net", aggregation="sum"))
+    assert [v.aggregation.value for _, v in sorted(added_up.items())] == ["sum", "sum", "sum", "none"]
     back = replicax.as_arrays(made)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), back, tree))

@@ -259,9 +259,13 @@ class Clocked:
         self.page = HeartbeatPage.at(path)
         os.close(file)
         self.now = 100.0
-        self.page.phase = Phase.STEPS
         monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
         self.timer = StepTimer(self.page)
+        self.enter(Phase.STEPS)
+
+    def enter(self, phase: Phase) -> None:
+        self.page.phase = phase
+        self.timer.enter(phase)
 
     def launch(self, name: str = "step", *, is_seen: bool = True) -> Program:
         label = Label()
@@ -293,17 +297,34 @@ def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
         program = clocked.launch()
         clocked.run(0.02)
         program.ended = True
-        clocked.page.phase = Phase.INPUT
+        clocked.enter(Phase.INPUT)
         clocked.run(0.008)
-        clocked.page.phase = Phase.STEPS
+        clocked.enter(Phase.STEPS)
         clocked.run(0.002)
     assert clocked.used() == pytest.approx([1 / 3, 1 / 3, 0.8 / 3], abs=0.04)
     assert clocked.page.expected == pytest.approx(0.02, abs=0.002)
     idle = clocked.page.idle
-    clocked.page.phase = Phase.EVALUATION
+    clocked.enter(Phase.EVALUATION)
     clocked.run(5.0)
-    clocked.page.phase = Phase.STEPS
+    clocked.enter(Phase.STEPS)
     assert clocked.page.idle == idle  # that is no step
+
+
+def test_a_host_that_waits_for_the_others_is_not_busy(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    for _ in range(100):
+        clocked.launch().ended = True
+        clocked.run(0.02)
+        clocked.enter(Phase.RENDEZVOUS)
+        clocked.run(0.08)
+        clocked.enter(Phase.STEPS)
+    assert clocked.used() == pytest.approx([0.2, 0.2, 0.0], abs=0.04)
+    sampled = clocked.page.sampled
+    assert sampled == pytest.approx(10.0, abs=0.1)
+    for phase in (Phase.SAVING, Phase.RENDEZVOUS, Phase.SAVING):  # a wait that is no step's
+        clocked.enter(phase)
+        clocked.run(5.0)
+    assert clocked.page.sampled == pytest.approx(sampled, abs=0.01)
 
 
 def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:

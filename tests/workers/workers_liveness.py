@@ -23,6 +23,7 @@ import numpy as np
 import replicax
 from replicax.execution.compiled import host_calls
 from replicax.workers import liveness
+from replicax.workers.exchange import DistributedWorkers
 from tests._jax.contexts import keep_contexts
 from tests.forked import load_all
 from tests.processes import free_port
@@ -264,6 +265,17 @@ def shorter(worker: Worker) -> None:
 
 
 def other_files(worker: Worker) -> None:
+    """Both find it out; worker 1 reads late what worker 0 has sent, when that has failed since."""
+    if worker.index == 1:
+        get = DistributedWorkers._get
+
+        def late(workers: DistributedWorkers, *args: Any) -> bytes | None:
+            until = time.monotonic() + 1.0
+            while workers._liveness._problem is None and time.monotonic() < until:
+                time.sleep(0.02)
+            return get(workers, *args)
+
+        DistributedWorkers._get = late  # type: ignore[method-assign]
     paths = [__file__, replicax.__file__][: 2 - worker.index]
     worker.caught(lambda: worker.strategy.distribute_dataset(replicax.data.text_lines(paths).batch(4)))
 

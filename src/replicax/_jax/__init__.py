@@ -67,6 +67,7 @@ from replicax._jax.jaxprs.programs import (
     contains as contains,
     enable_x64_as_in as enable_x64_as_in,
     enable_x64_for as enable_x64_for,
+    equations_of as equations_of,
     evaluate as evaluate,
     host_function as host_function,
     interpret as interpret,

@@ -263,7 +263,7 @@ class HostArrayLeaf:
 
     def restored(self, read: Read) -> Any:
         value = read(whole_block(self.kind.shape))
-        return value[()] if isinstance(self.array, np.generic) else np.array(value)
+        return value[()] if isinstance(self.array, np.generic) else value
 
 
 def keeps_each_copy(variable: Variable) -> bool:

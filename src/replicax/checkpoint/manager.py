@@ -268,7 +268,6 @@ class CheckpointManager(NameHints):
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""
         self._steps[step] = metrics
-        self._damaged.discard(step)
         if not self._leads:
             return
         try:

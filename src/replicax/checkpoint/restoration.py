@@ -119,6 +119,7 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
     name = ""
     try:
         for batch in _batches(arrays):
+            name = batch[0]
             reader.prepare(batch)
             for name in batch:
                 leaf, entry = arrays[name]

@@ -54,13 +54,14 @@ class Folder:
             new = f"{file}.{uuid.uuid4().hex[:8]}"
             try:
                 manifest.write_flushed(new, json.dumps({"format": 1, "id": uuid.uuid4().hex}))
-                os.rename(new, file)
+                _give_name(new, file)
                 manifest.flush(self.path)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(new)
                 why = f"the folder of checkpoints {self.path} can't be written to: {error.strerror}"
                 raise type(error)(error.errno, why) from error
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(new)
         try:
             self.id = str(read_json(file)["id"])
         except (ValueError, KeyError, TypeError) as error:
@@ -119,7 +120,7 @@ class Folder:
             for step in complete
             if (listed := self._own_listing(step)) is not None and self._has_no_more(step, listed)
         ]
-        kept = {*own[-newest:], *list(complete)[-1:], best_of(complete, best)}
+        kept = {*own[-newest:], best_of(complete, best)}
         for step in own:
             if step in kept:
                 continue
@@ -140,6 +141,16 @@ class Folder:
         if more:
             log.warning("%s is kept, as it has %s, which is not the manager's", self.path_of(step), min(more))
         return not more
+
+
+def _give_name(file: str, name: str) -> None:
+    """Make ``name`` a name of ``file``, unless another process has made one of that name meanwhile."""
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links, where the last one wins
+        os.rename(file, name)
 
 
 def best_of(steps: Mapping[int, Mapping[str, float]], best: Best | None) -> int | None:

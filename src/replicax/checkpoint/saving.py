@@ -68,37 +68,40 @@ class Save:
 
 
 UNFINISHED = ".unfinished-"
+_FAILED = "could not be written"
+_UNCERTAIN = "may be whole or not, as a worker did not confirm it, and a run goes on from it only if it is"
 
 
 def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] = never) -> None:
     """Write a checkpoint, together with the other workers.
 
     Raises:
-      CheckpointError: this worker or another one could not write it; says why. No file of it is left.
+      CheckpointError: this worker or another one could not write it; says why. No file of it is left. Or a worker has
+        died when others may have finished it.
     """
     exchange = _Exchange(save, is_cancelled)
     everyones = exchange.gather((snapshot.plan.digest, {name: own for name, (_, own) in snapshot.copies.items()}))
-    for worker in save.group:
-        if everyones[worker][0] != everyones[save.group[0]][0]:
+    for first, worker in ((group[0], worker) for group in save.groups for worker in group):
+        if everyones[worker][0] != everyones[first][0]:
             raise CheckpointError(
-                f"the checkpoint {save.path} could not be written: worker {worker} saves other objects than worker "
-                f"{save.group[0]}, or they lie elsewhere there; all workers must save the same"
+                f"the checkpoint {save.path} {_FAILED}: worker {worker} saves other objects than worker "
+                f"{first}, or they lie elsewhere there; all workers must save the same"
             )
-    pieces = snapshot.pieces([copies for _, copies in everyones], save.worker)
     keys, files, problem, is_finished = _keys(snapshot.plan), {}, None, False
     try:
-        files = _write_own(save, pieces, keys)
+        files = _write_own(save, snapshot.pieces([copies for _, copies in everyones], save.worker), keys)
     except Exception as error:
         problem = error
     try:
-        everyones = exchange.gather(files, problem)
+        finishes_alone = len(save.groups) == 1 and save.worker == save.group[0]
+        everyones = exchange.gather(files, problem, _FAILED if finishes_alone else _UNCERTAIN)
         if save.worker == save.group[0]:
             try:
                 _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
             except Exception as error:
                 problem = error
-        exchange.gather(None, problem)
+        exchange.gather(None, problem, _UNCERTAIN)
     except CheckpointError:
         if save.worker == save.group[0]:
             shutil.rmtree(save.unfinished, ignore_errors=True)
@@ -149,14 +152,19 @@ class _Exchange:
         self._gives_up = is_cancelled
         self.has_failed = False  # reported by another worker; one that died may have finished before
 
-    def gather(self, item: Any, problem: Exception | None = None) -> list[Any]:
+    def gather(self, item: Any, problem: Exception | None = None, otherwise: str = _FAILED) -> list[Any]:
         """The items of all workers.
+
+        Args:
+          item: this worker's.
+          problem: its error.
+          otherwise: what has become of the checkpoint if a worker does not come.
 
         Raises:
           CheckpointError: one has failed, or does not come.
         """
         save = self._save
-        what = f"the checkpoint {save.path} could not be written"
+        what = f"the checkpoint {save.path} {_FAILED}"
         if save.series is None:
             if problem is not None:
                 self.has_failed = True
@@ -166,7 +174,7 @@ class _Exchange:
         try:
             said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._gives_up)]
         except Exception as error:
-            raise CheckpointError(f"{what}: {described(error)}") from error
+            raise CheckpointError(f"the checkpoint {save.path} {otherwise}: {described(error)}") from error
         for worker, (text, _) in enumerate(said):
             if text is not None:
                 self.has_failed = True

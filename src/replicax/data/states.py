@@ -100,7 +100,8 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
     for worker, stream in enumerate(streams):
         if policy == "off" and worker != pipeline.workers.index:
             continue  # each worker has a dataset of its own
-        if {**reading.known_by, **stream["of"]} != reading.known_by:  # earlier versions saved less
+        known = {key: value for key, value in stream["of"].items() if value is not None}  # earlier versions saved less
+        if any(reading.known_by.get(key, "nothing") not in (value, None) for key, value in known.items()):
             raise ValueError(
                 f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "
                 f"{reading.known_by}"

@@ -13,6 +13,7 @@ import platform
 import jax
 
 from replicax import _jax
+from replicax.system.environment import chosen_threads
 
 FLAG = "--xla_cpu_max_isa=AVX"
 """For the compiler, in ``XLA_FLAGS``: avoid the instructions that round once. No option of a single program does that,
@@ -36,8 +37,7 @@ def fix_arithmetic(replicas: int | None) -> None:
 
 def thread_limit() -> int:
     """The number of XLA's threads: the variable ``NPROC``, or one for each core."""
-    value = os.environ.get("NPROC", "")
-    return int(value) if value.isdigit() else (os.cpu_count() or 1)
+    return chosen_threads(os.environ) or os.cpu_count() or 1
 
 
 def threads_for(replicas: int) -> int:

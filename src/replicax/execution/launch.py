@@ -221,7 +221,6 @@ def _take_back(executable: Executable) -> None:
     if executable.policy.donates:
         for slot in uses.intersection(executable.donated):
             slot.array = copied(slot.array)
-            escaped.discard(slot)
 
 
 def _check_not_lost(executable: Executable, slots: Any) -> None:

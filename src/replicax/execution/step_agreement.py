@@ -100,7 +100,7 @@ def _describe(leaf: Any) -> str:
 
 
 def _print(leaf: Any) -> Any:
-    if isinstance(leaf, bool) or not isinstance(leaf, ARRAYS):
+    if not isinstance(leaf, ARRAYS):
         return None
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return None  # all workers have computed it

@@ -78,7 +78,7 @@ class Instruction:
         return found[1] if (found := re.search(r'op_name="([^"]*)"', self.attributes)) else ""
 
     def called(self, *roles: str) -> list[str]:
-        """The computations that it calls as one of ``roles``, such as ``"body"`` or ``"calls"``."""
+        """The computations that it calls as one of ``roles``, patterns such as ``"body"`` or ``"calls"``."""
         names: list[str] = []
         for role in roles:
             for match in re.finditer(rf"\b{role}=(?:\{{([^}}]*)\}}|(%[\w.\-]+))", self.attributes):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicax.launcher import LaunchError
+from replicax.system.environment import chosen_threads
 
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _GPU = "CUDA_VISIBLE_DEVICES"
@@ -50,9 +51,8 @@ class DeviceAllocation:
                 variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
             # Replicas wait for each other in XLA's threads: with fewer than two a device they wait for ever.
             least = 2 * (self.emulated or 1)
-            chosen = environment.get("NPROC", "")
             if running > 1 or least > threads:
-                variables["NPROC"] = str(max(least, int(chosen) if chosen.isdigit() else threads))
+                variables["NPROC"] = str(max(least, chosen_threads(environment) or threads))
         if running > 1 and "OMP_NUM_THREADS" not in environment:
             variables["OMP_NUM_THREADS"] = str(threads)
         return variables

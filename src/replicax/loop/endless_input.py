@@ -11,6 +11,7 @@ import jax
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.data.dataset import source_of
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
+from replicax.loop.stop_requests import StopRequests
 from replicax.loop.wall_time import WallTime
 from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Ragged, Stacked
@@ -24,6 +25,7 @@ class EndlessInput:
       dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
       replicas: those that it is for.
       wall: told how long is waited for elements.
+      requests: may end the run while it waits, and before a step gets its elements.
       is_saved: whether its place is to be part of checkpoints.
 
     Attributes:
@@ -37,11 +39,16 @@ class EndlessInput:
     """
 
     def __init__(
-        self, dataset: DistributedDataset | DistributedIterator, replicas: Replicas, wall: WallTime, is_saved: bool
+        self,
+        dataset: DistributedDataset | DistributedIterator,
+        replicas: Replicas,
+        wall: WallTime,
+        requests: StopRequests,
+        is_saved: bool,
     ) -> None:
         self._is_own = isinstance(dataset, DistributedDataset)
         self.iterator: DistributedIterator = iter(dataset) if isinstance(dataset, DistributedDataset) else dataset
-        self._wall = wall
+        self._wall, self._requests = wall, requests
         self._replicas = replicas
         self._source = source_of(self.iterator, replicas)
         if is_saved:
@@ -55,16 +62,25 @@ class EndlessInput:
         self._source = source_of(self.iterator, self._replicas)
 
     def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass."""
-        before = self._wall.switch("input")
+        """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass.
+
+        Raises:
+          RunStops: the run ends before this call; the elements then come next again.
+        """
+        before, on_wait = self._wall.switch("input"), self._requests.check_wait
         try:
-            groups, error = self._source.take(steps, staged)
+            groups, error = self._source.take(steps, staged, on_wait)
         except StopIteration:
             self.iterator._begin_again()
             self.restored()
-            groups, error = self._source.take(steps, staged)
+            groups, error = self._source.take(steps, staged, on_wait)
         finally:
             self._wall.switch(before)
+        try:
+            self._requests.begin_call()
+        except BaseException:
+            self._source.give_back(groups)
+            raise
         self.examples += sum(map(examples_in, groups))
         if not self.bytes_per_step and isinstance(groups[0], ElementGroup):
             self.bytes_per_step = sum(array.nbytes for array in groups[0].arrays) // groups[0].count
@@ -73,7 +89,6 @@ class EndlessInput:
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
         """Take back groups that have not been used."""
-        self.examples -= sum(map(examples_in, groups))
         self._source.give_back(groups)
 
     def close(self) -> None:

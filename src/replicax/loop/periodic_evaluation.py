@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,18 +10,15 @@ import jax
 import numpy as np
 
 from replicax.data import DistributedDataset
-from replicax.execution.many_steps.element_groups import Single
+from replicax.data.dataset import source_of
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
+from replicax.loop.stop_requests import StopRequests
 from replicax.strategy import Strategy
 from replicax.user_functions import checked_function, checked_result
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
-
-
-class InterruptedEvaluation(Exception):  # noqa: N818
-    """The run is to end before the evaluation does; the argument says why."""
 
 
 class Evaluation:
@@ -31,19 +29,17 @@ class Evaluation:
         is the mean over a global batch, and the evaluation's is the mean over all examples of the dataset.
       strategy: the one whose replicas run it.
       combination: combines the replicas' numbers.
-      may_go_on: asked before each batch; a reason to end the run, or ``None``.
+      requests: may end the run before each batch.
 
     Raises:
       TypeError: ``how`` is neither.
       ValueError: the dataset is another strategy's, or has no end.
     """
 
-    def __init__(
-        self, how: Any, strategy: Strategy, combination: Combination, may_go_on: Callable[[], str | None]
-    ) -> None:
+    def __init__(self, how: Any, strategy: Strategy, combination: Combination, requests: StopRequests) -> None:
         self._strategy = strategy
         self._combination = combination
-        self._may_go_on = may_go_on
+        self._requests = requests
         self._function: Callable[[], Any] | None = None
         if isinstance(how, tuple) and len(how) == 2 and callable(how[0]):
             step, dataset = how
@@ -74,7 +70,7 @@ class Evaluation:
         """The numbers by name.
 
         Raises:
-          InterruptedEvaluation: the run is to end.
+          RunStops: the run is to end.
           ValueError: the dataset has no examples.
         """
         if self._function is not None:
@@ -96,11 +92,13 @@ class Evaluation:
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:
-            for batch in batches:
-                why = self._may_go_on()
-                if why is not None:
-                    raise InterruptedEvaluation(why)
-                yield batch, examples_in(Single(batch))
+            source = source_of(batches, self._strategy.extended.replicas)
+            with contextlib.suppress(StopIteration):
+                while True:
+                    [group], _ = source.take(1, False, self._requests.check_wait)
+                    self._requests.begin_call()
+                    [batch] = group.elements()
+                    yield batch, examples_in(group)
 
 
 class _EvaluationStep(Wrapper):

@@ -158,7 +158,7 @@ class SavedRuns:
 
     def is_due(self, step: int) -> bool:
         """Return whether it is time to save."""
-        return self._manager is not None and self._at != step and self._manager._is_time(step)
+        return self._manager is not None and self._manager._is_time(step)
 
     def save(self, step: int, evaluation: Mapping[str, float] | None) -> bool:
         """Save, unless it has been saved already; returns whether it does.

@@ -2,10 +2,10 @@
 
 A request is Ctrl-C, SIGTERM, a stop file, or ``run.stop(why)``. Workers run ahead of their devices and of each other,
 and wait for each other inside programs. So none may just stop, and none can ask the others in every step. Instead, each
-has a thread that looks into the coordination service a few times a second. When there is a request, it posts the number
-of the call that its worker may still make, its *limit*, whatever that worker is doing: compiling, waiting in a program,
-or about to begin the call. The largest limit is the last call of all. No worker has passed it, and each goes on until
-it has reached it, so no program waits for a worker that has stopped.
+has a thread that looks into the coordination service a few times a second. When there is a request, it posts how many
+calls its worker has begun, its *limit*, whatever that worker is doing: compiling, waiting in a program, or for its
+input. The largest limit is the last call of all. No worker has passed it, and each goes on until it has reached it, so
+no program waits for a worker that has stopped.
 
 ``jax.experimental.multihost_utils.reached_preemption_sync_point`` works alike, but for SIGTERM only. JAX catches that
 signal as soon as ``jax.distributed.initialize`` has been called, and writes a notice into the service, also while
@@ -42,6 +42,10 @@ SIGNALS = (INTERRUPTED, PREEMPTED)
 _runs = itertools.count()
 
 
+class RunStops(BaseException):  # no error: nothing that deals with errors may take it for one
+    """The run ends before the next call; the argument says why."""
+
+
 class StopRequests:
     """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered.
 
@@ -65,7 +69,7 @@ class StopRequests:
         self._agreed = threading.Event()
         self._over = threading.Event()
         self._wake = threading.Event()
-        self._looking = threading.Lock()
+        self._looking, self._counting = threading.Lock(), threading.Lock()
         self._client: Any = _jax.coordination_client() if lockstep.several else None
         self._keys = f"replicax/stop/{next(_runs) if lockstep.several else 'alone'}"
         self._interrupts = 0
@@ -104,22 +108,36 @@ class StopRequests:
         self._other = self._other or why
         self._wake.set()
 
-    def next_call(self) -> str | None:
-        """Return ``None`` if the next call that all workers make together may be made, else why not.
+    def check_wait(self) -> None:
+        """Raise, while this worker waits for the input of its next call, if it need not wait for it.
 
         Raises:
+          RunStops: no worker makes that call.
+        """
+        if self._client is None:
+            self.begin_call()
+        elif self._last is not None and self._calls >= self._last:
+            raise RunStops(self.why)
+
+    def begin_call(self) -> None:
+        """Begin the next call that all workers make together.
+
+        Raises:
+          RunStops: they don't make it.
           DeadlockError: a request was made, and workers don't answer; names them.
           WorkerError: another worker has failed.
         """
         if self._client is None:
-            return self.why
-        number = self._calls + 1
-        if self._limit is not None and number > self._limit:
-            last = self._wait()
-            if number > last:
-                return self.why
-        self._calls = number
-        return None
+            if self.why is not None:
+                raise RunStops(self.why)
+            return
+        with self._counting:
+            is_counted = self._limit is None or self._calls < self._limit
+            self._calls += is_counted
+        if not is_counted:
+            if self._calls >= self._wait():
+                raise RunStops(self.why)
+            self._calls += 1
 
     def agree(self) -> str | None:
         """Agree with all workers, which call this together: why the run ends if one has a request, else ``None``.
@@ -191,8 +209,8 @@ class StopRequests:
             return
         if self._limit is None:
             self._post(f"request/{self._workers.index}", self.why)
-            # The main thread looks at the limit, and then counts: it may be about to count one more.
-            self._limit = self._calls + 1
+            with self._counting:
+                self._limit = self._calls
             self._post(f"limit/{self._workers.index}", str(self._limit))
         limits = {int(key.split("/")[1]): int(value) for key, value in posted.items() if key.startswith("limit/")}
         limits[self._workers.index] = self._limit

@@ -24,12 +24,12 @@ from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog
 from replicax.loop.logs.progress_bar import LINES, Progress
 from replicax.loop.logs.speed import Speed, flops_of
-from replicax.loop.periodic_evaluation import Evaluation, InterruptedEvaluation
+from replicax.loop.periodic_evaluation import Evaluation
 from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
 from replicax.loop.step_metrics import DONE, Combination, FiniteWatch, NumberedStep, Pending, check_names, results_of
 from replicax.loop.steps_per_call import StepsPerCall
-from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, StopRequests
+from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, RunStops, StopRequests
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
 from replicax.loop.wrapped_steps.accumulation import accumulated
@@ -84,10 +84,10 @@ class TrainingLoop:
         self._requests = StopRequests(replicas.lockstep, stop_file)
         self._evaluation = None
         if evaluate is not None:
-            self._evaluation = Evaluation(evaluate, strategy, combination, self._requests.next_call)
+            self._evaluation = Evaluation(evaluate, strategy, combination, self._requests)
         if not isinstance(dataset, DistributedDataset | DistributedIterator):
             dataset = strategy.distribute_dataset(dataset)
-        self._input = EndlessInput(dataset, replicas, wall, checkpoints is not None)
+        self._input = EndlessInput(dataset, replicas, wall, self._requests, checkpoints is not None)
         watched = strategy.extended.variables if has_found_objects else ()
         with strategy.scope():
             self._precision = Precision(precision) if isinstance(precision, str) else precision
@@ -177,18 +177,19 @@ class TrainingLoop:
         why = self._requests.agree()  # a callback may end the run at its start
         if why is None and run.resumed_at and run.step < run.steps and self._is_to_evaluate():
             why = self._evaluate()  # to which the attempt before has not come
-        while why is None and run.step < run.steps:
-            why = self._requests.next_call()
-            if why is None:
+        try:
+            while why is None and run.step < run.steps:
                 self._call(self._calls.next(self._boundary() - run.step))
                 why = self._between()
+        except RunStops as stops:
+            why = str(stops)
         return why
 
     def _finish(self, why: str | None) -> str | None:
         """Log, evaluate and save after the last step; returns why there are no more steps."""
         run = self._run
         if why is not None:
-            why = self._requests.agree() or why
+            why = self._requests.agree()
         has_run = run.step > (run.resumed_at or 0)
         if has_run and self._logged_step != run.step:
             self._log()
@@ -337,8 +338,8 @@ class TrainingLoop:
         with wall.on("evaluation"):
             try:
                 values = self._evaluation()
-            except InterruptedEvaluation as interrupted:
-                return self._requests.agree() or str(interrupted)
+            except RunStops:
+                return self._requests.agree()
         run.evaluation = self._evaluated = values
         self._saves.evaluated = run.step
         self._call_back(lambda callback: callback.on_evaluation(run, run.step, values))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 
-from replicax.models.nnx_step import name_of_leaf, nodes_in, own_state, update_of_kind, value_of
+from replicax.models.nnx_step import (
+    add_sums,
+    name_of_leaf,
+    names_taken,
+    nodes_in,
+    own_state,
+    update_of_kind,
+    value_of,
+)
 
 Collect = Callable[..., None]
 """See :meth:`replicax.execution.tracing.stateful_arguments.ObjectParts.collecting`."""
@@ -37,7 +45,7 @@ class NNXParts:
 
     @contextlib.contextmanager
     def collecting(self, copies: tuple[Any, ...], collect: Collect) -> Iterator[None]:
-        """Give ``collect`` the gradients of the optimizers and the numbers of the averages among ``copies``.
+        """Give ``collect`` the gradients of the optimizers, and the sums and numbers of the averages, among ``copies``.
 
         They change nothing until they are added up: a number is a share of the whole batch's, which counts once.
         """
@@ -53,7 +61,9 @@ class NNXParts:
                 )
             return matches[0]
 
-        optimizers = [node for node in copied if isinstance(node, nnx.Optimizer)]
+        def named(cells: Sequence[Any]) -> dict[tuple[str, int], Any]:
+            chosen, leaves = set(map(id, cells)), nnx.graphlib.flatten(copies, graph=True)[1]
+            return {(self._names[i], i): leaf for i, (_, leaf) in enumerate(leaves) if id(leaf) in chosen}
 
         def update_of(optimizer: Any) -> Callable[..., None]:
             def update(*args: Any, **extra: Any) -> None:
@@ -65,11 +75,15 @@ class NNXParts:
                 def apply(gradients: list[Any]) -> None:
                     users_optimizer.update(*users_models, jax.tree_util.tree_unflatten(tree, gradients))
 
-                is_trained = nnx.filterlib.to_predicate(optimizer.wrt)
-                model = models[0] if models else optimizer.model
-                of_model, of_all = (nnx.graphlib.flatten(nodes, graph=True)[1] for nodes in (model, copies))
-                trained = {id(leaf) for path, leaf in of_model if is_trained(path, leaf)}
-                cells = {(self._names[i], i): leaf for i, (_, leaf) in enumerate(of_all) if id(leaf) in trained}
+                def cells() -> dict[tuple[str, int], Any]:
+                    is_trained = nnx.filterlib.to_predicate(optimizer.wrt)
+                    model = models[0] if models else optimizer.model
+                    parameters, state = (
+                        nnx.graphlib.flatten(nodes, graph=True)[1]
+                        for nodes in (model, (optimizer.step, optimizer.opt_state))
+                    )
+                    return named([x for path, x in parameters if is_trained(path, x)] + [x for _, x in state])
+
                 collect(gradients, extra, apply, cells=cells)
 
             return update
@@ -81,7 +95,7 @@ class NNXParts:
                     type(metric).update(metric, *args, **values)
                 elif update_of_kind(metric) is nnx.metrics.Average.update and list(numbers) == [metric.argname]:
                     average = original(metric)
-                    collect(list(numbers.values()), {}, lambda sums: average.update(**{average.argname: sums[0]}))
+                    wait(metric, list(numbers.values()), lambda sums: average.update(**{average.argname: sums[0]}))
                 else:
                     raise ValueError(
                         f"{type(metric).__name__}.update, in a step whose gradients are accumulated: "
@@ -91,16 +105,23 @@ class NNXParts:
 
             return collected
 
+        def wait(metric: Any, sums: list[Any], add: Callable[[list[Any]], None]) -> None:
+            collect(sums, None, add, cells=lambda: named(own_state(metric)))
+
+        optimizers = [node for node in copied if isinstance(node, nnx.Optimizer)]
         metrics = [node for node in copied if isinstance(node, nnx.Metric) and own_state(node)]
         for optimizer in optimizers:
             vars(optimizer)["update"] = update_of(optimizer)
         for metric in metrics:
             vars(metric)["update"] = update_of_metric(metric)
+            add = functools.partial(add_sums, original(metric))
+            vars(metric)["_add_sums"] = functools.partial(wait, metric, add=add)
         try:
             yield
         finally:
             for node in [*optimizers, *metrics]:
                 del vars(node)["update"]
+                vars(node).pop("_add_sums", None)
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
         """Return the arrays that an iteration has left in its copies.
@@ -125,9 +146,7 @@ class NNXParts:
 
 def _numbers_for(metric: Any, args: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``metric.update`` that are arrays of no dims, without those that are for other metrics."""
-    parameters = list(inspect.signature(update_of_kind(metric)).parameters.values())[1:]
-    names = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    names |= {metric.argname} if hasattr(metric, "argname") else set()
+    names = names_taken(metric)
     given = {f"argument {i}": value for i, value in enumerate(args)}
     given |= {name: value for name, value in values.items() if name in names or not names}
     return {name: value for name, value in given.items() if isinstance(value, jax.Array) and not value.ndim}

@@ -27,6 +27,7 @@ from flax import nnx
 from replicax import context
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.locality import M
+from replicax.models.nnx_errors import ITS_OWN, structural
 from replicax.training.extra_arguments import SHARES, of_parameters
 from replicax.variables import Variable
 from replicax.variables.store import current_store
@@ -60,9 +61,8 @@ class NNXStep:
             undo()
         graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)
         if graphdef != self._graphdef:
-            raise TypeError(
-                _structural(self._graphdef, graphdef, self._names, [path for path, _ in flat], self.objects)
-            )
+            now = [name_of_leaf(path, self.objects) for path, _ in flat]
+            raise TypeError(structural(self._graphdef, graphdef, self._names, now))
         changed: list[tuple[Variable, Any]] = []
         averaged: list[tuple[Variable, Any]] = []
         for number, ((_, leaf), before) in enumerate(zip(flat, self._given, strict=True)):
@@ -80,7 +80,8 @@ class NNXStep:
         if averaged and _several():
             averaged = self._means(averaged)
         for variable, value in [*changed, *averaged]:
-            variable.assign(value)
+            value = jnp.asarray(variable.checked(value), variable.dtype)
+            current_store().write(variable, value, ITS_OWN.format(variable.describe()))
 
     def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
         """The means of batch statistics over the replicas that have examples."""
@@ -233,6 +234,13 @@ def update_of_kind(metric: Any) -> Any:
     return inspect.unwrap(type(metric).update)
 
 
+def names_taken(metric: Any) -> set[str]:
+    """The names of the values that ``metric.update`` takes, of those that are for several metrics."""
+    parameters = list(inspect.signature(update_of_kind(metric)).parameters.values())[1:]
+    names = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return names | ({metric.argname} if hasattr(metric, "argname") else set())
+
+
 class _Unpadded(nnx.metrics.Average):
     """Comes before ``nnx.metrics.Average`` among the base classes of a metric, and leaves padding out."""
 
@@ -259,8 +267,8 @@ def _common_metric(kind: Any) -> Any:
 
     @functools.wraps(kind.update)
     def update(self: Any, *args: Any, **values: Any) -> None:
-        if kind.update is nnx.metrics.Average.update:  # other metrics of a MultiMetric use the other values
-            values = {name: value for name, value in values.items() if name in (self.argname, "mask")}
+        if kind.update.__module__ == nnx.metrics.Average.__module__:  # NNX's own; a MultiMetric gives them all values
+            values = {name: value for name, value in values.items() if name in names_taken(self)}
         labels = [*(f"argument {i}" for i in range(len(args))), *values]
         arguments = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
         is_alone = not _several() and _replica().example_mask is None
@@ -269,15 +277,15 @@ def _common_metric(kind: Any) -> Any:
             arguments = _of_all(kind, arguments)
         args, values = tuple(arguments[: len(args)]), dict(zip(values, arguments[len(args) :], strict=True))
         if has_batch and is_sum:
-            with _sums_of_all(self):
+            with _own_sums(self):
                 super(common, self).update(*args, **values)
         else:
             with _own_classes(self):
                 kind.update(self, *args, **values)
 
     bases = (_Unpadded,) if kind is nnx.metrics.Average else (kind, _Unpadded) if is_sum else (kind,)
-    names = {"update": update, "_users_kind": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
-    common: Any = type(kind.__name__, bases, names)
+    names = {"update": update, "_add_sums": add_sums, "_users_kind": kind}
+    common: Any = type(kind.__name__, bases, {**names, "__doc__": kind.__doc__, "__module__": kind.__module__})
     return common
 
 
@@ -313,7 +321,7 @@ _NO_SHARE = (
 
 
 @contextlib.contextmanager
-def _sums_of_all(metric: Any) -> Iterator[None]:
+def _own_sums(metric: Any) -> Iterator[None]:
     """Let a ``with`` block add this replica's values to a metric that consists of sums; then add all replicas' sums."""
     state = own_state(metric)
     before = [cell.get_raw_value() for cell in state]
@@ -325,9 +333,16 @@ def _sums_of_all(metric: Any) -> Iterator[None]:
             f"{type(metric).__name__}.update: the batch is padded, and nnx.metrics.Average leaves padding out in its "
             "update: call super().update(…), with a value for each example, or use drop_remainder"
         )
-    sums = _replica().all_reduce("sum", [cell.get_raw_value() for cell in state])
-    for cell, value, more in zip(state, before, sums, strict=True):
-        cell.set_raw_value(value + more)
+    own = [cell.get_raw_value() for cell in state]
+    for cell, value in zip(state, before, strict=True):
+        cell.set_raw_value(value)
+    metric._add_sums(own)
+
+
+def add_sums(metric: Any, own: Sequence[Any]) -> None:
+    """Add the sums of all replicas, of which ``own`` are this one's, to a metric that consists of sums."""
+    for cell, more in zip(own_state(metric), _replica().all_reduce("sum", own), strict=True):
+        cell.set_raw_value(cell.get_raw_value() + more)
 
 
 def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
@@ -338,42 +353,3 @@ def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
             "subclasses) can leave padding out: use one of these, or drop_remainder"
         )
     return [_replica().all_gather(value, axis=0) if _is_batch(value) else value for value in given]
-
-
-# --- errors -------------------------------------------------------------------------------------------------------
-
-
-def _structural(before: Any, after: Any, names: Sequence[str], paths: Sequence[Any], objects: Sequence[Any]) -> str:
-    """The error message for a step that has changed more than values."""
-    now = {name_of_leaf(path, objects) for path in paths}
-    added, gone = sorted(now - set(names)), sorted(set(names) - now)
-    what = [*(f"{name} is new" for name in added), *(f"{name} is gone" for name in gone)]
-    if not what:
-        attributes = _attributes(before, after)
-        if attributes and attributes.keys() <= _MODES:
-            return (
-                "the step has called train() or eval() of an NNX object, which sets "
-                f"{', '.join(sorted(attributes))}: only values of nnx.Variables can leave a step. Call model.eval() "
-                "before strategy.run(…), and model.train() after it. Or compute in the step with a view of the model, "
-                "nnx.view(model, deterministic=True, use_running_average=True), which leaves the model as it is"
-            )
-        what = [f"the attribute {name!r} {change}" for name, change in attributes.items()]
-        what = what or ["an attribute, or the class of a part"]
-    return (
-        f"the step has changed the structure of an NNX object: {'; '.join(what)}. Values of nnx.Variables can leave a "
-        "step, other changes can't: make them before (model.train(), model.eval(), nnx.view), take away with nnx.pop "
-        "what the model sows, and return what you want to see"
-    )
-
-
-_MODES = {"deterministic", "use_running_average"}
-"""The attributes that ``nnx.Module.train`` and ``nnx.Module.eval`` set in layers that have them."""
-
-
-def _attributes(before: Any, after: Any) -> dict[str, str]:
-    """The attributes that have changed, each with both values."""
-    return {
-        str(name): f"was {getattr(old, 'value', old)!r}, now {getattr(new, 'value', new)!r}"
-        for (name, old), (other, new) in zip(before.attributes, after.attributes, strict=False)
-        if name == other and old != new
-    }

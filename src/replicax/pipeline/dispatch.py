@@ -35,7 +35,7 @@ class Send:
     Attributes:
       origin: the logical device that has them.
       target: the one that gets them.
-      pairs: the places of each on the target and on the origin. (A value on a device has its own place in a step.)
+      pairs: the places of each on the origin and on the target. (A value on a device has its own place in a step.)
       shardings: the sharding of each on the target.
       sizes: the bytes of each, of one replica.
     """

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
-from replicax.execution.program.collective_operations import ragged_gather_p, ragged_part_p
+from replicax.execution.program.collective_operations import ragged_gather_p, ragged_part_p, replicas_meet
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.replica_values import largest_of
 from replicax.execution.tracing.arguments import CantJoinError
@@ -101,7 +101,8 @@ class _Joining:
             raise CantJoinError("replicas of different sizes do not come to the same collectives")
         for operations in zip(*(line.collectives for line in self.lines), strict=True):
             first = operations[0].equation
-            at = f"the {first.primitive.name} at {_jax.source_line(first)}"
+            inside = [e for program in _jax.sub_jaxprs(first) for e in _jax.equations_of(program) if replicas_meet(e)]
+            at = f"the {first.primitive.name} at {_jax.source_line(_jax.located(first, (inside or [first])[0]))}"
             if len({o.equation.primitive for o in operations}) > 1:
                 raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
             if first.primitive in (ragged_gather_p, ragged_part_p):

@@ -1,4 +1,4 @@
-"""Environment variables that hold for a while."""
+"""Environment variables that hold for a while, and the one for XLA's threads."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def chosen_threads(environment: Mapping[str, str]) -> int | None:
+    """The number of threads that ``NPROC`` lets XLA have; ``None`` if it is unset, or no number, which XLA ignores."""
+    try:
+        return max(1, int(environment.get("NPROC", "")))
+    except ValueError:
+        return None

@@ -197,7 +197,7 @@ def _can_be_combined(dtype: Any, aggregation: Aggregation) -> bool:
 
 def _word(key: Any) -> str:
     """A key of a path, as part of a name."""
-    for attribute in ("key", "name", "idx"):
+    for attribute in ("key", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key).strip(".[]'\"")

@@ -158,7 +158,7 @@ class DistributedWorkers:
         while True:
             if is_cancelled():
                 raise Cancelled
-            ended = self._liveness.check_wait(worker)
+            in_vain = self._liveness.no_use_to_wait_for(worker)  # unless it has sent the value before
             left = deadline - time.monotonic()
             try:
                 value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
@@ -168,10 +168,10 @@ class DistributedWorkers:
                     f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
                     f"worker {worker}: {error}"
                 ) from error
+            if value is None and in_vain is not None:
+                raise in_vain
             if value is not None or left <= 0:
                 return value
-            if ended is not None:
-                raise WorkerError(ended)
 
     def _present(self, key: str) -> bytes:
         return self._client.key_value_try_get_bytes(key)

@@ -63,7 +63,7 @@ class Heartbeat:
         if (thread := threading.get_ident()) != timer.thread:
             timer.thread, page.thread = thread, threading.get_native_id()
         if page.phase == Phase.START and page.runs >= ARMED:
-            page.phase = Phase.STEPS
+            self.switch(Phase.STEPS)
 
     def is_of_this_thread(self) -> bool:
         """Return whether this is the thread that trains: the last one that launched a program, or the main thread."""
@@ -72,6 +72,7 @@ class Heartbeat:
     def switch(self, phase: int) -> int:
         """Enter a phase; returns the one before."""
         page = self.page
+        self.timer.enter(phase)
         before, page.phase, page.progress = page.phase, phase, time.monotonic()
         return before
 

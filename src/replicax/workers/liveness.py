@@ -105,11 +105,12 @@ class Liveness:
                 if end.launched(strategy) <= self.launches[strategy].count:
                     raise WorkerError(self._message_of_end(worker, "is about to run a step"))
 
-    def check_wait(self, worker: int) -> str | None:
-        """Do the same while this worker waits for ``worker``; returns an error message if that has ended."""
+    def no_use_to_wait_for(self, worker: int) -> WorkerError | DeadlockError | None:
+        """Return the error of :meth:`check`, or that ``worker`` has ended."""
         ends = self._board.ends
-        self.check()
-        return self._message_of_end(worker, "waits for it") if worker in ends else None
+        if self._problem is not None:
+            return self._problem.kind(self._problem.text)
+        return WorkerError(self._message_of_end(worker, "waits for it")) if worker in ends else None
 
     def elsewhere(self, strategy: str, doing: str) -> str | None:
         """The message if a worker waits in a program of ``strategy`` that this one has not launched or has failed in.

@@ -33,6 +33,7 @@ AHEAD = 40
 FADES = 0.8
 """A program is expected to take as long as its longest run, which counts less with each shorter run after it."""
 _OF_STEPS = (Phase.STEPS, Phase.INPUT, Phase.LOGGING, Phase.CALLBACKS)
+"""Their time is a step's, as are waits for the other workers that begin in them."""
 
 
 class StepTimer:
@@ -42,6 +43,7 @@ class StepTimer:
       launches: the launches not known to have ended. The thread that trains adds them, and this one removes them.
       since: programs that are running began after this time.
       thread: the one that trains.
+      is_in_steps: whether this time is a step's.
       is_over: set at the end.
     """
 
@@ -50,6 +52,7 @@ class StepTimer:
         self.launches: list[LaunchedProgram] = []
         self.since = 0.0
         self.thread = threading.main_thread().ident
+        self.is_in_steps = False
         self.is_over = threading.Event()
         self._usual: dict[str, float] = {}  # seconds that a program takes, by its name: a retraced step is the same
         self._looked_at, self._looks, self._computed = time.monotonic(), 0, 0.0
@@ -60,18 +63,22 @@ class StepTimer:
             with contextlib.suppress(Exception):  # training goes on without it
                 self.look()
 
+    def enter(self, phase: int) -> None:
+        """Take note of the phase that the thread that trains enters."""
+        self.is_in_steps = phase in _OF_STEPS or (self.is_in_steps and phase == Phase.RENDEZVOUS)
+
     def look(self) -> None:
         """Write the progress of the devices into the page, and what the time since the last look went to."""
         now, page = time.monotonic(), self._page
         self._note_ends(now)
-        if page.phase in _OF_STEPS:
+        if self.is_in_steps:
             self._sample(now - self._looked_at)
         self._looked_at = now
         self._looks += 1
         if self._looks % SELDOM == 0:
             page.in_callback = any(map(_is_in_a_callback, sys._current_frames().values()))
             before, self._computed = self._computed, _processor_seconds()
-            if page.phase in _OF_STEPS and page.launched and jax.default_backend() == "cpu":
+            if self.is_in_steps and page.launched and jax.default_backend() == "cpu":
                 page.computed += max(0.0, self._computed - before)
 
     def _note_ends(self, now: float) -> None:
@@ -98,6 +105,8 @@ class StepTimer:
     def _sample(self, seconds: float) -> None:
         page = self._page
         page.sampled += seconds
+        if page.phase == Phase.RENDEZVOUS:
+            return
         if not self.launches:
             page.idle += seconds
             page.host += seconds

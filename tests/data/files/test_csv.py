@@ -42,7 +42,7 @@ def test_rows(rows, text, expected) -> None:
 
 
 def test_dtypes_are_worked_out(rows) -> None:
-    text = "i,gap,f,nothing,big,word\n1,1,1.5,,9223372036854775808,1_000\n-2,,2,,1,x\n"
+    text = "i,gap,f,nothing,big,small,word\n1,1,1.5,,9223372036854775808,-9223372036854775809,1_000\n-2,,2,,1,1,x\n"
     one, two = rows(text)
     assert {name: type(value) for name, value in one.items()} == {
         "i": np.int64,
@@ -50,6 +50,7 @@ def test_dtypes_are_worked_out(rows) -> None:
         "f": np.float64,
         "nothing": str,
         "big": str,  # as a float it would be another number
+        "small": str,
         "word": str,
     }
     assert np.isnan(two["gap"])

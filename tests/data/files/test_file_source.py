@@ -104,6 +104,17 @@ def test_other_workers_go_on(name, data) -> None:
 
 
 @EVERY_FORMAT
+def test_the_place_after_records_that_are_left_out(name, tmp_path) -> None:
+    kind, records = KINDS[name], _some(name)
+    [file] = write_all(kind, tmp_path, [records])
+    iterator = iter(kind.read(file).with_positions({file: 5}))
+    iterator.set_state(iterator.get_state())  # which opens the file, and reads none of the rest
+    plain = iter(kind.read(file))
+    plain.set_state(iterator.get_state())
+    assert list(plain) == records[5:]
+
+
+@EVERY_FORMAT
 def test_grain_checks_the_states_of_all_that_comes_after(name, tmp_path) -> None:
     kind = KINDS[name]
     records = _some(name)

@@ -63,6 +63,7 @@ def test_missing_values(tmp_path) -> None:
         (pa.array(["a", None]), r"column 'c' is missing \(null\) in row 1"),
         (pa.array([[1], None]), r"column 'c' is missing \(null\) in row 1"),
         (pa.array([[1], [2, None]]), r"column 'c' has a list with a missing \(null\) entry in row 1"),
+        (pa.array([[1, 2], [None]]), r"column 'c' has a list with a missing \(null\) entry in row 1"),
         (pa.array([{"x": 1}, {"x": None}]), r"column 'c', field 'x', is missing \(null\) in row 1"),
         (pa.array([[[1], [2, 3]]]), r"column 'c': the lists in the list of row 0 differ in length"),
     ]:

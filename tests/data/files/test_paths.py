@@ -79,6 +79,12 @@ def test_what_is_not_there(folder, files, error, message) -> None:
         replicax.data.text_lines(files)
 
 
+def test_a_file_is_the_same_by_its_whole_path(folder) -> None:
+    assert expand(["a.txt", folder / "[ab].txt"], "text_lines") == (str(folder / "b.txt"), "a.txt")
+    with pytest.raises(ValueError, match="twice, and each"):
+        expand(["a.txt", folder / "a.txt"], "text_lines")
+
+
 def test_an_empty_directory(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"looked in '.*', which is empty"):
         replicax.data.tfrecords(tmp_path / "*")

@@ -54,14 +54,14 @@ def interpret(
 
 def contains(jaxpr: Jaxpr, wanted: Callable[[Equation], bool]) -> bool:
     """Return whether an equation of a program, or of one inside it, is ``wanted``."""
-    return any(map(wanted, _equations_of(jaxpr)))
+    return any(map(wanted, equations_of(jaxpr)))
 
 
-def _equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
+def equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
     """The equations of a program, and of all inside it. A step has thousands, and a dozen passes ask for them."""
     equations = _all_equations.get(jaxpr)
     if equations is None:
-        nested = ((outer, *itertools.chain(*map(_equations_of, sub_jaxprs(outer)))) for outer in jaxpr.eqns)
+        nested = ((outer, *itertools.chain(*map(equations_of, sub_jaxprs(outer)))) for outer in jaxpr.eqns)
         equations = _all_equations[jaxpr] = list(itertools.chain(*nested))
     return equations
 
@@ -72,7 +72,7 @@ _all_equations: weakref.WeakKeyDictionary[Jaxpr, Sequence[Equation]] = weakref.W
 @contextlib.contextmanager
 def enable_x64_as_in(*programs: Jaxpr) -> Iterator[None]:
     """Evaluate programs again that may have been traced inside ``jax.enable_x64(True)``, with the dtypes they have."""
-    atoms = ([v for e in _equations_of(p) for v in (*e.invars, *e.outvars)] for p in programs)
+    atoms = ([v for e in equations_of(p) for v in (*e.invars, *e.outvars)] for p in programs)
     with enable_x64_for(v.aval for v in itertools.chain(*atoms, *(p.invars for p in programs))):
         yield
 
@@ -100,7 +100,7 @@ def prints(jaxpr: Jaxpr) -> bool:
     Raises:
       ValueError, TypeError: its format does not fit what it prints.
     """
-    found = [e for e in _equations_of(jaxpr) if e.primitive.name in PRINTS]
+    found = [e for e in equations_of(jaxpr) if e.primitive.name in PRINTS]
     for equation in found:
         _try_format(equation)
     return bool(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.errors import shortened
+from replicax.system.environment import chosen_threads
 from replicax.system.gpu_memory import FRACTION_VARIABLES
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
@@ -52,12 +53,15 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and has_nvidia_gpu() and visible.strip() in ("", "-1"):
         yield warning("environment", f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs", "unset it, or name some: 0,1")
+    chosen = chosen_threads(environment)
+    made = chosen or os.cpu_count() or 1
+    if environment.get("NPROC") and chosen is None:
+        what = f"NPROC={environment['NPROC']} is no whole number: XLA ignores it, and takes {made} thread(s)"
+        yield warning("environment", what, "set it to a number of threads, or unset it")
     flags = environment.get("XLA_FLAGS", "")
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
     if forced:
         devices = int(forced[1])
-        threads = environment.get("NPROC", "")
-        made = int(threads) if threads.isdigit() else (os.cpu_count() or 1)
         if devices > 1 and made < 2 * devices:
             yield wrong(
                 "environment",

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
+from replicax.system.environment import chosen_threads
 
 _GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -32,11 +33,11 @@ def usable_cores() -> float:
 
 def _cores() -> Finding:
     usable, there = usable_cores(), os.cpu_count() or 1
-    threads = os.environ.get("NPROC", "")
-    made = int(threads) if threads.isdigit() else there
+    chosen = chosen_threads(os.environ)
+    made = chosen or there
     what = f"{usable:g} of {there} cores; XLA takes {made} threads"
     data = {"cores": usable, "cores_of_the_machine": there, "threads": made}
-    if not threads and made > 2 * usable:
+    if chosen is None and made > 2 * usable:
         return warning("cores", what, f"the container has {usable:g} cores: set NPROC={max(2, round(usable))}", **data)
     return ok("cores", what, **data)
 

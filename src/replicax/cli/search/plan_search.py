@@ -129,7 +129,7 @@ def _common(args: argparse.Namespace) -> list[str]:
         value = getattr(args, name)
         if isinstance(value, tuple):
             value = "x".join(map(str, value))
-        words += [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        words += [] if value is None else [f"--{name}", str(value)]
     for *_, text in args.keywords:
         words += ["--with", text]
     return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.data.batches.groups import BatchGroup, joined_groups
@@ -52,15 +52,19 @@ class PassReader:
         self._state = group.states[-1]
         return group.batches.elements()[0]
 
-    def take(self, steps: int, staged: bool) -> tuple[list[BatchGroup], Exception | None]:
+    def take(
+        self, steps: int, staged: bool, on_wait: Callable[[], None] | None
+    ) -> tuple[list[BatchGroup], Exception | None]:
         """The next elements, and the error in place of the one after them if there is one.
 
         Args:
           steps: the number of elements; returns fewer at the end.
           staged: whether to read groups of this size from now on, so that the next calls find them in one group.
+          on_wait: called now and then while it waits; may raise a BaseException that is no Exception.
 
         Raises:
           StopIteration, Exception: as :meth:`next`, if there is no element before the error.
+          BaseException: an interrupt, or what ``on_wait`` raised; all the elements then come next again.
         """
         if staged:
             self._elements.grouping = steps, self._given
@@ -68,11 +72,14 @@ class PassReader:
         while steps:
             try:
                 if not self._left:
-                    self._left.append(self._receive_group(staged))
+                    self._left.append(self._receive_group(staged, on_wait))
             except Exception as error:
                 if not groups:
                     raise
                 return groups, None if isinstance(error, StopIteration) else error
+            except BaseException:
+                self.give_back(groups)
+                raise
             groups.append(self._first(steps))
             self._state = groups[-1].states[-1]
             steps -= groups[-1].batches.count
@@ -95,9 +102,9 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _receive_group(self, staged: bool) -> BatchGroup:
+    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> BatchGroup:
         before = self._prefetcher.state()
-        element = next(self._prefetcher)
+        element = self._prefetcher.next(on_wait)
         if isinstance(element, BatchGroup):
             return element
         assert self._owner is not None
@@ -120,9 +127,11 @@ class IteratorSource:
         self._reader = reader
         self._groups: list[BatchGroup] = []
 
-    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """See :class:`replicax.execution.many_steps.loop.StepSource`."""
-        groups, error = self._reader.take(steps, staged)
+    def take(
+        self, steps: int, staged: bool, on_wait: Callable[[], None] | None = None
+    ) -> tuple[list[ElementGroup | Single], Exception | None]:
+        """See :class:`replicax.execution.many_steps.loop.StepSource`, and :meth:`PassReader.take`."""
+        groups, error = self._reader.take(steps, staged, on_wait)
         self._groups = joined_groups(groups)
         return [group.batches for group in self._groups], error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from replicax.workers import heartbeat
@@ -16,6 +17,8 @@ _PATIENCE = 1.0
 """How many seconds ``close`` waits for a source that is being read; the thread ends when the source returns."""
 _PATIENCE_WITH_JAX = 30.0
 """The same while an element is put on the devices: a process that ends while a thread is in JAX may crash."""
+_LOOK = 0.2
+"""Seconds between two calls of a function that may end a wait for an item."""
 
 
 class PassStage(Protocol):
@@ -73,12 +76,20 @@ class Prefetcher:
         self._closed = False
 
     def __next__(self) -> Any:
+        return self.next(None)
+
+    def next(self, on_wait: Callable[[], None] | None) -> Any:
+        """The next item.
+
+        Args:
+          on_wait: called now and then while it waits for the thread; may raise, and then the item comes next time.
+        """
         with self._changed:
             if heartbeat.current is None:  # each batch comes this way: a block that does nothing takes a microsecond
-                self._await()
+                self._await(on_wait)
             else:
                 with heartbeat.phase(Phase.INPUT):
-                    self._await()
+                    self._await(on_wait)
             if self._closed:
                 raise ValueError("the iterator has been closed: iter(dataset) makes another one")
             if self._ready:
@@ -102,16 +113,19 @@ class Prefetcher:
         """
         with self._changed:
             if least:
-                self._await()
+                self._await(None)
             return [made for made, _ in self._ready]
 
-    def _await(self) -> None:
+    def _await(self, on_wait: Callable[[], None] | None) -> None:
         """Wait until an item is ready, or no more will come."""
         if self._depth and self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._work, name="replicax-input", daemon=True)
             self._thread.start()
         if self._thread is not None:
-            self._changed.wait_for(lambda: self._ready or self._is_over or self._closed)
+            look = None if on_wait is None else _LOOK
+            while not self._changed.wait_for(lambda: self._ready or self._is_over or self._closed, look):
+                assert on_wait is not None
+                on_wait()
         elif not (self._ready or self._is_over or self._closed):
             self._make()
 

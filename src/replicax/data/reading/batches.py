@@ -64,7 +64,7 @@ class Reading(abc.ABC):
       why_no_files: the reason, then.
       gives_new_arrays: whether each batch is in new arrays that no other code holds.
       reads_own_rows: whether a worker needs to read only its own rows of a batch.
-      known_by: identifies the dataset, as its states don't fit others; JSON data.
+      known_by: identifies the dataset, as its states don't fit others; JSON data, ``None`` for what is unknown.
     """
 
     files: tuple[str, ...] | None = None
@@ -340,6 +340,7 @@ class Whole(Reading):
         self.known_by = {
             "order": "replayed" if is_replayed else "Grain's",
             "batches of": graph.batch_sizes([graph.parent(batch) if is_before else source.dataset]),
+            "rows": source.rows,
         }
 
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:

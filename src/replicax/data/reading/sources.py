@@ -15,7 +15,7 @@ import numpy as np
 from replicax._grain import graph, nodes
 from replicax._grain.installed import what_is_lost
 from replicax.argument_checks import check_unmasked
-from replicax.data.reading.pass_iterators import LoaderIterator, Replayed
+from replicax.data.reading.pass_iterators import LoaderIterator, Replayed, count_rows
 from replicax.devices.host_values import check_no_keys
 from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
@@ -31,12 +31,14 @@ class Source:
       kind: a description of the original.
       unrepeatable: why a second pass could differ; ``None`` if it does not.
       length: the number of elements, if known.
+      rows: the number of rows of all elements, if they are a list or arrays.
     """
 
     dataset: Any
     kind: str
     unrepeatable: str | None = None
     length: int | None = None
+    rows: int | None = None
 
     @property
     def is_endless(self) -> bool:
@@ -90,10 +92,16 @@ def as_source(dataset: Any, method: str) -> Source:
     elif isinstance(dataset, str | bytes | dict):
         raise TypeError(_refusal(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return Source(Replayed(lambda: map(dataset.__getitem__, range(len(dataset)))), kind, length=len(dataset))
+        batches = functools.partial(_one_by_one, dataset)
+        rows = sum(map(count_rows, batches())) if isinstance(dataset, list | tuple | _Slices) else None
+        return Source(Replayed(batches), kind, length=len(dataset), rows=rows)
     if isinstance(dataset, Iterable):
         return Source(Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
     raise TypeError(_refusal(dataset, method))
+
+
+def _one_by_one(dataset: Any) -> Iterator[Any]:
+    return map(dataset.__getitem__, range(len(dataset)))
 
 
 def _is_function(dataset: Any) -> bool:

@@ -201,7 +201,7 @@ class Gathers:
     def __init__(self, ahead: int, iteration: Any = None) -> None:
         self.ahead = ahead
         self._total = 0
-        self._recent: collections.OrderedDict[int, tuple[int, Piece, Any]] = collections.OrderedDict()
+        self._recent: dict[int, tuple[int, Piece, Any]] = {}
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
         if iteration is not None:
             self._tokens.append((-ahead, iteration))
@@ -222,8 +222,6 @@ class Gathers:
         whole = gathered(array, piece.split)
         self._total += whole.size * whole.dtype.itemsize
         self._recent[id(piece)] = self._total, piece, whole
-        while self._recent and self._total - next(iter(self._recent.values()))[0] > self.ahead:
-            self._recent.popitem(last=False)
         return whole
 
     def computed(self, values: Sequence[Any]) -> None:

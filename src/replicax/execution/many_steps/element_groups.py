@@ -73,8 +73,7 @@ class ElementGroup:
     @property
     def kind(self) -> Any:
         """A key that is equal for groups that can be joined."""
-        rows = None if self.masks is None else self.masks.array.shape[2]
-        return self.tree, self.bare, rows, self._kinds
+        return self.tree, self.bare, self._kinds
 
     @property
     def described(self) -> Any:

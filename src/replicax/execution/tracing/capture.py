@@ -254,15 +254,12 @@ def traced_inside(
             return jax.make_jaxpr(body, axis_env=axis_env)(*avals)
 
     inside = _jax.abstract_mesh(replicas.mesh, {REPLICA_AXIS})
-    if replicas.num_logical_devices > 1:
+    try:
+        closed = traced(inside if replicas.num_logical_devices > 1 else _jax.NO_MESH)
+    except AssertionError as error:
+        if not _jax.missed_axis_types(error):
+            raise
         closed = traced(inside)
-    else:
-        try:
-            closed = traced(_jax.NO_MESH)
-        except AssertionError as error:
-            if not _jax.missed_axis_types(error):
-                raise
-            closed = traced(inside)
     jaxpr = _jax.opened(closed.jaxpr)
     n = len(closed.consts)
     jaxpr = jaxpr.replace(invars=[*jaxpr.invars[n:], *jaxpr.invars[:n]])
@@ -270,12 +267,17 @@ def traced_inside(
 
 
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
-    """Split off the equations that stand for variables: their results, in order, and the other equations."""
+    """Split off the equations that stand for variables: their results, in order, and the other equations.
+
+    A mark that has no line of the user's gets that of what computes its value.
+    """
     inputs: list[Any] = [None] * n_variables
-    others = []
+    others, computed_by = [], {id(v): equation for equation in jaxpr.eqns for v in equation.outvars}
     for equation in jaxpr.eqns:
         if equation.primitive is variable_p:
             inputs[equation.params["index"]] = equation.outvars[0]
+        elif equation.primitive is mark_p:
+            others.append(_jax.located(equation, computed_by.get(id(equation.invars[0]), equation)))
         else:
             others.append(equation)
     return inputs, others

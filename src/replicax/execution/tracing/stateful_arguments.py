@@ -91,8 +91,8 @@ class ObjectParts(Protocol):
     def collecting(self, copies: tuple[Any, ...], collect: Callable[..., None]) -> AbstractContextManager[None]:
         """Give the gradients that optimizers among ``copies`` get to ``collect``, and change nothing by them.
 
-        It is called with gradients, further arguments by name, a function that applies gradients to the objects, and
-        ``cells``: of the copies, those that it changes, by their names and numbers among :attr:`values`.
+        It is called with gradients (or sums for a metric), further arguments by name (then ``None``), what applies them
+        to the objects, and ``cells()``: those of the copies that change, by names and numbers among :attr:`values`.
         """
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:

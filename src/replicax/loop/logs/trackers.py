@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicax import _jax
@@ -139,9 +139,9 @@ class MLflowLog(NumbersLog):
             client, self._client = self._client, None
             status = "FAILED" if sys.exc_info()[0] is not None else "FINISHED"
             for sent in self._sent:
-                self._wait_for(sent)
+                _try(sent.wait)
             self._sent.clear()
-            client.set_terminated(self.run_id, status)
+            _try(lambda: client.set_terminated(self.run_id, status))
 
     def get_state(self) -> Any:
         return {"run_id": self.run_id}
@@ -168,14 +168,15 @@ class MLflowLog(NumbersLog):
             metrics = [Metric(f"{group}/{name}", value, now, step) for name, value in values.items()]
             self._sent.append(self._client.log_batch(self.run_id, metrics=metrics, synchronous=False))
             if len(self._sent) > AHEAD:
-                self._wait_for(self._sent.pop(0))
+                _try(self._sent.pop(0).wait)
 
-    def _wait_for(self, sent: Any) -> None:
-        """Wait until numbers have arrived. A server that fails ends no training."""
-        try:
-            sent.wait()
-        except Exception as error:
-            logging.getLogger("replicax").warning("MLflowLog: numbers were lost: %s", error)
+
+def _try(tell: Callable[[], Any]) -> None:
+    """Call ``tell``, which tells MLflow's server something. A server that fails ends no training."""
+    try:
+        tell()
+    except Exception as error:
+        logging.getLogger("replicax").warning("MLflowLog: numbers, or the end of the run, were lost: %s", error)
 
 
 def _chiefs_value(run: TrainingRun, value: str | None) -> str | None:

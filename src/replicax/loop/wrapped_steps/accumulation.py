@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,9 +13,9 @@ from jax import lax
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
-from replicax.collectives import ReplicaExamples, share_back_p, share_p
+from replicax.collectives import ReplicaExamples, share_p
 from replicax.devices.host_values import as_array
-from replicax.errors import ContextError, TraceError
+from replicax.errors import ContextError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import HeldArray, ObjectParts, objects_in
@@ -24,6 +23,7 @@ from replicax.execution.tracing.step_call import check_changes_leave, mutable_ob
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
 from replicax.loop.step_objects import is_whole
+from replicax.loop.wrapped_steps.accumulated_gradients import check_loss, is_or_has, used_too_early
 from replicax.pytrees import registered
 from replicax.training.step_hooks import update_hook, using
 from replicax.user_functions import checked_function, checked_result
@@ -116,7 +116,7 @@ class AccumulatedStep(Wrapper):
         summed = iter(sums)
         for update in run.updates:
             gradients = [next(summed) for _ in range(update.count)]
-            if hook is None:
+            if hook is None or not update.of_gradients:
                 update.apply(gradients)
             else:
                 hook.update(gradients, update.variables, {}, update.apply)
@@ -189,11 +189,12 @@ class _Batch:
 
 @dataclasses.dataclass(frozen=True)
 class _Update:
-    """A call of ``apply_gradients`` that waits for the gradients of all micro-batches."""
+    """A call of ``apply_gradients``, or an addition to a metric, that waits for the sums over all micro-batches."""
 
     variables: Sequence[Variable]
     count: int
     apply: Callable[[list[Any]], None]
+    of_gradients: bool
 
 
 class _Run:
@@ -240,44 +241,33 @@ class _Run:
             self.awaited = ()
             for number, name in self.waiting.items():
                 if left[number] is not awaited[number]:
-                    raise _used_too_early(name, "written")
+                    raise used_too_early(name, "written")
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
-            others = [array for number, array in enumerate(left) if number not in self.waiting]
-            return numbers, gradients, [store.values[v] for v in self.written], others
+            others = [pair for number, pair in enumerate(zip(left, held, strict=True)) if number not in self.waiting]
+            written = [(store.values[v], self._outer.read(v)) for v in self.written]
+            return numbers, gradients, [*written, *others]
 
-        program, (_, shapes, *_) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask, held)
-        self.shapes = shapes
+        program, (_, self.shapes, _) = jax.make_jaxpr(traced, return_shape=True)(pieces, mask, held)
         later = dict(zip(program.jaxpr.invars[len(program.jaxpr.invars) - len(held) :], range(len(held)), strict=True))
         uses = [(v, e) for e in program.jaxpr.eqns for v in e.invars] + [(v, None) for v in program.jaxpr.outvars]
         for v, equation in uses:
             if not isinstance(v, _jax.Literal) and v in later:
                 where = "" if equation is None else f" at {_jax.source_line(equation)}"
-                raise _used_too_early(self.waiting[later[v]], f"read{where}")
+                raise used_too_early(self.waiting[later[v]], f"read{where}")
 
-        def has_share(jaxpr: _jax.Jaxpr, share: Any = share_p) -> bool:
-            return _jax.contains(jaxpr, lambda equation: equation.primitive is share)
-
-        if not self.updates and has_share(program.jaxpr, share_back_p):
-            raise ValueError(
-                f"{self._step.__name__}: the step differentiates its loss, and calls no apply_gradients (of a "
-                "replicax.Optimizer) or update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its "
-                "own update would be one for each micro-batch, with a part of the gradient: update with an optimizer."
-            )
-        if self.updates and not has_share(program.jaxpr):
-            raise ValueError(
-                f"{self._step.__name__}: the gradients of micro-batches are added up, so the loss must be each one's "
-                "share of the mean over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of "
-                "a micro-batch would count once for each of them.)"
-            )
+        outputs = program.jaxpr.outvars
+        numbers, changes = outputs[: self.tree.num_leaves], outputs[self.tree.num_leaves + len(self.shapes) :]
+        has_gradients = any(update.of_gradients for update in self.updates)
+        check_loss(self._step.__name__, program.jaxpr, has_gradients, changes[::2], changes[1::2])
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
             # A penalty's share is one for each micro-batch, too.
-            is_share = equation.primitive is share_p or any(map(has_share, _jax.sub_jaxprs(equation)))
-            if is_share or any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
+            if is_or_has(equation, lambda e: e.primitive is share_p) or any(
+                not isinstance(v, _jax.Literal) and v in depends for v in equation.invars
+            ):
                 depends.update(equation.outvars)
-        outputs = program.jaxpr.outvars[: self.tree.num_leaves]
-        return [not isinstance(v, _jax.Literal) and v in depends for v in outputs]
+        return [not isinstance(v, _jax.Literal) and v in depends for v in numbers]
 
     def body(self, carry: Any, piece: Any) -> Any:
         """Run one micro-batch: returns the new values of variables and sums of gradients, and the numbers."""
@@ -343,20 +333,20 @@ class _Collector:
     def take(
         self,
         gradients: list[Any],
-        extra: Mapping[str, Any],
+        extra: Mapping[str, Any] | None,
         apply: Callable[[list[Any]], None],
         variables: Sequence[Variable] = (),
-        cells: Mapping[tuple[str, int], HeldArray] = MappingProxyType({}),
+        cells: Callable[[], Mapping[tuple[str, int], HeldArray]] = dict,
     ) -> None:
-        """Add an update that waits, of variables, or of arrays in objects, by name and number."""
+        """Add an update that waits, of variables, or of arrays in objects: see :meth:`ObjectParts.collecting`."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "
                 "the gradients are accumulated over several: use a transformation that needs the gradients alone"
             )
         self._gradients += gradients
-        self._run.updates.append(_Update(variables, len(gradients), apply))
-        for (name, number), cell in cells.items() if self._run.awaited else ():
+        self._run.updates.append(_Update(variables, len(gradients), apply, extra is not None))
+        for (name, number), cell in cells().items() if self._run.awaited else ():
             self._run.waiting[number] = name
             cell.set_raw_value(self._run.awaited[number])
 
@@ -390,12 +380,4 @@ class _PartStore(DerivedStore):
 
     def _check(self, variable: Variable, what: str) -> None:
         if variable in self.waiting:
-            raise _used_too_early(variable.describe(), what)
-
-
-def _used_too_early(name: str, what: str) -> TraceError:
-    return TraceError(
-        f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer, which changes it only when the "
-        "gradients of all micro-batches have been added up. Use it before; what has to follow the update belongs into "
-        "the optimizer (optax.chain), or into a callback."
-    )
+            raise used_too_early(variable.describe(), what)

@@ -22,7 +22,7 @@ class SourceLines:
         self._outside = set(_lines_of_callers())
         self._callers: dict[str, Instruction] = {}  # of the computation that an instruction stands in, by its name
         for instruction in module.instructions.values():
-            for name in instruction.called("body", "calls", "to_apply", "branch_computations"):
+            for name in instruction.called("body", "condition", "calls", "to_apply", r"\w+_computations?"):
                 called = module.computations.get(name)
                 self._callers.update(dict.fromkeys(called.instructions if called else (), instruction))
 

@@ -1,0 +1,75 @@
+"""Checks of a step whose gradients are accumulated: the loss is a share, and an optimizer gets its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax import _jax
+from replicax.collectives import share_back_p, share_p
+from replicax.errors import TraceError
+
+
+def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any], old: Sequence[Any]) -> None:
+    """Raise if the gradients of micro-batches would not add up.
+
+    Args:
+      name: of the step.
+      jaxpr: the step on one micro-batch.
+      has_update: whether an optimizer takes gradients.
+      new: those results that are new values of variables, and of arrays in objects.
+      old: the results that are their values before.
+
+    Raises:
+      ValueError: the loss is no share, or the step updates by itself.
+    """
+    by_itself = not has_update and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old))
+    if by_itself:
+        raise ValueError(
+            f"{name}: the step differentiates its loss, and calls no apply_gradients (of a replicax.Optimizer) or "
+            "update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its own update would be one "
+            "for each micro-batch, with a part of the gradient: update with an optimizer."
+        )
+    if has_update and not _has(jaxpr, share_p):
+        raise ValueError(
+            f"{name}: the gradients of micro-batches are added up, so the loss must be each one's share of the mean "
+            "over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of a micro-batch would "
+            "count once for each of them.)"
+        )
+
+
+def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
+    return _jax.contains(jaxpr, lambda equation: equation.primitive is primitive)
+
+
+def is_or_has(equation: _jax.Equation, wanted: Callable[[_jax.Equation], bool]) -> bool:
+    """Return whether an equation, or one in the programs inside, is ``wanted``."""
+    return wanted(equation) or any(_jax.contains(inner, wanted) for inner in _jax.sub_jaxprs(equation))
+
+
+def _descends(jaxpr: _jax.Jaxpr, new: Sequence[Any], old: Sequence[Any]) -> bool:
+    """Return whether a new value is computed from a derivative that depends on the old one, as in gradient descent."""
+    sources = {v: 1 << i for i, v in enumerate([*jaxpr.constvars, *jaxpr.invars])}
+    of_derivatives: dict[Any, int] = {}
+
+    def all_of(found: dict[Any, int], values: Sequence[Any]) -> int:
+        union = 0
+        for v in values:
+            union |= 0 if isinstance(v, _jax.Literal) else found.get(v, 0)
+        return union
+
+    for equation in jaxpr.eqns:
+        through, derived = all_of(sources, equation.invars), all_of(of_derivatives, equation.invars)
+        derived |= through if is_or_has(equation, _jax.is_way_back) else 0
+        sources.update(dict.fromkeys(equation.outvars, through))
+        of_derivatives.update(dict.fromkeys(equation.outvars, derived))
+    return any(all_of(of_derivatives, [n]) & all_of(sources, [o]) for n, o in zip(new, old, strict=True))
+
+
+def used_too_early(name: str, what: str) -> TraceError:
+    """The error for a use of what an update that waits is to change."""
+    return TraceError(
+        f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer or metric, which changes it only "
+        "when the sums over all micro-batches are known. Use it before; what has to follow the update belongs into "
+        "the optimizer (optax.chain), or into a callback."
+    )

@@ -1,0 +1,136 @@
+"""What workers agree on before a run ends: workers that are threads, with a stand-in for the coordination service."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from replicax import _jax
+from replicax.errors import DeadlockError, WorkerError
+from replicax.loop import stop_requests
+from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, RunStops, StopRequests
+from replicax.workers.exchange import Alone
+from replicax.workers.lockstep import Lockstep
+from tests.simulated_workers import SimulatedWorkers, run
+
+
+class Service:
+    """A key-value store, like JAX's coordination service."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool) -> None:
+        self.values[key] = value
+
+    def key_value_dir_get_bytes(self, folder: str) -> list[tuple[str, bytes]]:
+        return [(key, value) for key, value in list(self.values.items()) if key.startswith(f"{folder}/")]
+
+
+@pytest.fixture(autouse=True)
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The service that all workers see, which they ask often."""
+    service = Service()
+    monkeypatch.setattr(_jax, "coordination_client", lambda: service)
+    monkeypatch.setattr(_jax, "preemption_notice", lambda client: False)
+    monkeypatch.setattr(stop_requests, "INTERVAL", 0.01)
+    monkeypatch.setattr(stop_requests, "PATIENCE", 5.0)
+    return service
+
+
+def as_workers(fn: Any, count: int = 2) -> list[Any]:
+    """``fn`` of each worker's index and requests."""
+
+    def of(worker: SimulatedWorkers) -> Any:
+        requests = StopRequests(Lockstep(worker, timeout=10.0))
+        requests._keys = "stop"  # as each worker would be a process
+        with requests:
+            return fn(worker.index, requests)
+
+    return run(SimulatedWorkers.of(count), of)
+
+
+def calls_of(requests: StopRequests, most: int = 10_000) -> tuple[int, str | None]:
+    """Make calls until none may be made; how many there were, and why no more."""
+    for number in range(most):
+        try:
+            requests.begin_call()
+        except RunStops as stops:
+            return number, str(stops)
+        time.sleep(0.001)
+    return most, None
+
+
+def test_all_make_the_same_calls_after_the_request_of_one() -> None:
+    def steps(index: int, requests: StopRequests) -> tuple[Any, ...]:
+        if index == 2:
+            requests.request("enough")
+        return *calls_of(requests), requests._limit
+
+    found = as_workers(steps, 3)
+    last = max(limit for *_, limit in found)  # none has begun another call
+    assert [(calls, why) for calls, why, _ in found] == [(last, "enough")] * 3
+
+
+def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
+    def steps(index: int, requests: StopRequests) -> tuple[int, str | None]:
+        calls = calls_of(requests, 3)
+        if index == 0:
+            return calls
+        time.sleep(0.1)
+        requests.request("enough")
+        return calls_of(requests)
+
+    first, (_, why) = as_workers(steps)
+    assert (first, why) == ((3, None), "enough")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+    _, second = SimulatedWorkers.of(2)
+    lockstep = Lockstep(second)
+    monkeypatch.setattr(stop_requests, "PATIENCE", 2.0 if is_known else 0.1)
+    with StopRequests(lockstep) as requests:
+        requests.request("enough")
+        while requests._limit is None:
+            time.sleep(0.001)
+        if is_known:
+            monkeypatch.setattr(lockstep, "check", fails)
+            with pytest.raises(WorkerError, match="worker 0 has died"):
+                calls_of(requests)
+        else:
+            with pytest.raises(
+                DeadlockError, match=r"to end \(enough\), .*for worker 0 of 2, to agree on the last step"
+            ):
+                calls_of(requests)
+
+
+def fails() -> None:
+    raise WorkerError("worker 0 has died")
+
+
+def test_of_several_requests_a_signal_counts_most() -> None:
+    said = ["enough", INTERRUPTED, PREEMPTED, None]
+
+    def ends(index: int, requests: StopRequests) -> str | None:
+        if (why := said[index]) is not None:
+            requests._signal = why
+        return requests.agree()
+
+    assert as_workers(ends, 4) == [PREEMPTED] * 4
+
+
+def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "stop"
+    path.touch()
+    with StopRequests(Lockstep(Alone()), path) as requests:
+        assert calls_of(requests, 1) == (0, f"the file {path} is there")
+        requests.forget()
+        time.sleep(0.1)
+        assert calls_of(requests, 1) == (1, None)
+        requests.request(PREEMPTED)
+        assert calls_of(requests, 1) == (0, PREEMPTED)
