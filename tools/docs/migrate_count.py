@@ -19,15 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replicax_migrate.rewriting import rewritten
-from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS
+from replicax_migrate.run_names import MEMBERS_OF_RUNS, RUNS, STEPS
 from replicax_migrate.source_files import SourceProgram, parse, read_program
 from replicax_migrate.uses import find_uses
 
 TABLE = Path(__file__).parents[2] / "packages" / "replicax-migrate" / "tests" / "real_programs.txt"
 _UNCOUNTED = re.compile(r"\.embedding\.|'TF_CONFIG'")
 """What has one answer wherever it stands."""
-_OF_RUNS = {name for names in (*RUNS.values(), *map(" ".join, MEMBERS_OF_RUNS.values())) for name in names.split()}
-"""Last names of checkpoints, callbacks and sessions, which the reader did not look for."""
+_NAMES = (*RUNS.values(), *STEPS.values(), *map(" ".join, MEMBERS_OF_RUNS.values()))
+_OF_RUNS = {name for names in _NAMES for name in names.split()}
+"""Last names of checkpoints, callbacks, sessions and steps, which the reader did not look for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +120,8 @@ def main(folder: Path) -> None:
         )
         where = f"{program.repository}/{program.path}"
         differences += [f"missed: {where} {use}" for use in (expected - found).elements()]
-        differences += [f"no use: {where} {use}" for use in (found - expected).elements()]
-    print("| programs | uses | named rightly | as a guess, with a `?` | reported, and no use |")
+        differences += [f"not listed: {where} {use}" for use in (found - expected).elements()]
+    print("| programs | uses | named rightly | as a guess, with a `?` | reported, and not listed |")
     print("| --- | --- | --- | --- | --- |")
     for group, n in groups.items():
         share = f"{n['rightly']} ({n['rightly'] / n['uses']:.0%})"
