@@ -43,10 +43,10 @@ def step(average, model, optimizer, x):
     optimizer.update(model, gradients)
 
 
-def trained(model):
+def trained(model, replicas=4, batch=BATCH):
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
-    [batch] = strategy.distribute_dataset([BATCH])
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    [batch] = strategy.distribute_dataset([batch])
     strategy.run(functools.partial(step, replicax.compute_average_loss), args=(model, optimizer, batch))
     return model
 
@@ -57,6 +57,19 @@ def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch(kind) -> N
     expected = Net(None, kind)
     step(jnp.mean, expected, nnx.Optimizer(expected, optax.sgd(0.1), wrt=nnx.Param), BATCH)
     check_alike(arrays(trained(Net(replicax.REPLICA_AXIS, kind))), arrays(expected))
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+@pytest.mark.parametrize("replicas", [1, 2])
+@third_party
+def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch_on_the_per_replica_executor(
+    replicas, rows
+) -> None:
+    expected = Net()
+    step(jnp.mean, expected, nnx.Optimizer(expected, optax.sgd(0.1), wrt=nnx.Param), BATCH[:rows])
+    with replicax.debug():
+        found = trained(Net(replicax.REPLICA_AXIS), replicas, BATCH[:rows])
+    check_alike(arrays(found), arrays(expected))
 
 
 @pytest.mark.parametrize("debug", [False, True])

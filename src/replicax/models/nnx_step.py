@@ -128,9 +128,11 @@ def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _adapt(node: Any) -> Callable[[], None]:
-    """Adapt ``node`` to padding and to several replicas; returns a function that undoes it."""
+    """Adapt ``node`` to padding, several replicas and their executor; returns a function that undoes it."""
     if isinstance(node, nnx.Metric) and own_state(node):
         return _become(node, _common_metric(type(node)))
+    if isinstance(node, nnx.BatchNorm) and (_several() or not _has_axis()):
+        return _become(node, _ragged_norm(type(node)))
     if not _several():
         return lambda: None
     if isinstance(node, nnx.Optimizer):
@@ -139,8 +141,6 @@ def _adapt(node: Any) -> Callable[[], None]:
         return functools.partial(vars(node).__setitem__, "tx", tx)
     if isinstance(node, nnx.RngStream) and node.tag != "params":
         return _become(node, _own_stream(type(node)))
-    if isinstance(node, nnx.BatchNorm):
-        return _become(node, _ragged_norm(type(node)))
     return lambda: None
 
 
@@ -170,7 +170,8 @@ class _RaggedNorm(nnx.BatchNorm):
     """Comes before ``nnx.BatchNorm`` among the base classes, for replicas that differ in size, or have no rows.
 
     Their own statistics are NaN without rows. Those over the replicas are the mean of the replicas' means, which is not
-    that of the batch, so with these the norm takes the whole batch instead.
+    that of the batch, so with these the norm takes the whole batch instead; so it does on the per-replica executor,
+    where ``jax.lax`` knows no axis of replicas.
     """
 
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
@@ -184,7 +185,7 @@ class _RaggedNorm(nnx.BatchNorm):
             self.var[...] += 0
             return super().__call__(x, True, mask=mask)
         add_up = replica._communicator.add_up
-        if not add_up(int(add_up(rows) != rows * replica._replicas.num_replicas)):
+        if _has_axis() and not add_up(int(add_up(rows) != rows * replica._replicas.num_replicas)):
             return super().__call__(x, use_running_average, mask=mask)
         masks = None if mask is None else replica.all_gather(jnp.broadcast_to(mask, x.shape), axis=0)
         sizes = replica.all_gather(jnp.full(1, rows), axis=0)
@@ -193,6 +194,15 @@ class _RaggedNorm(nnx.BatchNorm):
         whole = super().__call__(replica.all_gather(x, axis=0), use_running_average, mask=masks)
         self.axis_name = REPLICA_AXIS
         return jax.lax.dynamic_slice_in_dim(whole, first, rows)
+
+
+def _has_axis() -> bool:
+    """Return whether ``jax.lax`` has collectives over the replicas here, as in compiled steps."""
+    try:
+        jax.lax.axis_size(REPLICA_AXIS)
+    except NameError:
+        return False
+    return True
 
 
 @functools.cache

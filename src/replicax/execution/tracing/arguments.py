@@ -287,8 +287,8 @@ def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any
         if not mask.same_as(first):
             sizes = [f"{m.host.sum(1).tolist()} of {m.host.shape[1]} rows" for m in (first, mask)]
             raise ValueError(
-                f"{path_of(tree, position)} comes from another padded batch than an argument before it: there the "
-                f"replicas have examples in {sizes[0]}, here in {sizes[1]}. Pass values of one batch to a step."
+                f"{path_of(tree, position)} comes from another padded batch than one before it: there examples "
+                f"are in {sizes[0]}, here in {sizes[1]}. Pass values of one batch, or pad none (partial_batch='exact')."
             )
     return first
 
