@@ -14,6 +14,7 @@ import pytest
 import replicax
 from replicax.loop import MLflowLog, WandbLog
 from replicax.loop.logs import trackers
+from tests import processes
 from tests.conftest import strategy_of
 
 
@@ -45,8 +46,8 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 
 
 class FakeClient:
-    def __init__(self, calls: list[Any], fails: bool = False) -> None:
-        self.calls, self.fails = calls, fails
+    def __init__(self, calls: list[Any], failure: Exception | None = None) -> None:
+        self.calls, self.failure = calls, failure
 
     def get_experiment_by_name(self, name: str) -> Any:
         return None
@@ -69,8 +70,8 @@ class FakeClient:
         return self
 
     def wait(self) -> None:
-        if self.fails:
-            raise ConnectionError("the server is gone")
+        if self.failure is not None:
+            raise self.failure
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.calls.append(("end", run_id, status))
@@ -84,13 +85,13 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> No
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def install_mlflow(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> list[Any]:
+def install_mlflow(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> list[Any]:
     calls: list[Any] = []
 
     def metric(key: str, value: float, timestamp: int, step: int) -> Any:
         return types.SimpleNamespace(key=key, value=value, step=step)
 
-    install(monkeypatch, "mlflow", MlflowClient=lambda uri: FakeClient(calls, fails))
+    install(monkeypatch, "mlflow", MlflowClient=lambda uri: FakeClient(calls, failure))
     install(monkeypatch, "mlflow.entities", Metric=metric)
     return calls
 
@@ -173,13 +174,33 @@ def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(
     ]
 
 
+# MLflow's own exceptions are no more than an Exception.
+@pytest.mark.parametrize("kind", [ConnectionError, Exception])
 def test_a_server_that_fails_ends_no_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = install_mlflow(monkeypatch, fails=True)
+    calls = install_mlflow(monkeypatch, kind("the server is gone"))
     run_of(MLflowLog(), 4)
     assert calls[-1] == ("end", "run 1", "FINISHED")
     assert caplog.text.count("were lost: the server is gone") == 4  # those of two steps, an evaluation, the end
+
+
+def logged_by_workers() -> tuple[str | None, list[Any]]:
+    """What this worker's log has as the id of the run, and what it has told MLflow."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    dataset = strategy.distribute_dataset([np.ones(4, np.float32)])
+    with pytest.MonkeyPatch.context() as patch:
+        calls = install_mlflow(patch)
+        log = MLflowLog("digits")
+        replicax.train(lambda x: x.sum(), dataset, 2, log_every=2, callbacks=log, progress=False)
+    return log.run_id, calls
+
+
+def test_all_workers_know_the_run_that_the_chief_begins_and_tells_mlflow_of() -> None:
+    chief, other = processes.run(logged_by_workers, workers=2)
+    assert chief[0] == "run 1"
+    assert [(what, run) for what, run, *_ in chief[1]] == [("begin", "of digits"), ("log", "run 1"), ("end", "run 1")]
+    assert other == ("run 1", [])
 
 
 def test_few_messages_are_on_their_way_to_a_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
