@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from replicax import InputOptions
+from replicax import DistributedIterator, InputOptions
 from replicax.data.batches.prefetch import Prefetcher
 from tests import processes
 from tests.soaking import soak_except
@@ -135,8 +135,9 @@ def test_a_closed_iterator_says_so(pair) -> None:
     iterator = iter(pair.distribute_dataset(Slow()))
     next(iterator)
     iterator.close()
-    with pytest.raises(ValueError, match="the iterator has been closed"):
-        next(iterator)
+    for use in (next, DistributedIterator.get_state):
+        with pytest.raises(ValueError, match="the iterator has been closed"):
+            use(iterator)
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -202,6 +202,8 @@ def test_files_that_got_shorter(name, tmp_path) -> None:
     pathlib.Path(file).write_bytes(b"")
     with pytest.raises(ValueError, match="part-000"):
         iter(dataset).set_state(state)
+    with pytest.raises(ValueError, match=r"part-000.* 9 records of this file had been read .* only 0 now"):
+        list(dataset.with_positions({file: 9}))
 
 
 def test_states_of_other_datasets(tmp_path) -> None:
