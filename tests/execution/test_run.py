@@ -244,6 +244,19 @@ def test_the_tenth_retrace_names_jaxs_settings_beside_what_else_changes() -> Non
         pair.run(step, args=(jnp.ones(10),))
 
 
+def test_the_tenth_retrace_says_that_the_batch_is_padded_now() -> None:
+    pair = strategy_of(2)
+
+    def step(x):
+        return x.sum()
+
+    for rows in range(1, 11):
+        pair.run(step, args=(next(iter(pair.distribute_dataset([np.ones(2 * rows)]))),))
+    padded = iter(pair.distribute_dataset([np.ones(4), np.ones(3)], replicax.InputOptions(partial_batch="pad")))
+    with pytest.warns(replicax.errors.RetraceWarning, match="whether the batch is padded: was False, now True"):
+        pair.run(step, args=(next(padded),))
+
+
 def test_the_tenth_retrace_names_a_captured_value() -> None:
     pair = strategy_of(2)
 

@@ -128,7 +128,7 @@ def one_at_a_time(kind: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("kind", soak_except(STRATEGIES, "mirrored 2", "sharded 4"))
+@pytest.mark.parametrize("kind", soak_except(STRATEGIES, "one device", "mirrored 2", "sharded 4"))
 @pytest.mark.parametrize("steps", soak_except([1, 3, 7], 3, 7))
 def test_the_same_as_one_at_a_time(kind, steps) -> None:
     shares, state = one_at_a_time(kind)
