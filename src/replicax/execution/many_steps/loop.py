@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
+from replicax import _jax
 from replicax.devices.host_values import is_key
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
@@ -132,13 +133,12 @@ def _one_by_one(
     """
     pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
     for group, program in zip(groups, programs, strict=True):
-        if program is None or program.loops:
-            pairs.append((group, program))
-        else:
-            pairs += [(Single(element), None) for element in group.elements()]
+        stays = program is None or program.loops
+        pairs += [(group, program)] if stays else [(Single(element), None) for element in group.elements()]
     return [group for group, _ in pairs], [program for _, program in pairs]
 
 
+@_jax.compiling()
 def _run_group(
     programs: ProgramCache,
     step: Step,
