@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+import replicax
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError
 from replicax.loop import stop_requests
+from replicax.loop.periodic_evaluation import Evaluation
+from replicax.loop.step_metrics import Combination
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, RunStops, StopRequests
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
@@ -87,6 +91,27 @@ def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
 
     first, (_, why) = as_workers(steps)
     assert (first, why) == ((3, None), "enough")
+
+
+def test_workers_that_see_the_end_of_an_evaluation_early_and_late_stop_before_its_result() -> None:
+    def evaluates(index: int, requests: StopRequests) -> Any:
+        def batches() -> Iterator[Any]:
+            yield np.ones((2, 3), np.float32)
+            while requests._calls < 1:
+                time.sleep(0.001)
+            requests.request("enough")
+            while requests._limit is None or (index == 0 and requests._last is None):
+                time.sleep(0.001)
+            time.sleep(index == 0)  # it looks meanwhile whether the run ends
+
+        strategy = replicax.MirroredStrategy(["cpu:0"])
+        dataset = strategy.distribute_dataset(batches)
+        try:
+            return Evaluation((lambda x: x.sum(), dataset), strategy, Combination("sum"), requests)()
+        except RunStops as stops:
+            return str(stops)
+
+    assert as_workers(evaluates) == ["enough"] * 2
 
 
 @pytest.mark.parametrize("is_known", [True, False])
