@@ -138,7 +138,6 @@ def _one_by_one(
     return [group for group, _ in pairs], [program for _, program in pairs]
 
 
-@_jax.compiling()
 def _run_group(
     programs: ProgramCache,
     step: Step,
@@ -156,7 +155,8 @@ def _run_group(
     if replicas.lockstep.several and replicas.lockstep.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
         check_same_step(replicas.lockstep, step, (group.described,), None, how, program.program)
-    return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
+    with _jax.compiling():
+        return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
 
 
 # --- outputs --------------------------------------------------------------------------------------------
