@@ -496,6 +496,8 @@ def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas:
         strategy.run(accumulated(step, 3), args=(metrics, batch))
         with pytest.raises(ValueError, match=r"Welford.update, .* loss is a number of one micro-batch.*an array"):
             strategy.run(accumulated(step, 3), args=(nnx.MultiMetric(spread=nnx.metrics.Welford("loss")), batch))
+        with pytest.raises(ValueError, match=r"Welford.update: a micro-batch .* may be padded.* or update it in anoth"):
+            strategy.run(accumulated(lambda metric, x: metric.update(x=x), 3), args=(nnx.metrics.Welford("x"), batch))
     assert (float(means.compute()), int(means.count[...]), int(metrics.accuracy.count[...])) == (5.5, 1, 12)
 
 
