@@ -112,7 +112,10 @@ def run_steps(
         groups, prepared = _one_by_one(groups, prepared)
         launches = [[] for _ in groups]
         for group, program, launched in zip(groups, prepared, launches, strict=True):
-            returned = _run_group(programs, step, group, program, launched)
+            if isinstance(group, Single):
+                returned = run(programs, step, (group.element,), None, launched=launched)
+            else:
+                returned = _run_group(programs, step, group, program, launched)
             launched.append(True)  # on the per-replica executor nothing else says so
     except BaseException:
         source.give_back(groups[sum(map(bool, launches)) :])
@@ -142,13 +145,11 @@ def _one_by_one(
 def _run_group(
     programs: ProgramCache,
     step: Step,
-    group: ElementGroup | Single,
+    group: ElementGroup,
     program: Executable | None,
     launched: list[Any],
 ) -> Any:
     """Run a group, and return the result of its last step; ``launched`` gets an item when its variables are written."""
-    if isinstance(group, Single):
-        return run(programs, step, (group.element,), None, launched=launched)
     assert program is not None
     replicas = programs.replicas
     is_new = group.count not in program.repetitions
