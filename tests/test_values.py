@@ -176,6 +176,13 @@ def test_values_from_function_of_python_objects(pair: replicax.Strategy) -> None
         pair.reduce("sum", x)
 
 
+def test_components_may_be_numbers_beside_arrays(pair: replicax.Strategy) -> None:
+    device = jax.devices()[1]
+    for components in ([1, 2.5], [np.float32(1), jax.device_put(2.5, device)]):
+        assert float(pair.reduce("sum", regroup(components))) == 3.5
+    assert pair.reduce("sum", regroup(components)).devices() == {device}
+
+
 def test_value_context_checks_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"below num_replicas_in_sync \(2\), got 2"):
         replicax.ValueContext(2, 2)

@@ -350,8 +350,9 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
 
         Returns:
           A tuple with an entry for each replica of this worker. For a pytree each entry is a pytree, in which leaves
-          that all replicas share are repeated. Inside a ``merge_fn`` each replica has the components of all replicas,
-          also of those on other workers.
+          that all replicas share are repeated: they stay on all devices, and JAX computes with one and a component,
+          which is on one device, only after ``np.asarray``. Inside a ``merge_fn`` each replica has the components of
+          all replicas, also of those on other workers.
 
         Raises:
           ContextError: called inside a replica.

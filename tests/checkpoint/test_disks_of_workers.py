@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import threading
 import time
 from typing import Any
 
@@ -102,6 +103,28 @@ def test_a_fault_on_a_disk_is_told_on_all_others_at_once(
     }
     assert message == f"the checkpoint …/a could not be written: {expected[fault]}"
     assert list(tmp_path.glob("*/*")) == []
+
+
+def test_a_worker_that_could_not_write_says_why_although_another_does_not_come(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, gave_up = saving._write_own, threading.Event()
+
+    def fails(save: saving.Save, *args: Any) -> Any:
+        if save.worker == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        gave_up.wait(10.0)
+        return write(save, *args)
+
+    def saves(worker: SimulatedWorkers) -> None:
+        why = "No space left on device" if worker.index == 1 else "came too late"
+        with pytest.raises(replicax.errors.CheckpointError, match=f"a could not be written: .*{why}"):
+            checkpoint_of(worker, x=np.arange(3.0)).save(tmp_path / "a")
+        gave_up.set()
+
+    monkeypatch.setattr(saving, "PATIENCE", 0.5)
+    monkeypatch.setattr(saving, "_write_own", fails)
+    run(SimulatedWorkers.of(2), saves)
 
 
 @pytest.mark.parametrize("count", [1, 2])

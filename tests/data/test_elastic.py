@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+from typing import Any
 
 import grain
 import hypothesis
@@ -208,6 +209,19 @@ def test_states_of_other_datasets(tmp_path) -> None:
             else:
                 with pytest.raises(ValueError, match="this is the state of another dataset"):
                     run.restore(state)
+
+
+def test_a_list_that_reads_its_batches_when_it_is_asked_reads_none_before_a_pass() -> None:
+    read = []
+
+    class Files(list[str]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(super().__getitem__(index))
+            return np.ones(4)
+
+    dataset = replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(Files("abc"))
+    assert read == []
+    assert sum(batch.sum() for batch in dataset) == 12
 
 
 def test_an_earlier_state_of_an_endless_dataset_has_no_number_of_its_examples() -> None:

@@ -16,6 +16,8 @@ from grain import experimental
 import replicax
 from replicax import InputOptions
 from replicax._grain import BatchedSource
+from replicax.data.files.file_source import FilesIterator
+from replicax.data.reading.pass_iterators import LoaderIterator, ReplayIterator, SequenceIterator
 from tests.data.simulated import Run, steps_of
 from tests.soaking import soak_except
 
@@ -305,3 +307,12 @@ def test_a_source_with_a_getitem_of_its_own_is_read_one_by_one() -> None:
     strategy = replicax.MirroredStrategy(["cpu:0"])
     rows, tenfold = (strategy.distribute_dataset(grain.MapDataset.source(s).batch(4)) for s in (Rows(), TenfoldRows()))
     assert [np.asarray(next(iter(dataset))).tolist() for dataset in (rows, tenfold)] == [[0, 1, 2, 3], [0, 10, 20, 30]]
+
+
+@pytest.mark.parametrize("kind", [FilesIterator, LoaderIterator, ReplayIterator, SequenceIterator])
+@pytest.mark.parametrize("begin", [lambda iterator: None, grain.DatasetIterator.__init__], ids=["not begun", "begun"])
+def test_an_iterator_whose_constructor_was_interrupted_can_be_closed(begin, kind) -> None:
+    iterator = kind.__new__(kind)
+    begin(iterator)
+    iterator.close()  # as Grain's __del__ does; an error there would be printed
+    assert iterator.is_closed

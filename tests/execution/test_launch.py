@@ -190,6 +190,13 @@ def test_a_loop_that_only_a_host_callback_ends_ends_with_its_error(pair, monkeyp
         pair.run(step, args=(3.0,))
 
 
+def test_a_host_callback_after_one_that_failed_fails_no_program_without_a_loop(pair, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(host_calls, "PATIENCE", 0.0)
+    with pytest.raises(ValueError, match=r"too large: 3\.0"):
+        pair.run(lambda x: by_pure_callback(by_pure_callback(x) + 1), args=(3.0,))
+    assert not caplog.records  # JAX logs what fails inside a program, where other devices would wait for this one
+
+
 def test_a_host_callback_that_fails_in_a_step_without_outputs(pair) -> None:
     def step(x):
         by_debug_callback(x)

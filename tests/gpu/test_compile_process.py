@@ -56,6 +56,14 @@ def test_a_process_that_has_ended_is_replaced(process: CompileProcess) -> None:
     assert len(seen) == 2
 
 
+def test_a_process_that_ends_before_it_has_read_for_what_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_process, "_COMMAND", [sys.executable, "-c", "import sys; sys.exit('no such module')"])
+    process = CompileProcess("config" * 100_000, "1x1x2")  # more than a pipe holds
+    for _ in range(2):
+        with pytest.raises(CompilationError, match=r"ended its process with exit status 1: no such module\. "):
+            process.compile(1)
+
+
 def test_after_an_interrupt_no_answer_is_for_another_program(process: CompileProcess) -> None:
     before = str(process.compile(1))[1:]
     with pytest.raises(KeyboardInterrupt):

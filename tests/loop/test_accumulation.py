@@ -141,6 +141,29 @@ def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: i
     np.testing.assert_array_equal(w.numpy(), 1.0)
 
 
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit, jax.checkpoint])
+def test_gradients_that_are_only_measured_need_no_optimizer(wrap: Any) -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(np.float32(3.0), name="w")
+        batches, total = replicax.Variable(np.float32(0.0)), replicax.Variable(np.float32(0.0))
+
+    @wrap
+    def measured(batches: Any, total: Any, w: Any, x: Any) -> tuple[Any, Any]:
+        def of_row(count: Any, row: Any) -> tuple[Any, Any]:
+            return count + 0.25, jax.grad(lambda w: row * w * w)(w)
+
+        batches, slopes = jax.lax.scan(of_row, batches, x)
+        return batches, total + replicax.get_replica_context().all_reduce("sum", jnp.sum(slopes))
+
+    def step(x: Any) -> None:
+        for variable, value in zip((batches, total), measured(batches.value, total.value, w.value, x), strict=True):
+            variable.assign(value)
+
+    strategy.run(accumulated(step, 2), args=(next(iter(strategy.distribute_dataset([np.ones(16, np.float32)]))),))
+    assert (batches.numpy(), total.numpy()) == (2.0, 96.0)
+
+
 def test_a_measure_that_is_a_derivative_goes_on_from_one_micro_batch_to_the_next() -> None:
     strategy = strategy_of(2)
     with strategy.scope():
@@ -496,6 +519,8 @@ def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas:
         strategy.run(accumulated(step, 3), args=(metrics, batch))
         with pytest.raises(ValueError, match=r"Welford.update, .* loss is a number of one micro-batch.*an array"):
             strategy.run(accumulated(step, 3), args=(nnx.MultiMetric(spread=nnx.metrics.Welford("loss")), batch))
+        with pytest.raises(ValueError, match=r"Welford.update: a micro-batch .* may be padded.* or update it in anoth"):
+            strategy.run(accumulated(lambda metric, x: metric.update(x=x), 3), args=(nnx.metrics.Welford("x"), batch))
     assert (float(means.compute()), int(means.count[...]), int(metrics.accuracy.count[...])) == (5.5, 1, 12)
 
 

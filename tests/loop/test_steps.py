@@ -99,6 +99,8 @@ def test_a_dataset_of_the_user_is_distributed_by_the_current_strategy() -> None:
     assert run.examples == 48
     run = replicax.train(line.step, line.batches(), 2, progress=False, strategy=line.strategy)
     assert run.strategy is line.strategy
+    with pytest.raises(replicax.errors.ContextError, match=r"Mirrored.*train takes strategy=…, or a dataset"):
+        replicax.train(line.step, line.batches(), 2, progress=False)
 
 
 def test_an_iterator_goes_on_from_where_it_is() -> None:

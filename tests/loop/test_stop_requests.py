@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+import replicax
 from replicax import _jax
 from replicax.errors import DeadlockError, WorkerError
 from replicax.loop import stop_requests
+from replicax.loop.endless_input import EndlessInput
+from replicax.loop.periodic_evaluation import Evaluation
+from replicax.loop.step_metrics import Combination
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, RunStops, StopRequests
+from replicax.loop.wall_time import WallTime
 from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests.simulated_workers import SimulatedWorkers, run
@@ -87,6 +94,44 @@ def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
 
     first, (_, why) = as_workers(steps)
     assert (first, why) == ((3, None), "enough")
+
+
+def batches_until_a_request(index: int, requests: StopRequests) -> Iterator[Any]:
+    """A batch, and the end of the pass at a request, which worker 0 learns late, when all know the last call."""
+    yield np.ones((2, 3), np.float32)
+    while requests._calls < 1:
+        time.sleep(0.001)
+    requests.request("enough")
+    while requests._limit is None or (index == 0 and requests._last is None):
+        time.sleep(0.001)
+    time.sleep(index == 0)  # it looks meanwhile whether the run ends
+
+
+def test_workers_that_learn_early_and_late_of_the_end_of_an_evaluation_stop_before_its_result() -> None:
+    def evaluates(index: int, requests: StopRequests) -> Any:
+        strategy = replicax.MirroredStrategy(["cpu:0"])
+        dataset = strategy.distribute_dataset(lambda: batches_until_a_request(index, requests))
+        try:
+            return Evaluation((lambda x: x.sum(), dataset), strategy, Combination("sum"), requests)()
+        except RunStops as stops:
+            return str(stops)
+
+    assert as_workers(evaluates) == ["enough"] * 2
+
+
+def test_workers_that_learn_early_and_late_of_the_end_of_a_pass_stop_in_one_place() -> None:
+    def place(index: int, requests: StopRequests) -> int:
+        strategy = replicax.MirroredStrategy(["cpu:0"])
+        dataset = strategy.distribute_dataset(lambda: batches_until_a_request(index, requests))
+        source = EndlessInput(dataset, strategy.extended.replicas, WallTime(), requests, is_saved=True)
+        with contextlib.closing(source):
+            source.take(1, False)
+            with pytest.raises(RunStops, match="enough"):
+                source.take(1, False)
+            position: int = source.iterator.get_state()["position"]
+        return position
+
+    assert as_workers(place) == [1, 1]
 
 
 @pytest.mark.parametrize("is_known", [True, False])

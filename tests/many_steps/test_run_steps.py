@@ -225,6 +225,20 @@ def test_debugging_means_the_same() -> None:
     assert compiled.state()["integers"] == exact.state()["integers"]
 
 
+@pytest.mark.parametrize("mode", [replicax.debug, jax.disable_jit])
+def test_steps_are_plain_python_where_functions_are_not_compiled(mode: Any) -> None:
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    seen = []
+
+    def step(ctx: Any, x: Any) -> None:
+        seen.append(float(x.sum()))
+
+    iterator = iter(strategy.distribute_dataset([np.arange(4.0), np.arange(4.0, 8.0)]))
+    with mode():
+        strategy.run_steps(step, iterator, 2)
+    assert seen == [1.0, 5.0, 9.0, 13.0]
+
+
 # --- programs -------------------------------------------------------------------------------------------
 
 

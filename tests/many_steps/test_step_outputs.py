@@ -167,6 +167,17 @@ def test_outputs_across_replicas(pair) -> None:
 
 
 @pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("op", ["mean", "only_first_replica", "none"])
+def test_a_number_of_python_is_an_array_with_a_dtype_of_its_own(pair, op, debug) -> None:
+    def step(ctx, x):
+        replicax.get_replica_context().merge_call(lambda strategy: ctx.set_last_step_output("two", 2.0, op))
+
+    with replicax.debug() if debug else contextlib.nullcontext():
+        found = pair.run_steps(step, iter(pair.distribute_dataset(numbered(3))), 2).last_step_outputs["two"]
+    assert (float(found), found.weak_type) == (2.0, False)
+
+
+@pytest.mark.parametrize("debug", [False, True])
 def test_random_keys_of_the_first_replica(pair, debug) -> None:
     key = jax.random.key(3)
 

@@ -516,6 +516,25 @@ def test_gradients_and_losses_that_are_reduced_already_are_taken_as_they_are(pai
 
 
 @third_party
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_number_without_influence_on_the_loss_stays(pair, executor) -> None:
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.scale, self.unused = nnx.Param(jnp.float32(2.0)), nnx.Param(jnp.float32(3.0))
+
+    def step(model, optimizer, x):
+        gradients = nnx.grad(lambda model: replicax.compute_average_loss(x * model.scale[...]))(model)
+        gradients.unused[...] = jnp.zeros(())
+        optimizer.update(model, gradients)
+
+    model = Scaled()
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    [batch] = pair.distribute_dataset([np.arange(4, dtype=np.float32)])
+    pair.run(step, args=(model, optimizer, batch), options=replicax.RunOptions(executor=executor))
+    assert (float(model.scale[...]), float(model.unused[...])) == (0.5, 3.0)
+
+
+@third_party
 def test_a_loss_reaches_the_transformation_inside_multi_steps(pair) -> None:
     def step(average, model, optimizer, x):
         loss, gradients = nnx.value_and_grad(lambda model: average(jnp.square(model(x)[:, 0] - 1)))(model)

@@ -244,6 +244,17 @@ def test_a_change_would_be_lost_of_a_module_beside_what_is_trained(pair, executo
     assert w.numpy().tolist() == [1, 1, 1]
 
 
+@EXECUTORS
+def test_a_counter_of_a_random_stream_may_count_on(pair, executor) -> None:
+    def step(stream, x):
+        stream.kernel = stream.kernel + 1
+        return x.sum() * stream.kernel.astype(jnp.float32)
+
+    stream = Net(jnp.uint32(4))
+    assert float(pair.run(step, args=(stream, X), options=replicax.RunOptions(executor))) == 60
+    assert int(stream.kernel) == 4
+
+
 def test_a_module_that_is_captured_and_updated_in_place(pair) -> None:
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)

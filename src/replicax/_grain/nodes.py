@@ -16,6 +16,7 @@ class Iterator(grain.DatasetIterator):
     """An iterator without a parent; once it ``is_closed``, its ``__next__`` must raise :meth:`closed_error`."""
 
     is_closed = False
+    _closed = True  # Grain's: what ``close`` finds if an interrupt came before ``__init__`` has set it
 
     def closed_error(self) -> ValueError:
         """The error that there is no next element."""

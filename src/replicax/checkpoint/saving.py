@@ -174,6 +174,8 @@ class _Exchange:
         try:
             said = [loads(told) for told in save.series.exchange(message, PATIENCE, self._gives_up)]
         except Exception as error:
+            if problem is not None:  # then no worker can finish it
+                raise CheckpointError(f"{what}: {described(problem)}") from problem
             raise CheckpointError(f"the checkpoint {save.path} {otherwise}: {described(error)}") from error
         for worker, (text, _) in enumerate(said):
             if text is not None:

@@ -48,10 +48,13 @@ class CompileProcess:
           RuntimeError: the compiler refuses the program; the message is its own.
         """
         with self._lock:
+            messages: list[Any] = [request]
             if self._process is None:
                 self._start()
+                messages = [self._describe, request]
             try:
-                self._send(request)
+                for message in messages:
+                    self._send(message)
                 answer = self._receive()
             except (EOFError, OSError) as error:
                 raise CompilationError(self._death()) from error
@@ -75,7 +78,6 @@ class CompileProcess:
             env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
         )
         atexit.register(self._end)
-        self._send(self._describe)
 
     def _send(self, message: Any) -> None:
         assert self._process is not None

@@ -71,6 +71,7 @@ class EndlessInput:
         try:
             groups, error = self._source.take(steps, staged, on_wait)
         except StopIteration:
+            self._requests.begin_call()  # all workers begin the next pass, or none: they save one place
             self.iterator._begin_again()
             self.restored()
             groups, error = self._source.take(steps, staged, on_wait)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ class Evaluation:
         is the mean over a global batch, and the evaluation's is the mean over all examples of the dataset.
       strategy: the one whose replicas run it.
       combination: combines the replicas' numbers.
-      requests: may end the run before each batch.
+      requests: may end the run before each batch, and before the result.
 
     Raises:
       TypeError: ``how`` is neither.
@@ -93,12 +92,15 @@ class Evaluation:
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:
             source = source_of(batches, self._strategy.extended.replicas)
-            with contextlib.suppress(StopIteration):
-                while True:
+            while True:
+                try:
                     [group], _ = source.take(1, False, self._requests.check_wait)
-                    self._requests.begin_call()
-                    [batch] = group.elements()
-                    yield batch, examples_in(group)
+                except StopIteration:
+                    self._requests.begin_call()  # of what combines the numbers, which all workers run together, too
+                    return
+                self._requests.begin_call()
+                [batch] = group.elements()
+                yield batch, examples_in(group)
 
 
 class _EvaluationStep(Wrapper):

@@ -357,9 +357,13 @@ def add_sums(metric: Any, own: Sequence[Any]) -> None:
 
 def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
     """The values of all replicas, for any other metric."""
-    if _replica().example_mask is not None:
+    examples = _replica()._communicator.examples
+    if examples is not None:
+        where, without = "the batch is padded", "drop_remainder"
+        if examples.parts > 1:
+            where, without = "a micro-batch of accumulated gradients may be padded", "update it in another step"
         raise ValueError(
-            f"{kind.__name__}.update: the batch is padded, and only metrics that are sums (nnx.metrics.Average and its "
-            "subclasses) can leave padding out: use one of these, or drop_remainder"
+            f"{kind.__name__}.update: {where}, and only metrics that are sums (nnx.metrics.Average and its subclasses) "
+            f"can leave padding out: use one of these, or {without}"
         )
     return [_replica().all_gather(value, axis=0) if _is_batch(value) else value for value in given]

@@ -213,8 +213,9 @@ def check_owner(variable: Variable, replicas: Replicas, what: str = "the step ru
     if variable.replicas is not replicas:
         another = "another " if repr(variable.replicas) == repr(replicas) else ""
         raise ContextError(
-            f"{variable.describe()} belongs to {variable.replicas!r}, but {what} {another}{replicas!r}: create it "
-            "inside this strategy's scope()"
+            f"{variable.describe()} belongs to {variable.replicas!r}, but {what} {another}{replicas!r}: use the "
+            "variable's strategy there (replicax.train takes strategy=…, or a dataset that it has distributed), or "
+            "create the variable inside this strategy's scope()"
         )
 
 

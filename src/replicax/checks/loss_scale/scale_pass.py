@@ -212,7 +212,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         if name in REFERENCES or any(True for _ in _jax.sub_jaxprs(equation)):
             return [NOTHING_KNOWN] * count, [NOTHING_KNOWN] * len(facts)
         localities = result_localities(name, equation.params, [m.locality for m in facts], count)
-        if name in LOCALITY_KEPT and len(facts) == count:
+        if name in LOCALITY_KEPT:
             return facts, facts
         operation = self._operation(equation, facts)
         pairs = zip(localities, self._places(operation), strict=True)
@@ -234,7 +234,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             locality = R if all_get_the_same(equation) else T
             each = facts if len(facts) == count else [join_facts(facts)] * count
             return [reduced_cotangent(operation, m, locality) for m in each]
-        if name in LOCALITY_KEPT and len(facts) == count:
+        if name in LOCALITY_KEPT:
             return facts
         localities = result_localities(name, equation.params, [m.locality for m in facts], count)
         pairs = list(zip(localities, self._places(operation), strict=True))

@@ -32,10 +32,11 @@ class Replayed(nodes.Iterated):
 class ReplayIterator(nodes.Iterator):
     """One pass; its state is the number of rows so far, in whatever batches they came."""
 
+    _iterator: Iterator[Any] | None = None  # for close, if __init__ is interrupted
+
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         super().__init__()
         self._make = make
-        self._iterator: Iterator[Any] | None = None
         self._rows = 0
         self._skip = 0  # how many of these have yet to be skipped
 
@@ -107,12 +108,13 @@ class LoaderIterator(nodes.Iterator):
 class SequenceIterator(nodes.Iterator):
     """The elements of parts, one after the other; its state has the unfinished parts and the place in the first."""
 
+    _current: Any = None  # for close, if __init__ is interrupted
+
     def __init__(self, make: Callable[[Part], Any], parts: Sequence[Part], is_ahead: bool) -> None:
         super().__init__()
         self._make = make
         self._parts = list(parts)
         self._is_ahead = is_ahead
-        self._current: Any = None
 
     def __next__(self) -> Any:
         if self.is_closed:
@@ -161,6 +163,6 @@ class SequenceIterator(nodes.Iterator):
             self._open()  # at once, to refuse a state that no longer fits the files
 
     def release(self) -> None:
-        current, self._current = getattr(self, "_current", None), None
+        current, self._current = self._current, None
         if current is not None:
             current.close()

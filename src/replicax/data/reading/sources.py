@@ -92,16 +92,16 @@ def as_source(dataset: Any, method: str) -> Source:
     elif isinstance(dataset, str | bytes | dict):
         raise TypeError(_refusal(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        batches = functools.partial(_one_by_one, dataset)
-        rows = sum(map(count_rows, batches())) if isinstance(dataset, list | tuple | _Slices) else None
-        return Source(Replayed(batches), kind, length=len(dataset), rows=rows)
+        rows = None
+        if isinstance(dataset, _Slices):
+            rows = len(dataset) * count_rows(dataset[0]) if len(dataset) else 0
+        elif type(dataset) in (list, tuple):  # a subclass may read each batch from a file
+            rows = sum(map(count_rows, dataset))
+        batches = Replayed(lambda: map(dataset.__getitem__, range(len(dataset))))
+        return Source(batches, kind, length=len(dataset), rows=rows)
     if isinstance(dataset, Iterable):
         return Source(Replayed(lambda: iter(dataset)), f"the iterable {name}", unrepeatable, length)
     raise TypeError(_refusal(dataset, method))
-
-
-def _one_by_one(dataset: Any) -> Iterator[Any]:
-    return map(dataset.__getitem__, range(len(dataset)))
 
 
 def _is_function(dataset: Any) -> bool:

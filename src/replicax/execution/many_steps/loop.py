@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
+from replicax import _jax
 from replicax.devices.host_values import is_key
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
@@ -111,7 +112,10 @@ def run_steps(
         groups, prepared = _one_by_one(groups, prepared)
         launches = [[] for _ in groups]
         for group, program, launched in zip(groups, prepared, launches, strict=True):
-            returned = _run_group(programs, step, group, program, launched)
+            if isinstance(group, Single):
+                returned = run(programs, step, (group.element,), None, launched=launched)
+            else:
+                returned = _run_group(programs, step, group, program, launched)
             launched.append(True)  # on the per-replica executor nothing else says so
     except BaseException:
         source.give_back(groups[sum(map(bool, launches)) :])
@@ -132,23 +136,19 @@ def _one_by_one(
     """
     pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
     for group, program in zip(groups, programs, strict=True):
-        if program is None or program.loops:
-            pairs.append((group, program))
-        else:
-            pairs += [(Single(element), None) for element in group.elements()]
+        stays = program is None or program.loops
+        pairs += [(group, program)] if stays else [(Single(element), None) for element in group.elements()]
     return [group for group, _ in pairs], [program for _, program in pairs]
 
 
 def _run_group(
     programs: ProgramCache,
     step: Step,
-    group: ElementGroup | Single,
+    group: ElementGroup,
     program: Executable | None,
     launched: list[Any],
 ) -> Any:
     """Run a group, and return the result of its last step; ``launched`` gets an item when its variables are written."""
-    if isinstance(group, Single):
-        return run(programs, step, (group.element,), None, launched=launched)
     assert program is not None
     replicas = programs.replicas
     is_new = group.count not in program.repetitions
@@ -156,7 +156,8 @@ def _run_group(
     if replicas.lockstep.several and replicas.lockstep.is_to_compare() | is_new:
         how = f"{group.count} times in one compiled program"
         check_same_step(replicas.lockstep, step, (group.described,), None, how, program.program)
-    return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
+    with _jax.compiling():
+        return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
 
 
 # --- outputs --------------------------------------------------------------------------------------------

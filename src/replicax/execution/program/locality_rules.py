@@ -33,7 +33,7 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
         return [ALWAYS[name]] * count
     if not _jax.is_function(name, params):
         return [T] * count
-    if name in LOCALITY_KEPT and len(operands) == count:
+    if name in LOCALITY_KEPT:
         return list(operands)
     return [join(operands)] * count
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from replicax import _jax
 from replicax.collectives import share_back_p, share_p
 from replicax.errors import TraceError
+from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 
 def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any], old: Sequence[Any]) -> None:
@@ -49,21 +50,33 @@ def is_or_has(equation: _jax.Equation, wanted: Callable[[_jax.Equation], bool]) 
 
 def _descends(jaxpr: _jax.Jaxpr, new: Sequence[Any], old: Sequence[Any]) -> bool:
     """Return whether a new value is computed from a derivative that depends on the old one, as in gradient descent."""
-    sources = {v: 1 << i for i, v in enumerate([*jaxpr.constvars, *jaxpr.invars])}
-    of_derivatives: dict[Any, int] = {}
+    program = _jax.opened(jaxpr.replace(outvars=[*new, *old]))
+    found, _ = _Derivatives((0, 0)).run(program, [(1 << i, 0) for i in range(len(program.invars))], final=True)
+    return any(derived & before for (_, derived), (before, _) in zip(found[: len(new)], found[len(new) :], strict=True))
 
-    def all_of(found: dict[Any, int], values: Sequence[Any]) -> int:
-        union = 0
-        for v in values:
-            union |= 0 if isinstance(v, _jax.Literal) else found.get(v, 0)
-        return union
 
-    for equation in jaxpr.eqns:
-        through, derived = all_of(sources, equation.invars), all_of(of_derivatives, equation.invars)
-        derived |= through if is_or_has(equation, _jax.is_way_back) else 0
-        sources.update(dict.fromkeys(equation.outvars, through))
-        of_derivatives.update(dict.fromkeys(equation.outvars, derived))
-    return any(all_of(of_derivatives, [n]) & all_of(sources, [o]) for n, o in zip(new, old, strict=True))
+class _Derivatives(Dataflow[tuple[int, int]]):
+    """The fact on a value is which inputs it depends on, and which of them by a derivative, as bits."""
+
+    def join(self, facts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        inputs = derived = 0
+        for more_inputs, more_derived in facts:
+            inputs, derived = inputs | more_inputs, derived | more_derived
+        return inputs, derived
+
+    def equation(
+        self, equation: _jax.Equation, facts: list[tuple[int, int]], control: Control, final: bool
+    ) -> Found[tuple[int, int]]:
+        if not _jax.is_way_back(equation):
+            return super().equation(equation, facts, control, final)
+        inputs, derived = self.join(facts)
+        return [(inputs, inputs | derived)] * len(equation.outvars), facts
+
+    def operation(
+        self, equation: _jax.Equation, facts: list[tuple[int, int]], control: Control, final: bool
+    ) -> Found[tuple[int, int]]:
+        fact = self.join(facts)
+        return [fact] * len(equation.outvars), [fact] * len(facts)
 
 
 def used_too_early(name: str, what: str) -> TraceError:
