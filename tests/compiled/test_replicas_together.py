@@ -82,7 +82,7 @@ def network(strategy: replicax.Strategy, dtype: Any) -> Any:
     return [*gradients, strategy.reduce("sum", share)], strategy.extended.trace(step, args=(x,))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_gradients_are_contracted_over_replicas(dtype: Any) -> None:
     expected, _ = network(strategy_of(8), dtype)
     found, program = network(together(4), dtype)

@@ -25,7 +25,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.backends.cpu.convolutions import Convolutions
-from replicax.backends.cpu.narrow_floats import NarrowSums
+from replicax.backends.cpu.narrow_floats import NarrowProducts, NarrowSums
 from replicax.backends.cpu.pooling import PoolingGradients
 from replicax.backends.cpu.rule import CPURule
 from replicax.backends.cpu.small_sums import SmallSums
@@ -52,8 +52,8 @@ It would make one of all of them, at the end of the program, up to which all ope
 whole model. Compilers for other devices join only so many as are of a limited size.
 """
 
-NEEDED: tuple[type[CPURule], ...] = (NarrowSums,)
-"""Without it, XLA aborts the process."""
+NEEDED: tuple[type[CPURule], ...] = (NarrowSums, NarrowProducts)
+"""Without these, XLA fails."""
 
 RULES: tuple[type[CPURule], ...] = (PoolingGradients, SmallSums, Convolutions)
 """Those that make programs quicker. The first whose operation it is rewrites it."""
