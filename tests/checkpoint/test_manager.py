@@ -144,6 +144,18 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
     assert "step-00000003 is kept, as it has notes.txt, which is not the manager's" in caplog.text
 
 
+@pytest.mark.parametrize("name", [".notes", "arrays-0/.notes", "notes/why.txt"])
+def test_a_checkpoint_with_a_file_of_the_user_is_not_deleted(checkpoint, tmp_path, name) -> None:
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    saved(manager, [1])
+    file = tmp_path / "step-00000001" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("keep this")
+    saved(manager, [2, 3])
+    assert file.read_text() == "keep this"
+    assert manager.steps == (1, 3)
+
+
 def test_a_copy_by_the_user_is_not_deleted(checkpoint, tmp_path) -> None:
     manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
     saved(manager, [2])

@@ -132,6 +132,13 @@ def test_random_keys(tmp_path, generator) -> None:
         replicax.Checkpoint(key=jax.random.key(0, impl=other), keys=objects["keys"]).restore(tmp_path / "a")
 
 
+def test_names_that_look_alike_stay_apart(tmp_path) -> None:
+    names = {"a": {"b": 1.0}, "a/b": 2.0, "a\\": {"b": 3.0}, "a\\/b": 4.0, "a\\\\": {"b": 5.0}}
+    tree = jax.tree.map(jnp.float32, names)
+    found = there_and_back(tmp_path / "a", tree=tree)["tree"]
+    assert jax.tree.map(float, found) == names
+
+
 def test_plain_values_come_back_by_value(tmp_path) -> None:
     values = [0, -(2**70), 1.5, float("inf"), float("-inf"), 1e-300, True, None, "", "ü/\\\n\0", 2 - 3j, complex("nan")]
     checkpoint = replicax.Checkpoint(values=values, step=3, nan=float("nan"))

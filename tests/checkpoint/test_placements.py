@@ -117,6 +117,23 @@ def test_other_aggregations_are_the_same_on_all_replicas(tmp_path, aggregation) 
     assert [float(x) for x in other.local_results(w)] == [expected] * 3
 
 
+def test_each_replica_gets_its_own_random_key_back(tmp_path) -> None:
+    with strategy_of(2).scope():
+        keys = replicax.Variable(lambda: jax.random.key(0), synchronization="on_read")
+    strategy, key = keys.strategy, jax.random.key(3)
+
+    def data() -> list[list[int]]:
+        return [jax.random.key_data(local).tolist() for local in strategy.local_results(keys)]
+
+    strategy.run(lambda: keys.assign(jax.random.fold_in(key, own_number().astype(int))))
+    values = data()
+    assert values[0] != values[1]
+    replicax.Checkpoint(keys=keys).save(tmp_path / "a")
+    strategy.run(lambda: keys.assign(key))
+    replicax.Checkpoint(keys=keys).restore(tmp_path / "a")
+    assert data() == values
+
+
 @pytest.mark.parametrize("aggregation", ["sum", "mean"])
 def test_copies_in_half_precision_are_added_up_as_a_read_does(tmp_path, aggregation) -> None:
     with strategy_of(8).scope():

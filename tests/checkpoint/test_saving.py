@@ -70,6 +70,24 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path, gate, replicas) -
     assert checkpoint.step == 0
 
 
+def test_a_step_that_is_not_saved_does_not_wait_for_the_save_of_another(tmp_path, gate) -> None:
+    came, opened = gate
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, every_steps=10)
+    assert manager.save(10)
+    assert came.wait(60)
+    answers = []
+    call = threading.Thread(target=lambda: answers.append(manager.save(11)))
+    call.start()
+    call.join(20)
+    is_waiting = call.is_alive()
+    opened.set()
+    call.join()
+    assert not is_waiting
+    assert answers == [False]
+    manager.close()
+
+
 def test_one_save_at_a_time(tmp_path, gate) -> None:
     came, opened = gate
     checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))

@@ -161,6 +161,19 @@ def test_a_notebook_shows_a_line_that_is_redrawn() -> None:
     assert any("left" in part for part in out.getvalue().split("\r"))
 
 
+def test_the_line_of_a_notebook_is_not_redrawn_at_every_step() -> None:
+    out, now = io.StringIO(), [100.0]
+    console = Console(file=out, soft_wrap=True)
+    console.is_jupyter = True
+    show = Progress(console, clock=lambda: now[0])
+    run = types.SimpleNamespace(step=0, steps=100)
+    show.on_start(run)
+    for run.step in range(1, 33):
+        now[0] += 1 / 16
+        show.advanced(run.step)
+    assert out.getvalue().count("\r") == 1 + 3  # in two seconds, more than half a second apart
+
+
 def test_lines_come_as_often_as_the_user_says(capsys: pytest.CaptureFixture[str]) -> None:
     counts = []
     for progress in (1e-9, 1000.0):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
 import replicax
+from replicax.loop import wall_time
 from replicax.loop.restarts import NAME, Attempts, PastAttempt, added_up, read
 from replicax.loop.steps_per_call import MEASURED, StepsPerCall
-from replicax.loop.wall_time import LOST, WallTime, table
+from replicax.loop.wall_time import LOST, WallTime, since_process_start, table
+from replicax.workers import heartbeat
 from replicax.workers.exchange import Alone
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep
 from tests.conftest import strategy_of
 from tests.simulated_workers import SimulatedWorkers, run
@@ -55,6 +60,30 @@ def test_a_clock_always_runs_for_one_kind() -> None:
     assert spent == {"start": 3.0, "saving": 3.5, "logging": 0.5, "compile": 1.0, "steps": 2.75, "evaluation": 0.25}
     assert wall.total == 11.0
     assert wall.training == 2.75
+
+
+def test_a_run_that_is_over_stays_so_for_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[Phase] = []
+    monkeypatch.setattr(heartbeat, "current", types.SimpleNamespace(switch=phases.append))
+    wall = WallTime(Clock())
+    wall.switch("steps")
+    assert phases == [Phase.STEPS]
+    wall.stop()
+    assert wall.seconds["steps"] == wall.training == 0.0
+    assert phases[-1] is Phase.START  # in which it may take as long as it wants
+
+
+@pytest.mark.parametrize("is_at_a_prompt", [False, True])
+def test_only_the_first_run_of_a_program_has_waited_for_its_start(
+    monkeypatch: pytest.MonkeyPatch, is_at_a_prompt: bool
+) -> None:
+    monkeypatch.setattr(wall_time, "_has_run", False)
+    if is_at_a_prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    else:
+        monkeypatch.delattr(sys, "ps1", raising=False)
+    assert (since_process_start() > 0) is not is_at_a_prompt
+    assert since_process_start() == 0
 
 
 def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:

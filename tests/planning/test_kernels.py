@@ -206,6 +206,7 @@ def test_a_small_sum_takes_the_steps_of_a_tree(hosts: int, each: int) -> None:
         ("all-gather", 2, 4, 3 / 4 / (2 * NETWORK)),
         ("all-to-all", 1, 8, 7 / 64 * 8 / 8 / LINKS),
         ("all-to-all", 8, 64, 56 / 64 / 64 * 64 / 64 / NETWORK * 64),
+        ("all-to-all", 2, 16, 8 / 16 / NETWORK),  # to the eight of the other host
         ("ragged-all-to-all", 8, 64, 56 / 64 / NETWORK),
         ("collective-permute", 1, 8, 1 / LINKS),
         ("collective-permute", 8, 64, 1 / NETWORK),

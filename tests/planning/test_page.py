@@ -155,11 +155,14 @@ def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:
     for section in sections(plan):
         assert section.title in found.text
         assert all(cell in found.text for row in section.rows for cell in row)
+    unnamed = dataclasses.replace(plan, step="<lambda>")
+    assert unnamed.title in checked(unnamed._repr_html_()).text
 
 
 @pytest.mark.parametrize(("fits", "mark", "colour"), [(True, "fits", 32), (False, "not", 31), (None, "unknown", 33)])
 def test_the_verdict_is_coloured(plan, fits, mark, colour) -> None:
     other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, timeline=None, scaling=())
+    assert fits is None or other.verdict.startswith("fits: needs " if fits else "does not fit: needs ")
     text = page(other)
     assert f'<div class="verdict {mark}">' in text
     assert "too <large>" in checked(text).text
@@ -167,6 +170,14 @@ def test_the_verdict_is_coloured(plan, fits, mark, colour) -> None:
     console = rich.console.Console(file=io.StringIO(), force_terminal=True, color_system="standard")
     print_plan(other, console)
     assert f"\x1b[{colour}m{other.verdict}" in console.file.getvalue()
+
+
+def test_collectives_are_waited_for_as_long_as_they_are_not_hidden(plan) -> None:
+    timeline = dataclasses.replace(plan.timeline, seconds=8.0, communication=4.0, exposed=1.0)
+    found = {s.title: s for s in sections(dataclasses.replace(plan, timeline=timeline))}
+    rows = {what: rest for what, *rest in found["Predicted time of one step"].rows}
+    assert rows["collectives"] == ["4 s", "75.0% of it hidden"]
+    assert rows["waiting for collectives"] == ["1 s", "12.5%"]
 
 
 @pytest.mark.parametrize("width", [80, 160])
