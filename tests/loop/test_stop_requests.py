@@ -96,6 +96,28 @@ def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
     assert (first, why) == ((3, None), "enough")
 
 
+def test_a_limit_that_the_service_did_not_take_is_posted_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, failures = service.key_value_set_bytes, ["limit/0", "request/1", "limit/1"]
+
+    def fails_once(key: str, value: bytes, allow_overwrite: bool) -> None:
+        if (name := key.removeprefix("stop/")) in failures:
+            failures.remove(name)
+            raise RuntimeError("unavailable")
+        post(key, value, allow_overwrite)
+
+    monkeypatch.setattr(service, "key_value_set_bytes", fails_once)
+
+    def steps(index: int, requests: StopRequests) -> tuple[int, str | None]:
+        requests.request("enough")
+        return calls_of(requests)
+
+    first, second = as_workers(steps)
+    assert first == second
+    assert failures == []
+
+
 def batches_until_a_request(index: int, requests: StopRequests) -> Iterator[Any]:
     """A batch, and the end of the pass at a request, which worker 0 learns late, when all know the last call."""
     yield np.ones((2, 3), np.float32)

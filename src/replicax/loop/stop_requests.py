@@ -211,6 +211,7 @@ class StopRequests:
             self._post(f"request/{self._workers.index}", self.why)
             with self._counting:
                 self._limit = self._calls
+        if f"limit/{self._workers.index}" not in posted:  # until the service has it
             self._post(f"limit/{self._workers.index}", str(self._limit))
         limits = {int(key.split("/")[1]): int(value) for key, value in posted.items() if key.startswith("limit/")}
         limits[self._workers.index] = self._limit

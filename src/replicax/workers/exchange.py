@@ -158,7 +158,7 @@ class DistributedWorkers:
         while True:
             if is_cancelled():
                 raise Cancelled
-            in_vain = self._liveness.no_use_to_wait_for(worker)  # unless it has sent the value before
+            ended = self._liveness.error_of_wait(worker)
             left = deadline - time.monotonic()
             try:
                 value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
@@ -168,8 +168,8 @@ class DistributedWorkers:
                     f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
                     f"worker {worker}: {error}"
                 ) from error
-            if value is None and in_vain is not None:
-                raise in_vain
+            if value is None and ended is not None:  # a worker may send a value before it ends
+                raise ended
             if value is not None or left <= 0:
                 return value
 

@@ -105,7 +105,7 @@ class Liveness:
                 if end.launched(strategy) <= self.launches[strategy].count:
                     raise WorkerError(self._message_of_end(worker, "is about to run a step"))
 
-    def no_use_to_wait_for(self, worker: int) -> WorkerError | DeadlockError | None:
+    def error_of_wait(self, worker: int) -> WorkerError | DeadlockError | None:
         """Return the error of :meth:`check`, or that ``worker`` has ended."""
         ends = self._board.ends
         if self._problem is not None:
