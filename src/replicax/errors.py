@@ -140,7 +140,8 @@ class LocalityWarning(UserWarning):
     """Replicas compute the same where each should compute its own, or differ where they should agree.
 
     It is issued when a step is traced for several replicas: for a batch that was not distributed, for random numbers
-    for each example that are the same on every replica, and for state that was the same everywhere and no longer is.
+    for each example that are the same on every replica, for rows of another batch that are taken for those of a padded
+    one, and for state that was the same everywhere and no longer is.
     """
 
 

@@ -10,8 +10,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -170,6 +172,22 @@ def test_the_ends_of_a_search(model, capsys, faked, results, status, message) ->
     data = json.loads((model.parent / "found.json").read_text())
     assert len(data["cases"]) == len([r for r in results if isinstance(r, CaseOutcome)])
     assert len(data["unfinished"]) == 2  # the outcomes here are of other cases
+
+
+def test_sigterm_while_devices_are_measured_ends_all(model, monkeypatch, capsys) -> None:
+    signals = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    monkeypatch.setattr(plan_search, "_MEASURE", signals)
+    (folder := model.parent / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("as without a search"))
+    try:
+        began = time.monotonic()
+        assert main(["plan", "model.py", "--search", "microbatches=1"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - began < 30
+    assert list(folder.iterdir()) == []
+    assert "interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

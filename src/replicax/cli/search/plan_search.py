@@ -48,7 +48,10 @@ def search(
     console = _console(goes_on=args.json is not None)
     deadline = args.deadline or _DEADLINE
     jobs = min(args.jobs or len(os.sched_getaffinity(0)), len(cases))
-    with tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name:
+    with (
+        _terminated_as_interrupted(),
+        tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name,
+    ):
         folder = Path(name)
         chip = args.chip
         if chip is None and args.topology is None:
@@ -177,7 +180,7 @@ def _followed_outcomes(
 ) -> tuple[list[CaseOutcome], bool]:
     """Return all results, and whether the user interrupted; each is shown as it comes."""
     known: list[CaseOutcome] = []
-    with _terminated_as_interrupted(), contextlib.closing(found), _progress(len(cases), console) as advance:
+    with contextlib.closing(found), _progress(len(cases), console) as advance:
         try:
             for outcome in found:
                 known.append(outcome)
