@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -109,7 +110,10 @@ def test_a_limit_that_the_service_did_not_take_is_posted_again(
 
     monkeypatch.setattr(service, "key_value_set_bytes", fails_once)
 
+    all_have_entered = threading.Barrier(2)
+
     def steps(index: int, requests: StopRequests) -> tuple[int, str | None]:
+        all_have_entered.wait(10.0)
         requests.request("enough")
         return calls_of(requests)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from replicax.loop import MLflowLog, WandbLog
 from replicax.loop.logs import trackers
 from tests import processes
 from tests.conftest import strategy_of
+from tests.loop.stand_in_trackers import FakeClient, install, install_mlflow, logged_by_workers
 
 
 class FakeRun:
@@ -43,57 +42,6 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 
     install(monkeypatch, "wandb", init=init)
     return runs
-
-
-class FakeClient:
-    def __init__(self, calls: list[Any], failure: Exception | None = None) -> None:
-        self.calls, self.failure = calls, failure
-
-    def get_experiment_by_name(self, name: str) -> Any:
-        return None
-
-    def create_experiment(self, name: str) -> str:
-        return f"of {name}"
-
-    def create_run(self, experiment: str, run_name: str | None) -> Any:
-        self.calls.append(("begin", experiment, run_name))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"run {len(self.calls)}"))
-
-    def log_param(self, run_id: str, name: str, value: Any) -> None:
-        self.calls.append(("param", run_id, name, value))
-
-    def update_run(self, run_id: str, status: str) -> None:
-        self.calls.append(("again", run_id, status))
-
-    def log_batch(self, run_id: str, metrics: list[Any], synchronous: bool) -> Any:
-        self.calls.append(("log", run_id, [(m.key, m.value, m.step) for m in metrics if "examples" not in m.key]))
-        return self
-
-    def wait(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self.calls.append(("end", run_id, status))
-        self.wait()
-
-
-def install(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
-    module = types.ModuleType(name)
-    module.__spec__ = importlib.util.spec_from_loader(name, None)
-    vars(module).update(attributes)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
-def install_mlflow(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> list[Any]:
-    calls: list[Any] = []
-
-    def metric(key: str, value: float, timestamp: int, step: int) -> Any:
-        return types.SimpleNamespace(key=key, value=value, step=step)
-
-    install(monkeypatch, "mlflow", MlflowClient=lambda uri: FakeClient(calls, failure))
-    install(monkeypatch, "mlflow.entities", Metric=metric)
-    return calls
 
 
 def run_of(callback: Any, steps: int, folder: pathlib.Path | None = None, step: Any = None) -> None:
@@ -183,17 +131,6 @@ def test_a_server_that_fails_ends_no_training(
     run_of(MLflowLog(), 4)
     assert calls[-1] == ("end", "run 1", "FINISHED")
     assert caplog.text.count("were lost: the server is gone") == 4  # those of two steps, an evaluation, the end
-
-
-def logged_by_workers() -> tuple[str | None, list[Any]]:
-    """What this worker's log has as the id of the run, and what it has told MLflow."""
-    strategy = replicax.MultiWorkerMirroredStrategy()
-    dataset = strategy.distribute_dataset([np.ones(4, np.float32)])
-    with pytest.MonkeyPatch.context() as patch:
-        calls = install_mlflow(patch)
-        log = MLflowLog("digits")
-        replicax.train(lambda x: x.sum(), dataset, 2, log_every=2, callbacks=log, progress=False)
-    return log.run_id, calls
 
 
 def test_all_workers_know_the_run_that_the_chief_begins_and_tells_mlflow_of() -> None:
