@@ -197,7 +197,7 @@ class DistributedIterator(Iterator[Any], NameHints):
         No example of the pass is lost or repeated.
 
         Args:
-          state: from :meth:`get_state`, of a dataset that differs in nothing but its batch size.
+          state: from :meth:`get_state`, of a dataset of the same examples; batches may have another size.
 
         Raises:
           ValueError: this is not a state, this dataset can't continue from it, or another worker sets a different one;
