@@ -468,7 +468,7 @@ def test_each_replica_may_keep_its_own_cache_of_attention_as_the_error_says(pair
     own = nnx.state(model, nnx.Cache)
     for x, expected in zip(pair.distribute_dataset(tokens), map(alone, tokens), strict=True):
         y, own = pair.run(step, args=(model, own, x))
-        np.testing.assert_allclose(np.concatenate(pair.local_results(y)), expected, rtol=1e-6)
+        np.testing.assert_allclose(np.concatenate(pair.local_results(y)), expected, rtol=1e-5, atol=1e-6)
 
 
 @third_party
