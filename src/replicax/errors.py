@@ -207,12 +207,14 @@ _SITES = tuple(
 """The folders where packages are installed."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
 _CALLERS = {"equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"}
-_LIBRARIES = tuple(
-    spec.origin.removesuffix("__init__.py")
-    for spec in map(importlib.machinery.PathFinder.find_spec, _CALLERS)
-    if spec is not None and spec.origin is not None and spec.submodule_search_locations
-)
-"""The folders of these packages, which may be in another place: a folder of ``PYTHONPATH``."""
+
+
+@functools.cache
+def _folders_of_callers() -> tuple[str, ...]:
+    """The folders of these packages, which may be in another place, such as a folder of ``PYTHONPATH``."""
+    found = map(importlib.machinery.PathFinder.find_spec, _CALLERS)
+    specs = [spec for spec in found if spec is not None and spec.submodule_search_locations]
+    return tuple(spec.origin.removesuffix("__init__.py") for spec in specs if spec.origin is not None)
 
 
 @functools.lru_cache(4096)
@@ -220,7 +222,7 @@ def _kind(file: str) -> str:
     place = next((folder for folder in _SITES if file.startswith(folder)), None)
     if place is not None and not file.startswith(PACKAGE):
         return "library" if file[len(place) :].split(os.sep)[0] in _CALLERS else "installed"
-    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen", *_LIBRARIES)) else "user"
+    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen", *_folders_of_callers())) else "user"
 
 
 def users_position(files: Iterable[str]) -> int | None:
