@@ -114,9 +114,8 @@ class StopRequests:
         Raises:
           RunStops: no worker makes that call.
         """
-        if self._client is None:
-            self.begin_call()
-        elif self._last is not None and self._calls >= self._last:
+        is_last = self._last is not None and self._calls >= self._last
+        if is_last or (self._client is None and self.why is not None):
             raise RunStops(self.why)
 
     def begin_call(self) -> None:
@@ -128,8 +127,7 @@ class StopRequests:
           WorkerError: another worker has failed.
         """
         if self._client is None:
-            if self.why is not None:
-                raise RunStops(self.why)
+            self.check_wait()
             return
         with self._counting:
             is_counted = self._limit is None or self._calls < self._limit
