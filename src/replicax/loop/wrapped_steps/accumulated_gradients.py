@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replicax import _jax
@@ -43,9 +43,9 @@ def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
     return _jax.contains(jaxpr, lambda equation: equation.primitive is primitive)
 
 
-def is_or_has(equation: _jax.Equation, wanted: Callable[[_jax.Equation], bool]) -> bool:
-    """Return whether an equation, or one in the programs inside, is ``wanted``."""
-    return wanted(equation) or any(_jax.contains(inner, wanted) for inner in _jax.sub_jaxprs(equation))
+def makes_share(equation: _jax.Equation) -> bool:
+    """Return whether an equation, or one in the programs inside, makes a share."""
+    return equation.primitive is share_p or any(_has(inner, share_p) for inner in _jax.sub_jaxprs(equation))
 
 
 def _descends(jaxpr: _jax.Jaxpr, new: Sequence[Any], old: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ from jax import lax
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
-from replicax.collectives import ReplicaExamples, share_p
+from replicax.collectives import ReplicaExamples
 from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
 from replicax.execution.replica_values import ARRAYS
@@ -23,7 +23,7 @@ from replicax.execution.tracing.step_call import check_changes_leave, mutable_ob
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
 from replicax.loop.step_objects import is_whole
-from replicax.loop.wrapped_steps.accumulated_gradients import check_loss, is_or_has, used_too_early
+from replicax.loop.wrapped_steps.accumulated_gradients import check_loss, makes_share, used_too_early
 from replicax.pytrees import registered
 from replicax.training.step_hooks import update_hook, using
 from replicax.user_functions import checked_function, checked_result
@@ -263,9 +263,7 @@ class _Run:
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
             # A penalty's share is one for each micro-batch, too.
-            if is_or_has(equation, lambda e: e.primitive is share_p) or any(
-                not isinstance(v, _jax.Literal) and v in depends for v in equation.invars
-            ):
+            if makes_share(equation) or any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
                 depends.update(equation.outvars)
         return [not isinstance(v, _jax.Literal) and v in depends for v in numbers]
 
