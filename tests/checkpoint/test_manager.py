@@ -200,7 +200,7 @@ def test_the_newest_whole_one_is_never_deleted(checkpoint, tmp_path) -> None:
 
 
 def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -> None:
-    """As one who goes back to an earlier step, to train on from there."""
+    """The user goes back to an earlier step, and trains on from there."""
     manager = replicax.CheckpointManager(checkpoint, tmp_path)
     saved(manager, [1, 2, 3])
     shutil.rmtree(tmp_path / "step-00000003")

@@ -109,10 +109,10 @@ def _captured(
 
 
 _NO_ROWS = (
-    "(raised for the replicas that get no example of this batch, whose arrays have 0 rows, in {}. Let it need no row: "
-    "jnp.max(x, initial=-jnp.inf) in place of jnp.max(x), x.reshape(len(x), 128) in place of x.reshape(len(x), -1). Or "
-    "have small batches padded: strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or "
-    "'drop')"
+    "(raised for the replicas that get no example of this batch, whose arrays have 0 rows, in {}. Write it so that it "
+    "works with 0 rows: jnp.max(x, initial=-jnp.inf) in place of jnp.max(x), x.reshape(len(x), 128) in place of "
+    "x.reshape(len(x), -1). Or have small batches padded: strategy.distribute_dataset(dataset, "
+    "replicax.InputOptions(partial_batch='pad')), or 'drop')"
 )
 
 
