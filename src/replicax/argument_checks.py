@@ -16,11 +16,7 @@ _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
-    """Parse a member of ``kind``, or its name in any case.
-
-    Raises:
-      ValueError: it is neither; the message calls it ``what``, and lists the names.
-    """
+    """A member of ``kind``, from it or its name in any case; otherwise a ValueError about ``what`` lists the names."""
     if isinstance(value, kind):
         return value
     if isinstance(value, str):
@@ -32,11 +28,7 @@ def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
 
 
 def checked_name(name: Any, what: str) -> str | None:
-    """``name``, which must be a string or ``None``.
-
-    Raises:
-      TypeError: it is something else; the message begins with ``what``.
-    """
+    """``name``; a TypeError that begins with ``what`` if it is neither a string nor ``None``."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{what}: name must be a string or None, got {name!r}")
     return name
@@ -56,22 +48,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> int:
-    """``value`` as an int.
-
-    Args:
-      value: the user's argument.
-      what: its name in the message: ``"MirroredStrategy: num_replicas"``.
-      least: the smallest valid integer.
-      note: what else is allowed, or what the integer means; follows the smallest one in the message.
-
-    Raises:
-      ValueError: it is not an integer, or below ``least``.
-
-    >>> from replicax.argument_checks import checked_integer
-    >>> checked_integer(0, "use_cpu_devices(n): n")
-    Traceback (most recent call last):
-    ValueError: use_cpu_devices(n): n must be an int of at least 1, got 0
-    """
+    """``value`` as an int; a ValueError about ``what``, with the ``note``, if it is none or less than ``least``."""
     integer = as_integer(value)
     if integer is None or integer < least:
         raise ValueError(f"{what} must be an int of at least {least}{note}, got {value!r}")
@@ -84,17 +61,7 @@ def text_of(where: str | Callable[[], str]) -> str:
 
 
 def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
-    """Raise if ``value`` is a masked array of NumPy: its mask would be lost.
-
-    Raises:
-      TypeError: it is one; the message begins with ``where``.
-
-    >>> import numpy as np
-    >>> from replicax.argument_checks import check_unmasked
-    >>> check_unmasked(np.ma.masked_array([1.0, 2.0], [False, True]), "x")
-    Traceback (most recent call last):
-    TypeError: x is a masked array, whose mask would be lost: fill it with .filled(…), or pass the mask ...
-    """
+    """Raise a TypeError that begins with ``where`` if ``value`` is a masked array of NumPy: its mask would be lost."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{text_of(where)} is a masked array, whose mask would be lost: fill it with .filled(…), or pass the mask "
@@ -103,21 +70,11 @@ def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
 
 
 def checked_path(value: Any, what: str, note: str = "") -> str:
-    """``value`` as a path.
-
-    Args:
-      value: the user's argument.
-      what: its name in the message.
-      note: what else is allowed, or what to do instead; follows the value in the message.
+    """``value``, the user's argument ``what``, as a path; messages end with ``note``.
 
     Raises:
       TypeError: it is not a path.
       ValueError: it is empty, as a shell's unset variable is: that would be the current folder.
-
-    >>> from replicax.argument_checks import checked_path
-    >>> checked_path(None, "Checkpoint.save(path)")
-    Traceback (most recent call last):
-    TypeError: Checkpoint.save(path) must be a path, a str or an os.PathLike, got None
     """
     try:
         path = os.fsdecode(value)

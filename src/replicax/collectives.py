@@ -81,15 +81,9 @@ class ReduceOp(enum.Enum):
 
 
 def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """Combine each array with the same array of all replicas; every replica gets the results.
+    """Combine each array with the same array of all replicas, by one fused all-reduce; booleans count as int32.
 
-    One fused all-reduce for any number of arrays. Gradient: each replica differentiates its own loss, so
-    the gradient of SUM is SUM, and the gradient of MEAN is MEAN.
-
-    Args:
-      op: SUM or MEAN.
-      arrays: this replica's arrays, of any shapes and dtypes (booleans count as int32).
-      options: how to communicate.
+    Gradient: each replica differentiates its own loss, so that of SUM is SUM, and that of MEAN is MEAN.
     """
     arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
@@ -118,10 +112,7 @@ def sums_of_blocks(
 ) -> list[jax.Array]:
     """Sums over the replicas in their fixed order, which is the same for all implementations of collectives.
 
-    Args:
-      arrays: each is ``[blocks, *shape]``, the sums of the blocks of this device's replicas.
-      options: how to communicate.
-      per_device: the number of replicas of each device.
+    Each array is ``[blocks, *shape]``, the sums of the blocks of this device's ``per_device`` replicas.
     """
     one = functools.partial(sum_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
     in_order = functools.partial(_packed, summed=one, terms=1)
@@ -163,13 +154,9 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
 
 
 def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
-    """Choose arrays to concatenate: for each dtype those of at most ``limit`` bytes, if there are several.
+    """The positions of the members of each pack: arrays of a dtype of at most ``limit`` bytes; and of all other arrays.
 
-    If a replica has several logical devices, none are concatenated: an array split over these would have to be
-    gathered first.
-
-    Returns:
-      The positions of the members of each pack, and the positions of the arrays that are not packed.
+    If a replica has several logical devices, there are no packs: an array that is split over these would be gathered.
     """
     if in_logical_mesh():
         return [], list(range(len(arrays)))
@@ -190,10 +177,7 @@ def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: int = 0) -> list[jax.Array]:
     """``summed`` of each array, with all arrays of a dtype concatenated: for sums that compilers don't merge.
 
-    Args:
-      arrays: ``[…terms, …shape]``.
-      summed: returns ``[…shape]``.
-      terms: the number of dims of the terms.
+    It makes ``[…shape]`` of ``[…terms, …shape]``, with so many dims of terms.
     """
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, math.inf)
@@ -227,10 +211,7 @@ Captured programs do not contain it: :mod:`replicax.execution.program.infer` rep
 
 
 def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """The sum over the replicas of each array; an array that has been reduced already is returned unchanged.
-
-    One fused all-reduce for the others.
-    """
+    """The sum over the replicas of each array, unless it is reduced already (one fused all-reduce)."""
     arrays = [countable(as_array(a, COMBINED)) for a in arrays]
     if lax.axis_size(REPLICA_AXIS) == 1:
         return list(alone_p.bind(*arrays))
@@ -238,17 +219,9 @@ def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = Non
 
 
 def all_gather(array: Any, axis: int, options: CommunicationOptions | None = None) -> jax.Array:
-    """Concatenate the replicas' arrays along ``axis``; every replica gets the whole.
+    """Concatenate the replicas' arrays along ``axis``; every replica gets the whole (one all-gather).
 
-    One all-gather. Gradient: the slice at this replica's place, summed over all replicas' losses.
-
-    Args:
-      array: this replica's array ``[…, k, …]``; the result is ``[…, n·k, …]``.
-      axis: the dim to concatenate along; negative counts from the end.
-      options: how to communicate.
-
-    Raises:
-      ValueError: ``array`` is a scalar, or ``axis`` is out of range.
+    Gradient: the slice at this replica's place, summed over all replicas' losses.
     """
     options = options or CommunicationOptions()
     array = as_array(array, COMBINED)
@@ -300,11 +273,7 @@ def divide(total: jax.Array, count: Any) -> jax.Array:
 
 
 def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
-    """``axis`` as an int, a tuple of ints or ``None``.
-
-    Raises:
-      ValueError: it can't be converted to one of these.
-    """
+    """``axis`` as an int, a tuple of ints or ``None``; a ValueError for anything else."""
     if axis is None:
         return None
     try:
@@ -316,11 +285,7 @@ def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
 
 
 def checked_axis(axis: Any, what: str) -> int:
-    """``axis`` as an int.
-
-    Raises:
-      ValueError: it is not an integer; the message begins with ``what``.
-    """
+    """``axis`` as an int; a ValueError that begins with ``what`` if it is none."""
     integer = as_integer(axis)
     if integer is None:
         raise ValueError(f"{what}: axis must be an int, got {axis!r}")
@@ -328,11 +293,7 @@ def checked_axis(axis: Any, what: str) -> int:
 
 
 def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -> tuple[int, ...]:
-    """``axis`` as non-negative dims of ``shape``.
-
-    Raises:
-      ValueError: a dim is out of range or named twice; the message says which, and the shape.
-    """
+    """``axis`` as non-negative dims of ``shape``; a ValueError if one is out of range or named twice."""
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     for a in axes:
         if as_integer(a) is None:
@@ -350,11 +311,7 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
 
 
 def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) -> None:
-    """Raise unless arrays of these shapes can be concatenated along ``axis``.
-
-    Raises:
-      ValueError: they differ in another dim, too.
-    """
+    """Raise a ValueError if arrays of these shapes, ``what``, can't be concatenated along ``axis``."""
     others = [(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes]
     if any(other != others[0] for other in others):
         raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
@@ -471,11 +428,7 @@ class SingleReplica:
 
 
 def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
-    """Return which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
-
-    Raises:
-      ValueError: the values, which the message calls ``what``, surely don't have the batch's rows in their order.
-    """
+    """Which rows of ``values`` are examples (bool ``[rows]``); a ValueError if they surely are not the batch's rows."""
     examples = communicator.examples
     assert examples is not None
     rows = examples.mask.shape[0]

@@ -89,12 +89,7 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any, platform: str, what: str) -> CommunicationOptions | None:
-    """Return ``options``, which must be of the right type and supported by ``platform``.
-
-    Raises:
-      TypeError: they are of another type.
-      ValueError: see :meth:`CommunicationOptions.check`.
-    """
+    """``options``; an error that begins with ``what`` if of another type, or not supported by ``platform``."""
     if options is None:
         return None
     if not isinstance(options, CommunicationOptions):
@@ -233,7 +228,7 @@ watch = Watch()
 def watched(arrays: Sequence[Any], timeout: float | None, collective: Any, replicas: Any = None) -> list[Any]:
     """``collective(arrays)``; with a timeout, each replica reports to :data:`watch` when it arrives and leaves.
 
-    Replicas that share a device arrive together: then ``replicas`` has their numbers.
+    If replicas share a device, they arrive together: then ``replicas`` has their numbers.
     """
     if timeout is None or not arrays:
         return list(collective(arrays))

@@ -322,8 +322,8 @@ def _pop(frame: _Frame, is_failing: bool = False) -> None:
 class Scope(contextlib.ContextDecorator):
     """The cross-replica context of a strategy, as users enter it. It lasts until it is left.
 
-    That holds even if a caller of ``strategy.scope().__enter__()`` keeps no reference to it. (A generator of
-    ``contextmanager`` would leave when it is garbage-collected.) It may be entered again, and decorate a function.
+    That holds even if nothing refers to it; a generator of ``contextmanager`` would leave when it is collected. It may
+    be entered again, and decorate a function.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -362,11 +362,7 @@ def _adapt_libraries(is_late: bool) -> None:
 
 
 def state_of_contexts() -> Callable[[], object]:
-    """A function that restores the contexts of this thread or task.
-
-    For use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context stays
-    behind.
-    """
+    """A function that restores the contexts of this thread or task, of which an interrupt may leave some behind."""
     return functools.partial(_frames.set, _frames.get())
 
 
@@ -436,8 +432,7 @@ def get_replica_context() -> ReplicaContext | None:
 def is_in_replica(replicas: Replicas) -> bool:
     """Return whether a step runs on this thread as one of ``replicas``, outside a merge call.
 
-    Code outside every scope and step counts as cross-replica code: the one replica of the default strategy sees the
-    same.
+    Code outside every scope and step counts as cross-replica code: the one replica of the default sees the same.
     """
     frame = _innermost()
     return frame is not None and frame.replica is not None and frame.replicas is replicas
@@ -481,11 +476,7 @@ def note_asked_for_count() -> None:
 
 
 def check_may_enter(replicas: Replicas) -> None:
-    """Raise unless the cross-replica context of ``replicas`` may be entered from here.
-
-    Raises:
-      ContextError: the caller is in a step, or in another strategy's scope.
-    """
+    """Raise a ContextError in a step, or in the scope of another strategy than that of ``replicas``."""
     frame = _innermost()
     if frame is None:
         return
@@ -516,10 +507,7 @@ def left_replica() -> ReplicaContext | None:
 
 
 def is_right_across(replicas: Replicas) -> bool:
-    """Return whether the caller is outside every scope and step, or directly inside the scope of their strategy.
-
-    Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster.
-    """
+    """Whether :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster."""
     frames = _frames.get()
     if frames:
         return len(frames) == 1 and frames[0].replica is None and frames[0].replicas is replicas
@@ -534,11 +522,7 @@ _USE_MERGE_CALL = (
 
 
 def check_present(replicas: Replicas, what: str) -> None:
-    """Raise unless the devices of ``replicas`` exist; ``what`` is the call that needs them.
-
-    Raises:
-      AbsentDeviceError: they are only described (plan mode).
-    """
+    """Raise an AbsentDeviceError if the devices of ``replicas``, which ``what`` needs, are only described."""
     if replicas.is_absent:
         raise AbsentDeviceError(
             f"{what} needs the devices of {replicas!r}, which are absent: they are described by a topology, and not "
@@ -549,11 +533,7 @@ def check_present(replicas: Replicas, what: str) -> None:
 
 
 def check_cross_replica(replicas: Replicas, method: str, instead: str = _USE_MERGE_CALL) -> None:
-    """Raise if ``method``, of the strategy that has ``replicas``, was called inside a step.
-
-    Raises:
-      ContextError: the caller is inside a replica, or inside another strategy's scope.
-    """
+    """Raise a ContextError if ``method`` of these replicas was called in a replica, or in another strategy's scope."""
     frame = _innermost()
     if frame is None:
         return

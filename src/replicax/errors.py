@@ -157,22 +157,12 @@ class ExecutorWarning(UserWarning):
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """``text`` for a message, truncated after ``most`` characters.
-
-    >>> from replicax.errors import shortened
-    >>> shortened("a long message", 7)
-    'a long…'
-    """
+    """``text`` for a message, truncated after ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """Names for a message: only the first ones if there are many.
-
-    >>> from replicax.errors import few
-    >>> few(["a", "b", "c", "d"])
-    'a, b, c, …'
-    """
+    """Names for a message: only the first ones if there are many."""
     return ", ".join([*names[:most], *(["…"] if len(names) > most else [])])
 
 

@@ -94,11 +94,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def check_rows(indices: Any, shape: Any, where: str) -> None:
-    """Raise unless ``indices``, whose values are known, are in the range of the rows of an array of ``shape``.
-
-    Raises:
-      ValueError: an index is out of range; the message says which.
-    """
+    """Raise a ValueError if ``indices``, whose values are known, are not rows of an array of ``shape``."""
     rows = np.asarray(indices)
     if not rows.size or not len(shape) or rows.dtype.kind not in "iu":
         return  # other errors are reported elsewhere

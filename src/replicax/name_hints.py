@@ -135,13 +135,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 
 
 def missing(owner: Any, name: str, otherwise: str | None = None) -> AttributeError:
-    """The error that ``owner`` has no attribute ``name``, with what to write instead if it is in the table.
-
-    Args:
-      owner: an object, or the module ``replicax``.
-      name: of the attribute.
-      otherwise: what to say if it is not.
-    """
+    """The error that ``owner`` has no attribute ``name``, with what the table says, or else with ``otherwise``."""
     if isinstance(owner, types.ModuleType):
         kinds, what = ["replicax"], f"module {owner.__name__!r}"
     else:
@@ -179,16 +173,7 @@ def with_hints(kind: type[_T]) -> type[_T]:
 
 
 def refusing(where: str, arguments: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let keyword arguments that a function does not take be errors that say what to write instead.
-
-    >>> from replicax.name_hints import refusing
-    >>> @refusing("update", {"grouped": "group"})
-    ... def update(group=True):
-    ...     return group
-    >>> update(grouped=False)
-    Traceback (most recent call last):
-    TypeError: update: there is no argument 'grouped'; here it is 'group'
-    """
+    """Let keyword arguments that a function does not take be errors that say what to write instead."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)

@@ -51,15 +51,7 @@ def are_equal(a: Any, b: Any) -> bool:
 
 
 def registered(tree: Tree) -> Tree:
-    """``tree``, after registering the containers in it that JAX does not know.
-
-    >>> import jax
-    >>> from replicax.pytrees import registered
-    >>> class Batch(dict):
-    ...     pass
-    >>> jax.tree.map(lambda x: x + 1, registered(Batch(x=1, y=[2])))
-    {'x': 2, 'y': [3]}
-    """
+    """``tree``, after registering the containers in it that JAX does not know."""
     while sum(map(register, jax.tree_util.tree_leaves(tree, is_leaf=is_leaf))):
         pass  # what is inside comes next
     return tree
@@ -77,18 +69,7 @@ def register(leaf: Any) -> bool:
 
 
 class Contents:
-    """The present content of a container; shows a later change by one comparison of identities an item.
-
-    Args:
-      container: a list, a dict (such as the attributes of an object) or another container of Python.
-
-    >>> from replicax.pytrees import Contents, are_unchanged
-    >>> layers = [1, {"rate": 0.5}]
-    >>> before = [*map(Contents, (layers, layers[1]))]
-    >>> layers[1]["rate"] = 0.1
-    >>> are_unchanged(before)
-    False
-    """
+    """The present content of a container of Python; shows a later change by one comparison of identities an item."""
 
     __slots__ = ("container", "items", "keys")
 
@@ -123,10 +104,7 @@ def has_items(value: Any) -> bool:
 
 
 def are_unchanged(contents: Iterable[Contents]) -> bool:
-    """Whether each container has the very items that it had.
-
-    Part of every call of a step that captures containers, so it is one function.
-    """
+    """Whether each container has the very items that it had; one function, as steps that capture some call it."""
     for seen in contents:
         container = seen.container
         if len(container) != len(seen.items):
@@ -139,22 +117,10 @@ def are_unchanged(contents: Iterable[Contents]) -> bool:
 
 
 class Attribute:
-    """An attribute of an object, as it is now: by it a later change is seen.
+    """An attribute of an object, as it is now, or missing: by it a later change is seen.
 
-    Numbers and containers of up to 100 items count by value, other objects by identity.
-
-    Args:
-      owner: the object.
-      name: of the attribute, which may be missing; ``"__dict__"`` stands for all that are not in slots, ``""`` for the
-        object itself, with its items.
-
-    >>> import types
-    >>> from replicax.pytrees import Attribute
-    >>> config = types.SimpleNamespace(rates=[0.5])
-    >>> before = Attribute(config, "rates")
-    >>> config.rates.append(0.1)
-    >>> before.is_unchanged(), before
-    (False, rates=[0.5, 0.1])
+    Numbers and containers of up to 100 items count by value, other objects by identity. The name ``"__dict__"`` stands
+    for all attributes that are not in slots, ``""`` for the object itself, with its items.
     """
 
     __slots__ = ("_contents", "_key", "_name", "_owner", "_value")
@@ -262,11 +228,7 @@ class IdentityKeys(_jax.Keys):
 
 
 def check_no_traced_fields(leaf: Any) -> None:
-    """Raise if ``leaf``, which JAX takes for a leaf, is a dataclass or a function with traced values.
-
-    Raises:
-      TypeError: it is; they would escape from the step.
-    """
+    """Raise a TypeError if a leaf is a dataclass or a function with traced values: they would escape from the step."""
     if isinstance(leaf, types.FunctionType | functools.partial):
         for name, value in _held_by(leaf):
             if any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves(value, is_leaf=is_leaf)):

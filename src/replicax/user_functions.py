@@ -11,25 +11,14 @@ from typing import Any
 
 
 def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
-    """Return ``fn``, which must be callable.
-
-    Raises:
-      TypeError: it is not; the message says that ``what`` takes it, and as which argument.
-    """
+    """``fn``; a TypeError that says that ``what`` takes it, and as which argument, if it is not callable."""
     if not callable(fn):
         raise TypeError(f"{what}: {name} must be callable, got {fn!r}")
     return fn
 
 
 def function_name(fn: Any) -> str:
-    """The name of ``fn`` in messages.
-
-    >>> import functools
-    >>> from replicax.user_functions import function_name
-    >>> def train_step(model, batch): ...
-    >>> function_name(functools.partial(train_step, "model"))
-    'train_step'
-    """
+    """The name of ``fn``, perhaps a ``functools.partial``, in messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
@@ -60,22 +49,14 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def checked_args(args: Any, what: str) -> tuple[Any, ...]:
-    """``args`` as a tuple.
-
-    Raises:
-      TypeError: it is neither a tuple nor a list. An array, a dict or a string would silently be taken apart.
-    """
+    """``args``, a tuple or a list, as a tuple; a TypeError for others, which would silently be taken apart."""
     if not isinstance(args, tuple | list):
         raise TypeError(f"{what}: args must be a tuple of arguments, got {_briefly(args)}; for one: args=(x,)")
     return tuple(args)
 
 
 def checked_kwargs(kwargs: Any, what: str) -> dict[str, Any]:
-    """``kwargs`` as a dict; ``None`` becomes an empty one.
-
-    Raises:
-      TypeError: it is not a mapping from strings.
-    """
+    """``kwargs``, a mapping from strings or ``None``, as a dict; a TypeError for anything else."""
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -91,12 +72,7 @@ def _briefly(value: Any) -> str:
 
 
 def in_args_and_kwargs(signature: str, named: Mapping[str, Any]) -> str:
-    """An error message that says where arguments of the user's function go.
-
-    >>> from replicax.user_functions import in_args_and_kwargs
-    >>> in_args_and_kwargs("run(fn, args)", {"rate": 0.1})
-    "run(fn, args) has no argument 'rate': arguments of fn go into args=(…), or by name into kwargs={'rate': …}"
-    """
+    """An error message that says where arguments of the user's function go."""
     if not named:
         return f"{signature} got more arguments than that: those of fn go into one tuple, args=(x, y)"
     shown = ", ".join(f"{name!r}: …" for name in named)
@@ -110,18 +86,7 @@ def has_not_run(result: Any) -> bool:
 
 
 def checked_result(result: Any, fn: Any, what: str) -> Any:
-    """Return ``result``, the result of ``fn``, unless none of ``fn`` has run.
-
-    Raises:
-      TypeError: ``fn`` is an async function or a generator; the message says that ``what`` has called it.
-
-    >>> from replicax.user_functions import checked_result
-    >>> def step():
-    ...     yield 1
-    >>> checked_result(step(), step, "strategy.run")
-    Traceback (most recent call last):
-    TypeError: strategy.run: step has yielded instead of returning, so nothing of it has run: it is a generator ...
-    """
+    """``result`` of ``fn``, which ``what`` has called; a TypeError if that is async or a generator, and has not run."""
     if not has_not_run(result):
         return result
     name = function_name(fn)

@@ -370,24 +370,10 @@ def regroup(
     replicas: tuple[int, ...] | None = None,
     count: int | None = None,
 ) -> Any:
-    """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves.
+    """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves; a ValueError if structures differ.
 
-    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). Every other leaf becomes a
-    ``PerReplica`` with a component for each replica.
-
-    Args:
-      trees: one pytree for each replica, in the order of the replicas, all of the same structure.
-      always_wrap: make a ``PerReplica`` even of identical objects.
-      replicas: the numbers of the replicas with these trees, if these are not all replicas.
-      count: the number of replicas on all workers.
-
-    Raises:
-      ValueError: there are none; or the structures differ: the message names the first replica with another one, and
-        both structures.
-
-    >>> from replicax.values import regroup
-    >>> regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}])
-    {'a': PerReplica(1, 2), 'b': 'x'}
+    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). These are the numbers of
+    the ``replicas``, if there are others, ``count`` on all workers.
     """
     if not trees:
         raise ValueError("regroup: trees is empty: pass one pytree for each replica")

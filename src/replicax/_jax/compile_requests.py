@@ -65,12 +65,7 @@ def compile_request(lowered: jax.stages.Lowered, options: dict[str, Any]) -> Com
 
 
 def compile_for(request: CompileRequest, devices: Sequence[jax.Device]) -> int:
-    """Compile a program; returns the size of the compiled program, in bytes.
-
-    Args:
-      request: made by :func:`compile_request`.
-      devices: of a client that compiles only, with those that the program is for among them.
-    """
+    """The size in bytes of the program that ``devices``, of a client that only compiles, make of a request."""
     by_id = {device.id: device for device in devices}
     chosen = _jaxlib.DeviceList(tuple(by_id[i] for i in request.devices))
     options = _jaxlib.CompileOptions.ParseFromString(request.options)

@@ -73,14 +73,7 @@ def sums_up(equation: Equation) -> bool:
 
 
 def summed_up(equation: Equation, lhs: Any, rhs: Any, dtype: Any) -> Any:
-    """The sum of a matrix product or convolution of ``lhs[i]`` and ``rhs[i]`` over all ``i``, as one operation.
-
-    Args:
-      equation: the operation.
-      lhs: the first operand of each, one after the other along a dim in front.
-      rhs: the second operands, likewise.
-      dtype: of the sum.
-    """
+    """The sum over dim 0 of a product or convolution of ``lhs`` and ``rhs``, in ``dtype``, as one operation."""
     params = {**equation.params, "preferred_element_type": jnp.dtype(dtype)}
     if equation.primitive.name in MATRIX_PRODUCTS:
         (a, b), batch = ([[d + 1 for d in dims] for dims in pair] for pair in params["dimension_numbers"])

@@ -15,11 +15,7 @@ Rule = TypeVar("Rule")
 
 
 def by_primitive(rules: Mapping[frozenset[str], Rule]) -> dict[str, Rule]:
-    """Rules by the name of a primitive, from rules by family.
-
-    Raises:
-      ValueError: a primitive is in two of the families.
-    """
+    """Rules by the name of a primitive, from rules by family; no primitive may be in two of the families."""
     by_name = {name: rule for family, rule in rules.items() for name in family}
     if len(by_name) < sum(map(len, rules)):
         raise ValueError("families that have rules of their own must not have primitives in common")

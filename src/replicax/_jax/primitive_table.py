@@ -194,22 +194,13 @@ def parameters(version: tuple[int, ...] = jax.__version_info__) -> dict[str, fro
 
 @functools.cache
 def column(name: str) -> Mapping[str, str]:
-    """The words in a column, by primitive.
-
-    >>> from replicax._jax.primitive_table import column
-    >>> column("terms")["mul"]
-    'times'
-    """
+    """The words in a column, by primitive: in ``terms``, that of ``mul`` is ``times``."""
     entries = (pair for since in _KNOWN for pair in _entries(since).items())
     return {primitive: entry.words[name] for primitive, entry in entries if name in entry.words}
 
 
 def primitives_with(name: str, word: str) -> frozenset[str]:
-    """The primitives with this word in a column: a family.
-
-    Raises:
-      ValueError: no primitive has it.
-    """
+    """The primitives with this word in a column: a family, which must not be empty."""
     found = frozenset(primitive for primitive, words in column(name).items() if word in words.split())
     if not found:
         raise ValueError(f"no primitive has {word!r} in the column {name!r} of replicax._jax.primitive_table")
@@ -217,11 +208,7 @@ def primitives_with(name: str, word: str) -> frozenset[str]:
 
 
 def primitives_named(names: str) -> frozenset[str]:
-    """The primitives with these names, parted by spaces: a family.
-
-    Raises:
-      ValueError: one of them is not declared here, for any version.
-    """
+    """The primitives with these names, parted by spaces, all declared here: a family."""
     found = frozenset(names.split())
     if unknown := found.difference(*map(_entries, _KNOWN)):
         raise ValueError(f"{sorted(unknown)} are no primitives of JAX that replicax._jax.primitive_table declares")

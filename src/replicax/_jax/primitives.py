@@ -20,12 +20,8 @@ def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> P
     """A primitive that returns its operands as they are, and survives every transformation.
 
     Differentiation keeps it on the primal values, as does batching; in compiled code it is nothing at all. It is about
-    its first operand: where operands are computed at different times, the others go without it.
-
-    Args:
-      name: its name.
-      of_tangents: whether it is there on tangents, too; or another primitive, linear, which is there instead. (It
-        itself never is on cotangents.)
+    its first operand: where operands are computed at different times, the others go without it. It is on tangents, too,
+    if ``of_tangents``, which may also be a linear primitive that is there instead; it never is on cotangents.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -53,11 +49,8 @@ def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> P
 def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_compiled: bool = True) -> Primitive:
     """A linear primitive that is its own transpose, operand by operand, such as a sum over replicas.
 
-    Args:
-      name: its name.
-      compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
-      is_compiled: whether it is ever compiled. If not, Python computes it, and zeros are operands as others are:
-        another replica's may be no zero.
+    ``compute`` stands for it in compiled code. If it is never compiled, Python computes it, and zeros are operands as
+    others are: another replica's may be no zero.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -118,12 +111,7 @@ def _bound_of(
 
 
 def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
-    """A primitive of one operand, whose result is a bool that is known before the program is compiled.
-
-    Args:
-      name: its name.
-      answer: ``answer(x, **params)``; in compiled code it is a constant.
-    """
+    """A primitive of one operand, whose result is a bool: ``answer`` knows it before a program is compiled."""
     primitive = Primitive(name)
     primitive.def_impl(answer)
     primitive.def_abstract_eval(lambda x, **_: ShapedArray((), jax.numpy.bool_))
@@ -138,12 +126,7 @@ def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
 
 
 def composite_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
-    """A primitive that stands for several operations, for passes that know a better way to do them; not differentiable.
-
-    Args:
-      name: its name.
-      compute: ``compute(*arrays, **params)``, a list of its values; in compiled code it stands for the primitive.
-    """
+    """A primitive that stands for the operations of ``compute``, for passes that know a better way to do them."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compute)
@@ -196,15 +179,7 @@ def linear_primitive(
     transpose: Callable[..., Any],
     move: Callable[..., Any],
 ) -> Primitive:
-    """A linear one-operand primitive that is computed by Python and is never compiled.
-
-    Args:
-      name: its name.
-      compute: ``compute(x, **params)``, its value.
-      shape: ``shape(aval, **params)``, its abstract value.
-      transpose: ``transpose(cotangent, aval, **params)``, its transpose.
-      move: ``move(params)``, its params when a batch dim has been put first.
-    """
+    """A linear primitive of one operand along an ``axis``, computed by Python and never compiled."""
     primitive = Primitive(name)
     computed_by_python.add(primitive)
     primitive.def_impl(outside_tracing()(compute))

@@ -310,11 +310,7 @@ class DetectedCluster:
 
 
 def detected_cluster(seconds: float) -> DetectedCluster | None:
-    """The cluster that JAX detects, where there are several processes; ``None`` otherwise.
-
-    Args:
-      seconds: how long JAX may wait for the coordinator's name to be known.
-    """
+    """The cluster of several processes that JAX detects, waiting so long for the coordinator's name; or ``None``."""
     for kind in _cluster_kinds.ClusterEnv._cluster_types:
         name = kind.name or kind.__name__.removesuffix("Cluster").lower()
         if name == "k8s" and "JOB_COMPLETION_INDEX" not in os.environ:

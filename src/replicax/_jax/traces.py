@@ -49,9 +49,7 @@ def staging_trace(trace: Any) -> Any:
 def at_once(fn: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, as one program where a step's operations are computed one by one; elsewhere just ``fn``.
 
-    Args:
-      fn: takes and returns pytrees of arrays.
-      of: the function of a library that it calls, which decides whether it may be one program.
+    ``of``, a function of a library that ``fn`` calls, decides whether it may be one program.
     """
 
     def call(*args: Any) -> Any:
@@ -81,12 +79,7 @@ _TRACES = {
 
 
 def transformation_of(trace: Any) -> tuple[str, str]:
-    """The transformation of JAX's that a trace is part of, for a message; and its kind.
-
-    Returns:
-      Its name, or ``"a transformation of JAX"`` where that is not known; and ``"derivative"``, ``"map"``, ``"loop"`` or
-      ``"program"``.
-    """
+    """The name in messages of the transformation that a trace is part of, and its kind, as in ``_TRACES``."""
     return _TRACES.get(traced_for(trace) or type(trace).__name__, ("a transformation of JAX", "program"))
 
 
@@ -159,9 +152,6 @@ def check_caches() -> None:
     """Raise if this JAX keeps what it has traced under one number for another: a step would have old values.
 
     Called once, before the first step is traced; takes some milliseconds.
-
-    Raises:
-      RuntimeError: it does.
     """
     traced: list[str] = []
 

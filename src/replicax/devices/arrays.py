@@ -24,17 +24,11 @@ from replicax.devices.mesh import devices_of
 def put(
     value: Any, sharding: Sharding, *, may_alias: bool | None = None, where: Where = "a value for devices"
 ) -> jax.Array:
-    """``value`` as an array with ``sharding``.
+    """``value`` as an array with ``sharding``. It is the same on all workers, or an array that several have already.
 
-    Args:
-      value: an array or number of this worker, which is the same on all workers; or an array that lies on several
-        workers already.
-      sharding: of the result.
-      may_alias: whether it may share memory with ``value``; ``None``: if it is there already. For a NumPy array:
-        whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is made.
-      where: the name of the value in the error for an integer that fits no array on devices.
-
-    No collective, unless ``value`` lies on several workers, and not wholly on each.
+    ``may_alias``: whether it may share memory with ``value``; ``None``: if it is there already. For a NumPy array:
+    whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is made. No
+    collective, unless ``value`` lies on several workers, and not wholly on each.
     """
     if _are_absent(sharding):
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
@@ -88,19 +82,7 @@ def _would_share(value: Any, sharding: Sharding) -> bool:
 
 @_jax.compiling()
 def compute(fn: Callable[..., Any], operands: Sequence[Any], shardings: Any) -> Any:
-    """Compile and run ``fn(*operands)``, with its results laid out by ``shardings``.
-
-    Args:
-      fn: returns a pytree of arrays.
-      operands: pytrees of arrays on the devices of ``shardings``.
-      shardings: a pytree like the results.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jax.sharding import SingleDeviceSharding
-    >>> from replicax.devices.arrays import compute
-    >>> compute(lambda: jnp.ones(3), (), SingleDeviceSharding(jax.devices()[1])).devices()
-    {CpuDevice(id=1)}
-    """
+    """Compile and run ``fn(*operands)``, with its results laid out by ``shardings``, a pytree like the results."""
     if _are_absent(shardings):
         shapes = jax.eval_shape(fn, *operands)
         return jax.tree_util.tree_map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings)
@@ -113,16 +95,7 @@ def _are_absent(shardings: Any) -> bool:
 
 
 def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
-    """The memory of ``array`` as another array, each device's part of which has the same elements in the same order.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
-    >>> from replicax.devices.arrays import same_memory
-    >>> mesh = Mesh(jax.devices()[:2], "x")
-    >>> mirrored = jax.device_put(jnp.arange(2), NamedSharding(mesh, PartitionSpec()))
-    >>> same_memory(mirrored, (4,), NamedSharding(mesh, PartitionSpec("x"))).tolist()
-    [0, 1, 0, 1]
-    """
+    """The memory of ``array`` as another array, each device's part of which has the same elements in order."""
     if array.shape == shape and array.sharding == sharding:
         return array
     if _are_absent(sharding):

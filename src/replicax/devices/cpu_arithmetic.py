@@ -21,11 +21,7 @@ because the compiler chooses the instructions for all programs when JAX creates 
 
 
 def fix_arithmetic(replicas: int | None) -> None:
-    """Make CPU devices compute as in any process with as many replicas, if JAX has yet to create its devices.
-
-    Args:
-      replicas: the number on all workers; ``None`` if it follows from the devices.
-    """
+    """Make CPU devices that are yet to be created compute as in any process with as many replicas, if known."""
     if _jax.backends_are_initialized():
         return
     flags = os.environ.get("XLA_FLAGS", "")

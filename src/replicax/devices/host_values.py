@@ -25,25 +25,10 @@ Where = str | Callable[[], str]
 
 
 def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
-    """Raise if ``value`` has an integer that would become another number.
+    """Raise an IntegerRangeError if ``value`` has an integer that would become another number in ``dtype``.
 
     Checks only integers of the host (of NumPy, of Python, and lists of these), and their values only if the other dtype
-    lacks numbers of theirs: with JAX's default settings those of int64 and uint64.
-
-    Args:
-      value: an array or number, or a list of these.
-      where: its name in the message.
-      dtype: the dtype that it will have; by default the one that JAX chooses. Floats round, and are not checked.
-
-    Raises:
-      IntegerRangeError: it has such an integer.
-
-    >>> import numpy as np
-    >>> from replicax.devices.host_values import check_integers
-    >>> check_integers(np.array([2**31 - 1]), "x")
-    >>> check_integers(np.array([1, 2**40]), "x")
-    Traceback (most recent call last):
-    replicax.errors.IntegerRangeError: x has the integer 1099511627776 at [1], but int32 goes ...
+    lacks numbers of theirs: by default, with JAX's own choice of dtypes, those of int64 and uint64. Floats round.
     """
     if isinstance(value, np.ndarray | np.generic):
         source = value.dtype
@@ -90,14 +75,6 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
     again, as many datasets do, would change what is on a device, or what a step that has not begun is going to read.
 
     Large copies are aligned so that CPU devices take them without another copy.
-
-    >>> import jax, numpy as np
-    >>> from replicax.devices.host_values import own_copy
-    >>> x = np.zeros(3)
-    >>> array = jax.device_put(own_copy(x))
-    >>> x[:] = 1
-    >>> array.tolist()
-    [0.0, 0.0, 0.0]
     """
     if array.nbytes < _LARGE or array.dtype.hasobject:
         return array.copy() if dtype is None else array.astype(dtype)
@@ -107,13 +84,7 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
 
 
 def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array to be filled once, aligned so that CPU devices take it without a copy.
-
-    >>> import numpy as np
-    >>> from replicax.devices.host_values import room_for
-    >>> room_for((2, 3), np.dtype("float32")).shape
-    (2, 3)
-    """
+    """An array to be filled once, aligned so that CPU devices take it without a copy."""
     if dtype.hasobject:
         return np.empty(shape, dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -129,12 +100,7 @@ _ALIGNMENT = 64
 
 
 def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
-    """``jnp.asarray(value, dtype)``, after :func:`check_integers`; copies a NumPy array.
-
-    >>> from replicax.devices.host_values import as_array
-    >>> as_array(2**40, "x", "float32")
-    Array(1.0995116e+12, dtype=float32)
-    """
+    """``jnp.asarray(value, dtype)``, after :func:`check_integers`; copies a NumPy array."""
     check_integers(value, where, dtype)
     if isinstance(value, np.ndarray):
         check_numbers(value, where)
@@ -147,16 +113,7 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
 
 
 def check_numbers(value: Any, where: Where) -> None:
-    """Raise if ``value`` can't become an array: it is not made of numbers, has rows of several lengths, or a mask.
-
-    Raises:
-      TypeError: it can't.
-
-    >>> from replicax.devices.host_values import check_numbers
-    >>> check_numbers("abc", "x")
-    Traceback (most recent call last):
-    TypeError: x is 'abc', and not an array of numbers
-    """
+    """Raise a TypeError if ``value`` is not made of numbers, has rows of several lengths, or a mask."""
     if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
         return
     check_unmasked(value, where)
@@ -169,12 +126,7 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A copy of a NumPy array in JAX's dtype, on the host (:func:`own_copy`); ``None`` for any other value.
-
-    Raises:
-      IntegerRangeError: an integer does not fit in this dtype; the message begins with ``where``.
-      TypeError: it is not an array of numbers.
-    """
+    """A checked copy of a NumPy array in JAX's dtype (:func:`own_copy`); ``None`` for any other value."""
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
         return None
@@ -235,11 +187,7 @@ def casts(source: Any, target: Any) -> bool:
 
 
 def check_there(dtype: Any, what: Callable[[], str]) -> None:
-    """Raise if JAX would change the dtype of the arrays of ``what``.
-
-    Raises:
-      RuntimeError: they have 64 bits, and JAX's 64-bit numbers are off here.
-    """
+    """Raise a RuntimeError if the arrays of ``what`` have 64 bits, and JAX's 64-bit numbers are off here."""
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(
             f"{what()} has the dtype {jnp.dtype(dtype).name}, but JAX's 64-bit numbers are off: don't change "

@@ -21,8 +21,7 @@ def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int
     """Assign the logical axes of a mesh to the dims of an array, so that each dim is split as requested.
 
     Raises:
-      ValueError: not one positive int for each dim; a product that is not the number of logical devices; a size
-        that does not divide by its number of parts.
+      ValueError: it can't be; the message says why.
 
     >>> from replicax.devices.logical_axes import parted
     >>> parted((4, 6, 8), [1, 2, 4], 8, "x")
@@ -71,18 +70,9 @@ def _taken_axes(free: dict[str, int], count: int) -> tuple[str, ...]:
 
 
 def spec_of(axes: Axes, replica_dim: int | None = None, inner: bool = False) -> PartitionSpec:
-    """The partition spec of an array: its dims in parts, and one of them also split over the replicas if given.
+    """The partition spec of an array, each dim split by ``axes``, and ``replica_dim`` also over the replicas.
 
-    Args:
-      axes: the axes that split each dim.
-      replica_dim: the dim that is also split over the replicas.
-      inner: whether to split each part over the replicas, instead of each replica's piece into parts.
-
-    >>> from replicax.devices.logical_axes import spec_of
-    >>> tuple(spec_of(((), ("logical0",)), replica_dim=1))
-    (None, ('replica', 'logical0'))
-    >>> tuple(spec_of(((), ("logical0",)), replica_dim=1, inner=True))
-    (None, ('logical0', 'replica'))
+    If ``inner``, each part is split over the replicas, instead of each replica's piece into parts.
     """
     dims = list(axes) + [()] * (0 if replica_dim is None else replica_dim + 1 - len(axes))
     if replica_dim is not None:
@@ -114,13 +104,7 @@ def on_logical_devices(fn: Callable[[Any], Any], axes: Axes) -> Callable[[Any], 
 
 
 def over_replicas(spec: PartitionSpec) -> PartitionSpec:
-    """The part of ``spec`` that is about replicas.
-
-    >>> from jax.sharding import PartitionSpec
-    >>> from replicax.devices.logical_axes import over_replicas
-    >>> tuple(over_replicas(PartitionSpec("logical0", ("replica", "logical1"))))
-    (None, 'replica')
-    """
+    """The part of ``spec`` that is about replicas."""
     dims = [REPLICA_AXIS if d == REPLICA_AXIS or (isinstance(d, tuple) and REPLICA_AXIS in d) else None for d in spec]
     while dims and dims[-1] is None:
         dims.pop()

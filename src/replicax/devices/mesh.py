@@ -24,8 +24,6 @@ def logical_axes(count: int) -> dict[str, int]:
     >>> from replicax.devices.mesh import logical_axes
     >>> logical_axes(12)
     {'logical0': 2, 'logical1': 2, 'logical2': 3}
-    >>> logical_axes(1)
-    {}
     """
     factors = []
     divisor = 2
@@ -54,35 +52,17 @@ def slice_of(device: Any) -> int:
 
 
 def slices_of(devices: np.ndarray) -> int:
-    """The number of slices of the devices: links inside a slice are faster than those between slices.
-
-    >>> import jax, numpy as np
-    >>> from replicax.devices.mesh import slices_of
-    >>> slices_of(np.array(jax.devices()))
-    1
-    """
+    """The number of slices of the devices: links inside a slice are faster than those between slices."""
     return len({slice_of(d) for d in devices.flat})
 
 
 def programs_for(devices: np.ndarray) -> int:
-    """The number of programs that a compiler makes of one for these devices: for TPUs one for each slice.
-
-    >>> import jax, numpy as np
-    >>> from replicax.devices.mesh import programs_for
-    >>> programs_for(np.array(jax.devices()))
-    1
-    """
+    """The number of programs that a compiler makes of one for these devices: for TPUs one for each slice."""
     return slices_of(devices) if devices.flat[0].platform == "tpu" else 1
 
 
 def slices_in_turn(devices: np.ndarray) -> int:
-    """The number of slices of the replicas if each slice's are consecutive and all have as many; otherwise 0.
-
-    >>> import jax, numpy as np
-    >>> from replicax.devices.mesh import slices_in_turn
-    >>> slices_in_turn(np.array(jax.devices()).reshape(-1, 1))
-    1
-    """
+    """The number of slices of the replicas if each slice's are consecutive and all have as many; otherwise 0."""
     numbers = [slice_of(device) for device in devices[:, 0]]
     count = len(set(numbers))
     size, rest = divmod(len(numbers), count)
@@ -91,13 +71,7 @@ def slices_in_turn(devices: np.ndarray) -> int:
 
 
 def in_groups(mesh: Mesh, groups: int) -> Mesh:
-    """The same devices with a new first axis: ``groups`` of neighbouring replicas; ``replica`` is then in a group.
-
-    >>> import jax
-    >>> from replicax.devices.mesh import in_groups, replica_mesh
-    >>> dict(in_groups(replica_mesh(jax.devices()[:6]), 3).shape)
-    {'group': 3, 'replica': 2}
-    """
+    """The same devices with a new first axis: ``groups`` of neighbouring replicas; ``replica`` is then in a group."""
     if groups == 1:
         return mesh
     sizes = (groups, mesh.shape[REPLICA_AXIS] // groups, *mesh.devices.shape[1:])
@@ -106,12 +80,7 @@ def in_groups(mesh: Mesh, groups: int) -> Mesh:
 
 
 def in_logical_mesh() -> bool:
-    """Whether the present trace is for replicas with several logical devices.
-
-    >>> from replicax.devices.mesh import in_logical_mesh
-    >>> in_logical_mesh()
-    False
-    """
+    """Whether the present trace is for replicas with several logical devices."""
     return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
 
 
@@ -127,13 +96,9 @@ def devices_of(mesh: Mesh, replica: int) -> Mesh:
 
 
 def replica_mesh(devices: Sequence[jax.Device] | np.ndarray) -> Mesh:
-    """A mesh with a replica along its first axis for each entry, or row, of ``devices``.
+    """A mesh with a replica along its first axis for each entry, or row of logical devices, of ``devices``.
 
-    If a replica has only one logical device there is no axis for them: JAX refuses host callbacks while some axis of
-    the mesh is partitioned automatically.
-
-    Args:
-      devices: one for each replica, or an array ``[replicas, logical devices]``.
+    If a replica has only one there is no axis for them: JAX refuses host callbacks while some axis is automatic.
     """
     array = np.array(devices, dtype=object)
     axes = {REPLICA_AXIS: array.shape[0], **logical_axes(array.size // array.shape[0])}

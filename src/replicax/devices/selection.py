@@ -66,14 +66,10 @@ def resolve_devices(
 ) -> tuple[jax.Device, ...]:
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
-    JAX creates its devices here, unless it has already.
-
-    Args:
-      devices: JAX devices, or strings such as ``"cpu:1"``, ``"/gpu:0"``, ``"/device:GPU:0"`` or
-        ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. An array of devices, such as a resolver's,
-        keeps its order.
-      reproducible: whether CPU devices must compute as in any process with as many replicas.
-      num_replicas: the number of replicas on the devices of all workers, if known.
+    JAX creates its devices here, unless it has already. They are JAX devices, or strings such as ``"cpu:1"``,
+    ``"/gpu:0"``, ``"/device:GPU:0"`` or ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. If
+    ``reproducible``, CPU devices compute as in any process with as many replicas on the devices of all workers, if that
+    number is known.
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another
@@ -145,17 +141,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
 
 
 def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.ndarray:
-    """The devices of each replica, ``[replicas, logical devices]``: as many for each, in the order of ``devices``.
-
-    Raises:
-      TypeError: ``num_logical_devices`` is not an int.
-      ValueError: it does not divide the number of devices.
-
-    >>> import jax
-    >>> from replicax.devices.selection import in_replicas
-    >>> [[d.id for d in replica] for replica in in_replicas(jax.devices()[:4], 2)]
-    [[0, 1], [2, 3]]
-    """
+    """The devices of each replica, ``[replicas, logical devices]``: as many for each, in the order of ``devices``."""
     if as_integer(num_logical_devices) is None:
         raise TypeError(f"num_logical_devices must be an int, got {num_logical_devices!r}")
     if num_logical_devices < 1 or len(devices) % num_logical_devices:
@@ -176,11 +162,7 @@ def _will_be_cpus(devices: Sequence[str | jax.Device] | None) -> bool:
 
 
 def _check_owner(owner: str, device: str) -> None:
-    """Raise unless ``owner``, as in ``"job:worker/task:1/"``, is this process.
-
-    Raises:
-      ValueError: it is another process, or none; or another part of the name is unknown.
-    """
+    """Raise a ValueError unless ``owner``, as in ``"job:worker/task:1/"``, is this process."""
     index, count = jax.process_index(), jax.process_count()
     for part in owner.split("/")[:-1]:
         name, value = part.split(":")

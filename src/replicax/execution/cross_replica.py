@@ -352,8 +352,7 @@ def _check_can_be_reduced(shapes: Sequence[tuple[int, ...]], axis: Axis, what: s
 def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tuple[Any, dict[int, Any]]:
     """``value`` with zeros for padding; and for each dim of ``axis``, whether it is the examples', and their number.
 
-    It is not known while tracing which dim is the examples', so each is asked
-    (:mod:`replicax.padding.examples`).
+    It is not known while tracing which dim is the examples', so each is asked (:mod:`replicax.padding.examples`).
     """
     assert communicator.examples is not None
     mask, count, _ = communicator.examples

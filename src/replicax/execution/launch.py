@@ -104,12 +104,7 @@ def launch(
 
 
 def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
-    """Note a program that is about to be launched, if the other workers will launch it, too.
-
-    Raises:
-      WorkerError: another worker has failed, or has ended.
-      DeadlockError: it is known that another worker runs another program.
-    """
+    """Note a program that is about to be launched; raise if it is known that other workers don't launch it."""
     lockstep.check_launch()
     label = executable.label
     if not label.number:
@@ -129,11 +124,7 @@ def _call(
     returned: list[Any],
     begun: LaunchedProgram | None,
 ) -> Callable[[], None]:
-    """Run the program as its policy says, and append what it returns to ``returned``.
-
-    Returns:
-      A function that ends the waiting of signals, which has begun.
-    """
+    """Run the program as its policy says, append what it returns to ``returned``, and return the signals' release."""
     call, policy = executable.ready(), executable.policy
     donated, kept, placed, constants = args
     home_transfer = executable.home_transfer
@@ -167,12 +158,7 @@ def _call(
 def _succeeded(
     executable: Executable, lockstep: Lockstep, call: Callable[[], Any], begun: LaunchedProgram | None
 ) -> Any:
-    """Run a program that may fail; return its results when it has succeeded on all workers.
-
-    Raises:
-      Exception: what the user's Python has raised on the host, here or on another worker.
-      FloatingPointError: JAX is to look for NaNs, and there is one.
-    """
+    """Run a program that may fail; return its results when it has succeeded on all workers, or raise."""
     policy, results, failure = executable.policy, None, None
     try:
         with lockstep.leaving_nans():
@@ -206,13 +192,7 @@ def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
 
 
 def _take_back(executable: Executable) -> None:
-    """See to variables whose present array has escaped to code outside.
-
-    Variables that are about to be donated get an array of their own.
-
-    Raises:
-      VariableLostError: that code has deleted it.
-    """
+    """See to variables whose array has escaped: those to be donated get their own. Raise if it was deleted outside."""
     uses = escaped.intersection((*executable.donated, *executable.kept))
     for slot in uses:
         if isinstance(slot.array, jax.Array) and slot.array.is_deleted():
@@ -230,11 +210,7 @@ def _check_not_lost(executable: Executable, slots: Any) -> None:
 
 
 def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
-    """A call has failed: say which variables it took along, or had not got in the first place.
-
-    Raises:
-      VariableLostError: one has no value, which is why the call has failed.
-    """
+    """A call has failed: say which variables it took along, or raise the error that one had no value before."""
     _check_not_lost(executable, (*executable.donated, *executable.kept))
     lost = note_lost(executable.donated, executable.program.name, error)
     if lost:

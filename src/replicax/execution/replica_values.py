@@ -40,10 +40,7 @@ def kind_of_component(component: Any, where: str = "a component of a PerReplica"
 def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
     """Put each component on its replica's device; as one array, if they have one dtype and rank.
 
-    Args:
-      components: those of this worker's replicas.
-      replicas: all of them.
-      kinds: of the components of all workers' replicas, in their order; ``None`` if there are no others.
+    They are those of this worker's replicas, and ``kinds`` those of all workers', if there are others.
     """
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
@@ -81,20 +78,9 @@ def mirror(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def example_mask(sizes: tuple[int, ...], rows: int, mesh: Mesh) -> ExampleMask:
-    """The mask of a batch of which each replica has so many examples, and then padding.
+    """The mask of a batch of which each replica, of all workers, has so many examples, and then padding.
 
     The same object for the same sizes, so that its arrays are put on the devices once.
-
-    Args:
-      sizes: how many examples each replica has, of all workers.
-      rows: how many rows each has, padding included.
-      mesh: the replicas' devices.
-
-    >>> import replicax
-    >>> from replicax.execution.replica_values import example_mask
-    >>> mesh = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.mesh
-    >>> example_mask((3, 1), 3, mesh).host.tolist()
-    [[True, True, True], [True, False, False]]
     """
     host = np.arange(rows)[None] < np.array(sizes, np.int64)[:, None]
     host.flags.writeable = False

@@ -148,11 +148,7 @@ def run_compiled(
     kwargs: Mapping[str, Any] | None = None,
     launched: list[Any] | None = None,
 ) -> Any:
-    """Run any step as one compiled program, also inside ``jax.disable_jit()``; it is traced if it is new.
-
-    Raises:
-      Exception: whatever is wrong with the call; see :meth:`replicax.Strategy.run`.
-    """
+    """Run any step as one compiled program, also inside ``jax.disable_jit()``; it is traced if it is new."""
     replicas = programs.replicas
     arguments = arguments_of(replicas, fn, args, kwargs)
     with _jax.compiling():
@@ -190,11 +186,7 @@ def arguments_of(
     kwargs: Mapping[str, Any] | None,
     method: str = "strategy.run",
 ) -> Arguments:
-    """The arguments of a call of ``fn`` that ``replicas`` may run.
-
-    Raises:
-      ContextError, TypeError: see :func:`check_call`.
-    """
+    """The arguments of a call of ``fn`` that ``replicas`` may run; raises as :func:`check_call` does."""
     check_call(replicas, fn, args, kwargs, method)
     return Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
 
@@ -263,12 +255,7 @@ def check_call(
     kwargs: Mapping[str, Any] | None = None,
     method: str = "strategy.run",
 ) -> None:
-    """Raise unless ``replicas`` may run ``fn`` from here, with ``method``.
-
-    Raises:
-      ContextError: called inside a step, in another strategy's scope, while JAX traces, or in a forked process.
-      TypeError: ``fn`` is not callable, ``args`` not a tuple, or ``kwargs`` not a dict.
-    """
+    """Raise unless ``replicas`` may run ``fn`` with these arguments from here, with ``method``."""
     forks.check_not_stranded(method)
     context.check_cross_replica(replicas, method, "A step can't run another: call the function itself.")
     if context.in_step():

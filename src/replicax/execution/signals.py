@@ -16,22 +16,9 @@ _SIGNALS = tuple(sorted(int(number) for number in _signal.valid_signals()))
 
 
 def hold_signals() -> Callable[[], None]:
-    """Let signals wait that have a handler in Python.
+    """Let signals wait that have a handler in Python; the result ends that, and calls the handlers of those that came.
 
     Only the main thread can; in others, where no handler ever runs, this does nothing.
-
-    Returns:
-      A function that puts the handlers back, and then calls them for the signals that have come.
-
-    >>> from replicax.execution.signals import hold_signals
-    >>> import signal
-    >>> release = hold_signals()
-    >>> signal.raise_signal(signal.SIGINT)  # nothing happens yet
-    >>> try:
-    ...     release()
-    ... except KeyboardInterrupt:
-    ...     print("interrupted")
-    interrupted
     """
     if threading.current_thread() is not threading.main_thread():
         return _nothing

@@ -38,12 +38,7 @@ def check_same_step(
 ) -> None:
     """Raise unless all workers are about to run the same step with the same plain arguments, which computes the same.
 
-    Messages say ``how`` it runs; ``program`` is that of a compiled step.
-
-    Raises:
-      DeadlockError: workers run another step, or none.
-      ValueError: arguments of another kind.
-      LocalityError: plain values that differ between workers, also those that the step has captured.
+    Messages say ``how`` it runs; ``program`` is that of a compiled step. Captured values that differ are found by it.
     """
     if not lockstep.several:
         return

@@ -101,10 +101,8 @@ def check_workers_agree(
 ) -> tuple[Lockstep, np.ndarray]:
     """The lockstep of this worker with the others, and the devices of all; checks that the workers agree.
 
-    Args:
-      mine: the devices of this worker's replicas: ``[replicas, logical devices]``.
-      timeout_seconds: how long to wait for the others.
-      choices: the arguments of the strategy that must be the same on all workers, by name.
+    ``mine`` are the devices of this worker's replicas, ``[replicas, logical devices]``; ``choices`` the arguments of
+    the strategy that must be the same on all workers.
     """
     if jax.process_count() == 1 or _jax.is_absent(mine[0, 0]):  # plans need no other workers
         return Lockstep(Alone(), timeout=timeout_seconds), mine
@@ -116,11 +114,7 @@ def check_workers_agree(
 
 
 def _check_initialised() -> None:
-    """Create the devices, after checking that they will be able to reach other processes' devices.
-
-    Raises:
-      RuntimeError: they won't.
-    """
+    """Create the devices; a RuntimeError if they won't be able to reach other processes' devices."""
     client_is_there = _jax.coordination_client() is not None
     count = _jax.process_index_and_count()[1]
     if not client_is_there or count == 1:
@@ -142,11 +136,7 @@ def _check_initialised() -> None:
 
 
 def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
-    """The devices of all workers' replicas, after checking that the workers agree.
-
-    Raises:
-      RuntimeError: they don't; the message names a worker that differs from worker 0, and the difference.
-    """
+    """The devices of all workers' replicas; a RuntimeError names a worker that differs from worker 0."""
     import jaxlib.version
 
     seen = {
@@ -176,11 +166,7 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
 
 @jax.disable_jit(False)
 def _check_collectives(devices: np.ndarray, lockstep: Lockstep) -> None:
-    """Raise unless sums and gathers over all devices are correct.
-
-    Raises:
-      RuntimeError: they are wrong; the message names the collective.
-    """
+    """Raise a RuntimeError that names the collective unless sums and gathers over all devices are correct."""
     mesh = replica_mesh(devices.reshape(-1))
     n = devices.size
     size = 1 << 18  # 1 MiB of float32: large enough for collectives that a backend splits

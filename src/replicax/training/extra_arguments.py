@@ -22,11 +22,7 @@ SHARES = frozenset({"value", "grad"})
 
 
 def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
-    """Raise unless the transformation takes these arguments.
-
-    Raises:
-      TypeError: it does not; the message names them.
-    """
+    """Raise a TypeError that names those of these arguments that the transformation does not take."""
     if not extra:
         return
     parameters = inspect.signature(tx.update).parameters
@@ -43,11 +39,7 @@ def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
 def arrays_in(
     extra: Mapping[str, Any],
 ) -> tuple[list[tuple[str, str, Any]], Callable[[Sequence[Any]], dict[str, Any]]]:
-    """The arrays in arguments other than functions, and how to replace them.
-
-    Returns:
-      For each array the argument's name, the path of the array, and the array; and a function from arrays to arguments.
-    """
+    """The argument, path and value of each array in arguments that are no functions, and how to replace the arrays."""
     plain = {name: value for name, value in extra.items() if not callable(value)}
     leaves, tree = jax.tree_util.tree_flatten_with_path(registered(plain), is_leaf=is_leaf)
     store = current_store()

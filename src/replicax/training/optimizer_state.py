@@ -20,16 +20,7 @@ Path = tuple[Any, ...]
 
 
 def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
-    """The variable that a leaf of the state is a slot of, according to paths and shapes; ``None`` for a counter.
-
-    >>> import jax, replicax
-    >>> from replicax.training.optimizer_state import owner_of
-    >>> w, b = replicax.Variable([1.0], name="w"), replicax.Variable(0.0, name="b")
-    >>> variables, _ = jax.tree_util.tree_flatten_with_path({"w": w, "b": b}, is_leaf=lambda v: v is w or v is b)
-    >>> [(path, leaf)] = jax.tree_util.tree_flatten_with_path({"mu": {"w": 0.0}})[0]
-    >>> owner_of(path, (), variables) is w
-    True
-    """
+    """The variable that a leaf of the state is a slot of, according to paths and shapes; ``None`` for a counter."""
     fitting = [(place, v) for place, v in variables if path[len(path) - len(place) :] == place]
     same_shape = [(place, v) for place, v in fitting if v.shape == shape]
     # A single variable that is not in a tree has the empty path: then its slots are the leaves of its shape.

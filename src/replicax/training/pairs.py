@@ -15,11 +15,7 @@ from replicax.variables import Variable
 
 
 def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
-    """The pairs in ``grads_and_vars``, with gradients that may be ``None``.
-
-    Raises:
-      TypeError: it is not an iterable of pairs of a gradient and a variable.
-    """
+    """The pairs in ``grads_and_vars``, with gradients that may be ``None``; a TypeError for anything else."""
     what = "apply_gradients"
     if isinstance(grads_and_vars, Variable | jax.Array) or not isinstance(grads_and_vars, Iterable):
         raise TypeError(f"{what}: expected pairs, such as zip(gradients, variables), got {grads_and_vars!r}")
@@ -57,10 +53,7 @@ def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
     """The variables among the leaves of a pytree that have gradients, without counters and the like.
 
     Other leaves, such as the functions of a module, are skipped. Arrays and numbers in a pytree without variables are a
-    mistake, and so is an array beside variables.
-
-    Raises:
-      TypeError: there is such a mistake.
+    mistake, a TypeError, and so is an array beside variables.
     """
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
     for leaf in leaves:

@@ -39,11 +39,8 @@ class UpdateHook(Protocol):
     ) -> None:
         """Call ``apply`` with the gradients of all of the step: now, or when they are known.
 
-        Args:
-          gradients: before they are summed over the replicas.
-          variables: whose gradients these are.
-          extra: further arguments of the transformation.
-          apply: sums gradients over the replicas, and changes the variables.
+        It sums them over the replicas, and changes the variables. ``extra`` are further arguments of the
+        transformation.
         """
 
 
@@ -53,13 +50,7 @@ update_hook: contextvars.ContextVar[UpdateHook | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def using(hook: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
-    """Set one of the hooks while a step runs.
-
-    >>> from replicax.training.step_hooks import update_hook, using
-    >>> with using(update_hook, "hook"):
-    ...     print(update_hook.get())
-    hook
-    """
+    """Set one of the hooks while a step runs."""
     token = hook.set(value)
     try:
         yield

@@ -60,11 +60,7 @@ class Aggregation(enum.Enum):
 
 
 def parse_synchronization(value: Synchronization | str) -> Synchronization:
-    """``ON_WRITE`` or ``ON_READ``.
-
-    Raises:
-      ValueError: not a ``Synchronization``, nor the name of one.
-    """
+    """``ON_WRITE`` or ``ON_READ``; a ValueError if it is not a ``Synchronization``, nor the name of one."""
     parsed = parse_enum(Synchronization, value, "synchronization")
     return Synchronization.ON_READ if parsed is Synchronization.ON_READ else Synchronization.ON_WRITE
 

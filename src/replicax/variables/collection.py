@@ -110,11 +110,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
 
     Usually all workers compute the same initial value, and only a digest is sent. But ``np.random`` without a seed
     gives other numbers in every process, and copies that differ at the start would differ for ever. Pieces that differ
-    would be those of several values.
-
-    Raises:
-      ValueError: the workers create different variables here.
-      DeadlockError: some don't create one; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
+    would be those of several values. Raises if the workers create different variables here, or some none.
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several:
@@ -149,24 +145,14 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
 
 
 def check_all_read(variable: Variable) -> None:
-    """Raise unless all workers are about to read the variable, if its pieces are to be gathered from several.
-
-    Raises:
-      DeadlockError: some read something else, or nothing; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
-      VariableLostError: the array is gone.
-    """
+    """Raise unless all workers are about to read the variable, if its pieces are to be gathered from several."""
     if variable.is_spread:
         variable.stored()
         variable.replicas.lockstep.exchange("reads the whole of a split variable", None, repr(variable.name))
 
 
 def check_agreed(variable: Variable, value: Any) -> None:
-    """Raise unless all workers assign the same value from outside a step.
-
-    Raises:
-      LocalityError: they don't.
-      DeadlockError: some assign nothing; see :meth:`replicax.workers.lockstep.Lockstep.exchange`.
-    """
+    """Raise unless all workers assign the same value from outside a step."""
     lockstep = variable.replicas.lockstep
     if not lockstep.several or (isinstance(value, jax.Array) and not value.is_fully_addressable):
         return  # an array on all workers was computed by all

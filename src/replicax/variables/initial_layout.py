@@ -50,11 +50,7 @@ def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
 
 
 def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
-    """The layout of ``variable``, if it is created inside :func:`colocated`.
-
-    Raises:
-      ValueError: its arguments ask for another place.
-    """
+    """The layout of ``variable`` if it is created inside :func:`colocated`; then it must not ask for another place."""
     replicas = variable.replicas
     place = next((p for p in reversed(_colocation.get()) if p[0] is replicas), None)
     if place is None:
@@ -78,18 +74,9 @@ def layout_for(
 ) -> Layout:
     """The layout of ``variable`` on the devices of its strategy; all but the layout is set already.
 
-    Args:
-      variable: the variable.
-      partitioner: splits it over the replicas; by default the strategy's.
-      partition_dimensions: split it over the logical devices of each replica. Then the partitioner splits the part of
-        each logical device. Where that does not divide evenly along a dim that both split, the strategy's does not.
-      logical_device: the number of the logical device of each replica that has the variable.
-
-    Raises:
-      ValueError: partition dimensions that don't fit; see :meth:`replicax.Strategy.split_to_logical_devices`. Parts
-        that do not divide evenly along a dim that the variable's own partitioner splits, too. A partitioner with a
-        wrong result. No such logical device, or a logical device together with partition dimensions. Any of these
-        arguments inside :func:`colocated`.
+    The ``partitioner`` is by default the strategy's. With partition dimensions it splits the part of each logical
+    device. Where that does not divide evenly along a dim that both split, the strategy's does not, and the variable's
+    own is a ValueError, as are wishes that don't fit, or contradict each other.
     """
     beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
     if beside_another is not None:
@@ -135,12 +122,7 @@ def layout_for(
 
 
 def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
-    """The number of a logical device.
-
-    Raises:
-      TypeError: it is not an int.
-      ValueError: a replica has no such logical device.
-    """
+    """The number of a logical device; an error that begins with ``what`` if a replica has no such device."""
     device = as_integer(logical_device)
     if device is None:
         raise TypeError(f"{what}: the id of a logical device must be an int, got {logical_device!r}")
@@ -152,11 +134,7 @@ def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
 
 
 def on_logical_device(layout: Layout, logical_device: int) -> Layout:
-    """The same layout on one logical device of each replica.
-
-    Raises:
-      PlacementError: the variable is split over the logical devices, or is on one device for all replicas.
-    """
+    """The same layout on one logical device of each replica; a PlacementError if it can't be there."""
     if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
         raise PlacementError(
             "a variable that is split over the logical devices, or is on one device for all replicas, can't be on one "
@@ -177,12 +155,7 @@ def move(variable: Variable, logical_device: int) -> None:
 def _layout_by(
     partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: Replicas
 ) -> Layout:
-    """The layout that ``partitioner`` gives the variable ``name``.
-
-    Raises:
-      ValueError: it did not return a positive number for each dim, with at most one of them above 1; or its groups
-        don't fit the number of replicas.
-    """
+    """The layout that ``partitioner`` gives the variable ``name``; a ValueError if its result does not fit."""
     if partitioner is None:
         return Mirrored()
     size = replicas.device_count
@@ -219,18 +192,10 @@ def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[
 def _beside(
     layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, is_stacked: bool, splits: bool
 ) -> Layout:
-    """The layout of a value beside another value.
+    """The layout of a value beside another value, which has ``layout``.
 
-    It is split like the other if its shape allows: along the same dim, into as many pieces as there, or as many as it
-    has room for. Otherwise it is whole in the same places.
-
-    Args:
-      layout: the layout of the other value.
-      shape: the shape of the value.
-      mesh: the mesh of the strategy.
-      replicas: the number of replicas.
-      is_stacked: whether each of several replicas has its own value.
-      splits: whether the value can be split over the replicas.
+    It is split like the other if its shape allows, and it ``splits``: along the same dim, into as many pieces as there,
+    or as many as it has room for. Otherwise it is whole in the same places.
     """
     if not is_stacked and layout.home is not None:
         return layout

@@ -19,12 +19,7 @@ DELETED = (
 
 
 class LostArray:
-    """Stands in the place of the array of a variable that has lost it.
-
-    Attributes:
-      reason: why it is lost.
-      cause: the exception that the array was lost by, if there was one.
-    """
+    """Stands for the array that a variable has lost: for what reason, and by which exception, if there was one."""
 
     __slots__ = ("cause", "reason")
 
@@ -43,11 +38,7 @@ class LostArray:
 
 
 def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
-    """The array of a variable.
-
-    Raises:
-      VariableLostError: it is gone, or the program that was to compute it has failed.
-    """
+    """The array of a variable; a VariableLostError if it is gone, or the program that was to compute it has failed."""
     array: Any = slot.array
     if isinstance(array, jax.Array):
         if array.is_deleted():

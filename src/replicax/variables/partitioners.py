@@ -200,14 +200,7 @@ def over_all(replicas: int, min_bytes: int = 1024) -> PieceCounts:
 
 
 def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int | None, int]:
-    """The dim along which a partitioner splits the variable ``name``, and the number of pieces.
-
-    Returns:
-      ``(None, 1)`` if it is not split.
-
-    Raises:
-      ValueError: it did not return a positive number for each dim, with at most one of them above 1.
-    """
+    """The dim along which a partitioner splits a variable, and the number of pieces; ``(None, 1)`` if it does not."""
     if partitioner is None:
         return None, 1
     returned: Any = partitioner(shape, dtype)
@@ -223,11 +216,7 @@ def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...],
 
 
 def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
-    """``partitioner``, after a check of its type.
-
-    Raises:
-      TypeError: it is not one.
-    """
+    """``partitioner``; a TypeError if it is none."""
     if partitioner is not None and not callable(partitioner) and not isinstance(partitioner, GroupPartitioner):
         raise TypeError(
             "a partitioner is a function from shape and dtype to a number for each dim, such as "

@@ -193,11 +193,7 @@ def current_collection() -> VariableCollection:
 def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
     """Run ``step`` on the replicas of ``variable``, outside of every step, so that its copies can be combined.
 
-    The strategy runs the step; see :class:`~replicax.variables.collection.VariableCollection`.
-
-    Raises:
-      ContextError: the caller is inside another strategy's scope.
-      AbsentDeviceError: the devices of the replicas are only described.
+    The strategy runs it; raises inside another strategy's scope, and where devices are only described.
     """
     context.check_cross_replica(variable.replicas, f"using {variable.describe()}")
     context.check_present(variable.replicas, f"using {variable.describe()}")
@@ -205,11 +201,7 @@ def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:
 
 
 def check_owner(variable: Variable, replicas: Replicas, what: str = "the step runs under") -> None:
-    """Raise unless ``variable`` is one of ``replicas``, whose step uses it.
-
-    Raises:
-      ContextError: it belongs to another strategy.
-    """
+    """Raise a ContextError unless ``variable`` is one of ``replicas``, whose step uses it."""
     if variable.replicas is not replicas:
         another = "another " if repr(variable.replicas) == repr(replicas) else ""
         raise ContextError(
@@ -220,11 +212,7 @@ def check_owner(variable: Variable, replicas: Replicas, what: str = "the step ru
 
 
 def check_write_trace(variable: Variable, allowed: Any) -> None:
-    """Raise unless ``allowed`` is the innermost JAX transformation.
-
-    Raises:
-      TraceError: a write here would let a value escape from ``jax.grad``, ``scan``, ``cond``, ``jit``, …
-    """
+    """Raise a TraceError unless ``allowed`` is the innermost JAX transformation, which a value could not leave."""
     if _jax.current_trace() is allowed:
         return
     what = _jax.traced_for(_jax.current_trace())

@@ -147,11 +147,8 @@ def assign(variables: Tree, values: Tree) -> None:
 def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     """Assign each variable its value, as ``variable.assign`` does, one after the other.
 
-    Mirrored variables get theirs in one transfer, outside of a step.
-
-    Raises:
-      ValueError, TypeError, LocalityError: as ``variable.assign`` does. A shape or a dtype that does not fit is found
-        before any variable is changed.
+    Mirrored variables get theirs in one transfer, outside of a step. A shape or a dtype that does not fit is found
+    before any variable is changed.
     """
     checked = [(variable, _checked_value(variable, value)) for variable, value in pairs]
     coalesced: dict[Variable, Any] = {}

@@ -40,11 +40,7 @@ _ARRAYS = jax.Array | np.ndarray | np.generic | _literals.TypedNdArray
 
 
 class Hashed:
-    """Base of keys that are looked up at each call: the hash is kept, and compared first.
-
-    Args:
-      parts: what two must have in common to be equal; what is quick to compare comes first.
-    """
+    """Base of keys that are looked up at each call: the hash is kept, and compared before the parts, in order."""
 
     __slots__ = ("_hash", "_parts")
 

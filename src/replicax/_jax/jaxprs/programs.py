@@ -34,14 +34,7 @@ def interpret(
     equation: Callable[[Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """Evaluate a program with another meaning of its operations.
-
-    Args:
-      jaxpr: the program, without constants.
-      values: what its inputs are.
-      equation: what the results of an equation are, given its operands.
-      literal: what a number is that stands in the program.
-    """
+    """Evaluate a program without constants with another meaning of its operations, and of its numbers."""
     env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Any:
@@ -95,11 +88,7 @@ def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
 
 
 def prints(jaxpr: Jaxpr) -> bool:
-    """Return whether a program has a ``jax.debug.print``.
-
-    Raises:
-      ValueError, TypeError: its format does not fit what it prints.
-    """
+    """Return whether a program prints (``jax.debug.print``); raise if a format does not fit what it prints."""
     found = [e for e in equations_of(jaxpr) if e.primitive.name in PRINTS]
     for equation in found:
         _try_format(equation)
@@ -212,11 +201,9 @@ def _call_params() -> Mapping[str, Any]:
 
 
 def spliced(jaxpr: Jaxpr, replacement: Callable[[Equation], Callable[..., Sequence[Any]] | None]) -> Jaxpr:
-    """``jaxpr`` with other operations in the place of some. The others are not traced again.
+    """``jaxpr``, without constants, with other operations in the place of some. The others are not traced again.
 
-    Args:
-      jaxpr: a program without constants.
-      replacement: for an equation the function of its operands that takes its place; ``None`` if it stays.
+    ``replacement`` gives for an equation a function of its operands that takes its place; ``None`` if it stays.
     """
     now: dict[Any, Any] = {}
     equations: list[Equation] = []
@@ -262,22 +249,14 @@ def traced(fn: Callable[..., Any], like: Sequence[Any]) -> Jaxpr:
 
 
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, Callable[[], bytes]]:
-    """Trace ``fn``, which returns an array, into a function that runs without its Python.
-
-    Returns:
-      The function, the result's kind, and what makes its :func:`~replicax._jax.jaxprs.keys.program_digest`.
-    """
+    """Trace ``fn`` into a function without its Python; also the result's kind, and a maker of the digest."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
     program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape, lambda: program_digest(closed)
 
 
 def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
-    """A function that computes some results of ``fn`` from what they depend on.
-
-    Returns:
-      The function, and the positions of the arguments that it takes.
-    """
+    """A function that computes some results of ``fn``, and the positions of the arguments that it takes."""
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
     jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
@@ -346,11 +325,7 @@ def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | N
 
 
 def check_freed_once(jaxpr: Jaxpr) -> None:
-    """Raise if a program frees a mutable array and then uses it.
-
-    Raises:
-      ValueError: it does. JAX has a bare ``KeyError`` for it, or no error, if the result is not used.
-    """
+    """Raise if a program uses a freed mutable array: JAX has a bare ``KeyError``, or no error at all."""
     freed: set[Any] = set()
     for equation in jaxpr.eqns:
         for atom in equation.invars:

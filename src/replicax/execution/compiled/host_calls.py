@@ -60,11 +60,9 @@ class HostErrors:
 
 
 class HostCalls(Rule):
-    """The rule for calls of the host; it comes first.
+    """The rule for calls of the host, whose ``errors`` are noted; it comes first.
 
-    Args:
-      errors: where errors are noted.
-      may_be_endless: whether a ``while`` loop of the program has calls, whose zeros may not end it.
+    The program ``may_be_endless`` if a ``while`` loop of it has calls, whose zeros may not end it.
     """
 
     def __init__(self, errors: HostErrors, may_be_endless: bool) -> None:

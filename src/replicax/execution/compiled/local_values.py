@@ -17,11 +17,7 @@ from replicax.variables.layout import Copies, Layout, Mirrored, Split
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Each:
-    """A value for each of this device's replicas.
-
-    Attributes:
-      array: ``[k, *shape]``.
-    """
+    """A value for each of this device's ``k`` replicas, as an array ``[k, *shape]``."""
 
     array: Any
 

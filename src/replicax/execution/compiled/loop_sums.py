@@ -134,10 +134,7 @@ def wanted_sums(
 ) -> dict[Any, WantedSum]:
     """The values of a program of which nothing but pieces of their sums over the replicas is needed.
 
-    Args:
-      jaxpr: the program.
-      hints: which of its values are needed in pieces only.
-      results: those of its results of which only pieces of sums are needed.
+    ``hints`` are its values that are needed in pieces only, and ``results`` those results of it.
     """
     uses = _uses(jaxpr)
     sunk = {v: total for v, total in (results or {}).items() if not isinstance(v, _jax.Literal) and uses[v] == 1}

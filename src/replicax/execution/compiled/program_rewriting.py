@@ -28,11 +28,7 @@ class Rule(abc.ABC):
 
 
 class Rewriting:
-    """The pass over one program, and those inside it.
-
-    Args:
-      rules: the first one that ``is_ours`` names replaces an operation.
-    """
+    """The pass over one program, and those inside it: the first rule that ``is_ours`` names is applied."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules

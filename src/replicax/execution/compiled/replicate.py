@@ -200,31 +200,18 @@ class Executable:
 
 
 def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executable:
-    """Compile ``program`` for the replicas of ``mesh``, in which it was captured.
+    """Compile ``program`` for the replicas of ``mesh``, in which it was captured; :func:`infer` checks it before.
 
-    Before, check that it means the same for all of them.
-
-    Per-replica values travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device,
-    mirrored values as one replicated array. If there are fewer devices than replicas, each has the slices of
-    several (see :mod:`replicax.shared_devices`). Variables that are split over the replicas
-    stay in pieces (see :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so
-    that the next call finds what it expects. Variables that are read and written are donated: their old arrays are
-    reused, if the program can't fail while it runs (:class:`LaunchPolicy`).
+    Per-replica values travel as one array ``[num_replicas, *shape]`` with a slice on each replica's device, mirrored
+    values as one replicated array. If there are fewer devices than replicas, each has the slices of several (see
+    :mod:`replicax.shared_devices`). Variables that are split over the replicas stay in pieces (see
+    :mod:`replicax.execution.compiled.split_variables`). The layout of every output is pinned, so that the next call
+    finds what it expects. Variables that are read and written are donated: their old arrays are reused, if the program
+    can't fail while it runs (:class:`LaunchPolicy`).
 
     With ``steps``, the program runs so many times in a loop. Each argument then has one more dim in front of one
     replica's shape: ``[num_replicas, steps, *shape]``, or ``[steps, *shape]`` if mirrored. Written variables go from
     one time to the next, as they would from call to call; so localities are those of one time. Results are the last.
-
-    Raises:
-      LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
-
-    >>> import replicax
-    >>> from replicax.execution.compiled.replicate import replicate
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> program = strategy.extended.trace(lambda x: x * 2, args=(3.0,)).program
-    >>> _, [result] = replicate(program, strategy.extended.mesh).call([], [], [3.0], [])
-    >>> float(result), len(result.devices())
-    (6.0, 2)
     """
     count = program.replicas
     several, per_device = count > 1, count // mesh.shape[REPLICA_AXIS]

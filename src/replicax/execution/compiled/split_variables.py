@@ -71,11 +71,8 @@ class Partition:
     ) -> list[Any]:
         """Apply ``jaxpr`` to whole values and :class:`Piece`; return such.
 
-        Args:
-          jaxpr: the program.
-          values: its operands.
-          wanted: how each result will be needed, if in pieces; it may come otherwise all the same.
-          sums: those of the results of which only pieces of sums over the replicas will be needed; they may come so.
+        ``wanted`` says how each result will be needed, if in pieces; it may come otherwise all the same. ``sums`` are
+        those results of which only pieces of sums over the replicas will be needed; they may come so.
         """
         hints = wanted_pieces(jaxpr, wanted)
         sunk = wanted_sums(jaxpr, hints, sums)
@@ -310,17 +307,10 @@ def evaluated(
     localities: Mapping[Any, Locality] | None,
     in_order: bool = False,
 ) -> list[Any]:
-    """Apply ``jaxpr`` to whole values and :class:`Piece`.
+    """Apply ``jaxpr`` to one replica's whole values and :class:`Piece`.
 
-    Args:
-      jaxpr: a program over one replica's values.
-      values: its operands.
-      wanted: how each result is to lie on the devices.
-      localities: of the values in the program; ``None`` if there are no pieces.
-      in_order: whether sums have a fixed order.
-
-    Returns:
-      The results: this replica's pieces of those that are wanted so, as bare arrays, and the others whole.
+    The results are this replica's pieces of those that are ``wanted`` so, as bare arrays, and the others whole. There
+    are ``localities`` of the values in the program if there are pieces.
     """
     if localities is None:
         return _jax.called(jaxpr, values)

@@ -46,11 +46,8 @@ class StepSource(Protocol):
 class Step(Wrapper):
     """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context.
 
-    Args:
-      fn: the user's function.
-      initial_loop_values: a dict of values like its outputs, or ``None``. It is compared where the Python of the step
-        runs: a step that raises has changed nothing, on either executor.
-      kind: what else tells it from other steps around ``fn``.
+    Outputs are compared with ``initial_loop_values``, a dict or ``None``, where the Python of the step runs: a step
+    that raises has changed nothing, on either executor. Other steps around ``fn`` have another ``kind``.
     """
 
     argument = "element"
@@ -164,11 +161,7 @@ def _run_group(
 
 
 def _check_outputs(name: str, programs: Sequence[Executable | None], groups: Sequence[ElementGroup | Single]) -> None:
-    """Raise unless all steps have the same outputs.
-
-    Raises:
-      ValueError: they don't; the message names the first that differs.
-    """
+    """Raise a ValueError that names the first output that differs, unless all steps have the same outputs."""
     expected, whose = None, ""
     start = 0
     for group, program in zip(groups, programs, strict=True):

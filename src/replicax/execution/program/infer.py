@@ -34,17 +34,13 @@ def infer(
     check: bool = True,
     localities: dict[Any, Locality] | None = None,
 ) -> list[Locality]:
-    """The locality of each output of ``jaxpr``, given those of its inputs.
+    """The locality of each output of ``jaxpr``, a program of one replica, given those of its inputs.
 
-    Args:
-      jaxpr: a program over one replica's values, inside the replica axis.
-      inputs: the locality of each input.
-      obligations: what the marks in the program ask for, by number.
-      check: whether to raise; with a single replica nothing can differ, so nothing is checked.
-      localities: takes those of all values in the program, joined with those that it has already.
+    ``check``: whether to raise; with a single replica nothing can differ, so nothing is checked. ``localities`` takes
+    those of all values in the program, joined with those that it has already.
 
     Raises:
-      LocalityError: an obligation does not hold.
+      LocalityError: an obligation, by the number of its mark, does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
 
     >>> import jax
@@ -71,12 +67,7 @@ def localities_of(jaxpr: _jax.Jaxpr, inputs: Sequence[Locality]) -> dict[Any, Lo
 
 
 def infer_equation(equation: Any, operands: list[Locality], obligations: Mapping[int, Obligation]) -> list[Locality]:
-    """The localities of an equation's results, given those of its operands.
-
-    Raises:
-      LocalityError: an obligation inside does not hold.
-      DeadlockError: replicas may disagree on whether a collective inside runs.
-    """
+    """The localities of an equation's results, given those of its operands; raises as :func:`infer` does."""
     return _Inference(obligations, True).equation(equation, operands, None, final=True)[0]
 
 

@@ -30,11 +30,7 @@ class Obligation:
     """Whether the marked value is a loss, and what is tied to it its gradients."""
 
     def check(self, locality: Locality, mark: _jax.Equation) -> None:
-        """Raise if the marked value must not have this locality.
-
-        Raises:
-          LocalityError: it must not.
-        """
+        """Raise a LocalityError if the marked value must not have this locality."""
         if locality in self.refused:
             raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
 

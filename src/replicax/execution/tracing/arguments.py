@@ -164,11 +164,7 @@ class Arguments:
         self.key = (self._tree, tuple(keys))
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
-        """One replica's shape and dtype, and the locality, of each traced argument.
-
-        Raises:
-          ValueError: a ``PerReplica`` value has components for another number of replicas.
-        """
+        """The kind of each argument on one replica, and its locality; a ValueError for another number of replicas."""
         for position, key in enumerate(self.key[1]):
             if key[0] is T and key[1][0] != num_replicas:
                 raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
@@ -275,12 +271,8 @@ def of_another_strategy(tree: Any, position: int, found: int, expected: int) -> 
 def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any) -> ExampleMask:
     """The mask of a step with padded arguments: that of the first whose examples lie along a known dim.
 
-    Args:
-      padded: the position and mask of each, and the dim of its examples, ``None`` if that is not known.
-      tree: the structure of the arguments.
-
-    Raises:
-      ValueError: they come from different batches.
+    ``padded`` has the position and mask of each, and the dim of its examples, ``None`` if that is not known. A
+    ValueError says which of them come from different batches.
     """
     (_, first, _), *others = [a for a in padded if a[2] is not None] or padded[:1]
     for position, mask, _ in others:
@@ -316,11 +308,7 @@ def path_of(tree: Any, position: int) -> str:
 
 
 def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
-    """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
-
-    Returns:
-      The path of each, and its shape and dtype on a replica.
-    """
+    """The path, shape and dtype of arguments that were M in one key and are T in another, if no others differ."""
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree or len(old_keys) != len(new_keys):
         return []

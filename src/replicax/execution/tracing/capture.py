@@ -105,24 +105,10 @@ def capture(
 ) -> Program:
     """Trace ``fn`` for one of ``replicas``.
 
-    Args:
-      replicas: those that run the step together.
-      fn: the step.
-      arguments: one replica's shape and dtype, and the locality, of each traced argument.
-      rebuild: makes ``(args, kwargs)`` from the traced arguments.
-      creations: the variables that the step creates.
-      example_dims: where the examples are in arguments that are padded (:meth:`Arguments.example_dims`); the last two
-        arguments are then the mask, and the number of examples on all replicas.
-      paths: where each traced argument stands, for messages.
-      communicator: how the replica reaches the others, if not in the usual way.
-
-    >>> import replicax
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     v = replicax.Variable(1.0)
-    >>> program = strategy.extended.trace(lambda x: v.assign_add(x * 2).value, args=(3.0,)).program  # captured
-    >>> len(program.reads), len(program.arguments), len(program.writes)
-    (1, 1, 1)
+    ``arguments`` are one replica's shape and dtype, and the locality, of each traced argument, ``paths`` where each
+    stands, and ``rebuild`` makes ``(args, kwargs)`` of them. If arguments are padded (:meth:`Arguments.example_dims`),
+    the last two are the mask, and the number of examples on all replicas. The ``communicator`` is how the replica
+    reaches the others, if not in the usual way.
     """
     name = function_name(fn)
     for number, (aval, _) in enumerate(arguments):

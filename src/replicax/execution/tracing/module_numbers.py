@@ -14,13 +14,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def module_numbers(tree: Any) -> frozenset[int]:
-    """The positions of the leaves that are in a module of Equinox, if the user has loaded that.
-
-    >>> import equinox, jax
-    >>> from replicax.execution.tracing.module_numbers import module_numbers
-    >>> module_numbers(jax.tree.structure((1.0, equinox.nn.Dropout(0.5))))
-    frozenset({1, 2})
-    """
+    """The positions of the leaves that are in a module of Equinox, if the user has loaded that."""
     equinox = sys.modules.get("equinox")
     return _NONE if equinox is None else _inside(tree, equinox.Module)
 

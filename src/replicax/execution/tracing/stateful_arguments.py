@@ -113,13 +113,7 @@ class HeldArray(Protocol):
 
 
 class StatefulArgument(ByKey):
-    """One object that holds state, as an argument of a step.
-
-    Args:
-      value: the object.
-      state: of all such objects of the call that are of its library.
-      index: its number among these.
-    """
+    """One object that holds state, as an argument of a step: the ``index``-th of its library's in ``state``."""
 
     __slots__ = ("index", "state", "value")
 
@@ -135,13 +129,7 @@ class StatefulArgument(ByKey):
 
 
 class StatefulCall(NamedTuple):
-    """A call of a step; :func:`stateful_call` has put a :class:`StatefulArgument` for each object that holds state.
-
-    Attributes:
-      fn: the step; it may also be a method of such an object, or a ``functools.partial`` with some.
-      args: its arguments.
-      kwargs: the same, by name.
-    """
+    """A call of a step, or method or partial, with a :class:`StatefulArgument` for each object that holds state."""
 
     fn: Any
     args: Any
@@ -151,12 +139,8 @@ class StatefulCall(NamedTuple):
 def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> StatefulCall | None:
     """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
 
-    Returns:
-      ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell.
-
-    Raises:
-      TypeError: an object holds something that no variable can.
-      ContextError: the variables of ``replicas`` live on parameter servers, where the objects' would not.
+    ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell. On parameter
+    servers a ContextError says what to do.
     """
     adapters = _loaded()
     if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
@@ -213,11 +197,9 @@ def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
 
 
 def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, Callable[..., Any]]:
-    """The objects of a running step that hold state.
+    """The objects of a running step that hold state, their adapter, and a maker of the call with others.
 
-    Returns:
-      The objects; their adapter, ``None`` if there are none; and a function from other objects, and from arguments with
-      those of ``args`` and ``kwargs`` in their places, to the call ``(fn, args, kwargs)`` with these.
+    That takes other objects, and arguments with those of ``args`` and ``kwargs`` in their places.
     """
 
     def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> StatefulCall:

@@ -69,12 +69,9 @@ _NNX = (
 def explaining(
     fn: Callable[..., Any], paths: Callable[[], Sequence[str]], reads: Callable[[], Sequence[str]]
 ) -> Iterator[None]:
-    """Errors of JAX's that come out of ``fn``, a step, say what is wrong in its words.
+    """Errors of JAX's that come out of the step ``fn`` say what is wrong in its words.
 
-    Args:
-      fn: the step.
-      paths: where each traced argument stands: ``args[0]['x']``.
-      reads: the names of the variables that the step has read so far.
+    ``paths`` are those of the traced arguments (``args[0]['x']``), ``reads`` the names of the variables read so far.
     """
     try:
         yield
