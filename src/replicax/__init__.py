@@ -244,7 +244,7 @@ registry.capture_ragged = _later("ragged.sizes", "capture_ragged")
 registry.check_ragged_text = _later("ragged.sizes", "check_arms")
 registry.run_per_replica = _later("per_replica.executor", "run_per_replica")
 registry.replicate_placed = _later("pipeline.placed_program", "replicate_placed")
-registry.object_adapters["flax.nnx"] = _later("models.nnx", "adapter")
+registry.object_adapter = _later("models.nnx", "adapter")
 registry.scoped_libraries["keras"] = _adapt_keras
 if importlib.util.find_spec("replicax.checks") is not None:
     registry.step_checks.append(_later("checks", "check_step"))

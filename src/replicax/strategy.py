@@ -20,7 +20,7 @@ from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import COMPILED, RunOptions, check_call, default_options, known, run
-from replicax.execution.tracing.stateful_arguments import LIBRARIES, stateful_call
+from replicax.execution.tracing.stateful_arguments import LIBRARY, stateful_call
 from replicax.extended import StrategyExtended
 from replicax.name_hints import NameHints
 from replicax.user_functions import in_args_and_kwargs
@@ -202,7 +202,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
             if more or named:
                 raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
             # Repeated for each call inline, which saves the call of a Python function.
-            if not LIBRARIES.isdisjoint(sys.modules.keys()):
+            if LIBRARY in sys.modules:
                 call = stateful_call(self.extended.replicas, fn, args, kwargs)
                 if call is not None:
                     fn, args, kwargs = call  # its objects are leaves now

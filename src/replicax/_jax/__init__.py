@@ -119,7 +119,6 @@ from replicax._jax.primitives import (
     identity_primitive as identity_primitive,
     input_primitive as input_primitive,
     linear_primitive as linear_primitive,
-    next_axis as next_axis,
     resized as resized,
     two_way_primitive as two_way_primitive,
 )

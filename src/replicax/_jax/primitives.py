@@ -167,17 +167,8 @@ def resized(aval: Any, axis: int, size: int) -> Any:
     return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
 
 
-def next_axis(params: dict[str, Any]) -> dict[str, Any]:
-    """``params`` of a primitive along an ``axis``, when a batch dim has been put first."""
-    return {**params, "axis": params["axis"] + 1}
-
-
 def linear_primitive(
-    name: str,
-    compute: Callable[..., Any],
-    shape: Callable[..., Any],
-    transpose: Callable[..., Any],
-    move: Callable[..., Any],
+    name: str, compute: Callable[..., Any], shape: Callable[..., Any], transpose: Callable[..., Any]
 ) -> Primitive:
     """A linear primitive of one operand along an ``axis``, computed by Python and never compiled."""
     primitive = Primitive(name)
@@ -191,9 +182,9 @@ def linear_primitive(
     def transposed(cotangent: Any, x: Any, **params: Any) -> tuple[Any]:
         return (transpose(_ad.instantiate_zeros(cotangent), x.aval, **params),)
 
-    def batched(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
+    def batched(args: Sequence[Any], dims: Sequence[Any], *, axis: int, **params: Any) -> tuple[Any, int]:
         x = jax.numpy.moveaxis(args[0], dims[0], 0)
-        return primitive.bind(x, **move(params)), 0
+        return primitive.bind(x, axis=axis + 1, **params), 0
 
     _ad.primitive_jvps[primitive] = jvp
     _ad.primitive_transposes[primitive] = transposed

@@ -46,7 +46,6 @@ class ProgramCache:
         self._traces: collections.Counter[Any] = collections.Counter()
         self._last: dict[Any, Any] = {}
         self._created: dict[FunctionKey, list[Variable]] = {}
-        self._fresh: set[int] = set()
         self._refused: collections.OrderedDict[Any, str] = collections.OrderedDict()
         # The last result of `find`: a loop asks for it again, and comparing keys costs less than hashing one.
         self._latest: tuple[Any, Executable | None] = (None, None)
@@ -75,7 +74,6 @@ class ProgramCache:
         for slot in _slots(executable):
             self._users.setdefault(slot, set()).add(key)
             slot.caches.add(self)
-        self._fresh.add(id(executable))
         self._entries[key] = key, executable  # last: an interrupt before it leaves no program that can't be forgotten
         code = key[0].code
         self._traces[code] += 1
@@ -131,16 +129,8 @@ class ProgramCache:
     def _drop(self, key: Any) -> None:
         self._latest = None, None
         _, executable = self._entries.pop(key, (None, None))
-        self._fresh.discard(id(executable))
         for slot in _slots(executable) if executable is not None else ():
             self._users.get(slot, set()).discard(key)
-
-    def is_first_call(self, executable: Executable) -> bool:
-        """Return whether this is asked of ``executable`` for the first time."""
-        if id(executable) not in self._fresh:
-            return False
-        self._fresh.discard(id(executable))
-        return True
 
     def created_by(self, fn: Callable[..., Any], key: FunctionKey) -> list[Variable]:
         """The variables that this function has created before, or else another with the same key."""

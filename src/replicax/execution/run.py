@@ -36,13 +36,14 @@ _no_trace = _jax.eval_trace()
 _no_arguments = Arguments((), {})
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Dispatch:
     """One call of a step: its program, and what that takes besides variables.
 
     Every call is one. ``Strategy.run`` launches a :func:`known` step, or else leaves it to :func:`run_compiled`;
     ``run_steps`` launches the same program several times at once; Keras' loop keeps that of its step.
 
-    Args:
+    Attributes:
       programs: of the strategy whose replicas run it.
       executable: the program.
       inputs: the arguments' arrays, where the program takes them, or on the host.
@@ -50,29 +51,19 @@ class Dispatch:
       settings: JAX's, for which the program was traced.
     """
 
-    __slots__ = ("_executable", "_inputs", "_mask", "_programs", "_settings")
-
-    def __init__(
-        self,
-        programs: ProgramCache,
-        executable: Executable,
-        inputs: Sequence[Any],
-        mask: ExampleMask | None = None,
-        settings: Any = None,
-    ) -> None:
-        self._programs = programs
-        self._executable = executable
-        self._inputs = inputs
-        self._mask = mask
-        self._settings = settings
+    programs: ProgramCache
+    executable: Executable
+    inputs: Sequence[Any]
+    mask: ExampleMask | None = None
+    settings: Any = None
 
     def launch(self, launched: list[Any] | None = None) -> Any:
         """Run the program, and return what the step returns; see :func:`launch` for ``launched``."""
-        executable, replicas = self._executable, self._programs.replicas
+        executable, replicas = self.executable, self.programs.replicas
         remote = replicas.remote_variables
         if remote is not None:
             remote.bring((*executable.donated, *executable.kept))
-        computed = launch(replicas, executable, self._inputs, launched)
+        computed = launch(replicas, executable, self.inputs, launched)
         if remote is not None:
             remote.send(executable.written)
         program = executable.program
@@ -86,7 +77,7 @@ class Dispatch:
                 continue
             array = computed[index]
             if padded is not None and padded[index]:
-                leaves.append(PerReplica(Stacked(array), self._mask, executable.example_dims[index]))
+                leaves.append(PerReplica(Stacked(array), self.mask, executable.example_dims[index]))
             elif result.shapes is not None:
                 leaves.append(PerReplica(Ragged(array, result.shapes)))
             elif replicas.num_replicas > 1 and executable.localities[index] is T:
@@ -98,11 +89,11 @@ class Dispatch:
     @property
     def is_current(self) -> bool:
         """Whether it can be launched now, as it is."""
-        return _is_plain(self._programs.replicas) and self._settings == _jax.trace_settings()
+        return _is_plain(self.programs.replicas) and self.settings == _jax.trace_settings()
 
     def again(self, inputs: Sequence[Any]) -> Dispatch:
         """This call with other inputs of the same kinds."""
-        return Dispatch(self._programs, self._executable, inputs, None, self._settings)
+        return Dispatch(self.programs, self.executable, inputs, None, self.settings)
 
 
 def known(
@@ -154,7 +145,8 @@ def run_compiled(
     with _jax.compiling():
         executable = prepare(programs, fn, arguments, together=True)
         # Count first: the number of a call must be the same on all workers, whatever else is true of it.
-        if replicas.lockstep.several and replicas.lockstep.is_to_compare() | programs.is_first_call(executable):
+        if replicas.lockstep.several and replicas.lockstep.is_to_compare() | executable.policy.is_new:
+            executable.policy.is_new = False
             check_same_step(replicas.lockstep, fn, args, kwargs, "as one compiled program", executable.program)
         return Dispatch(programs, executable, executable.placed(arguments), arguments.mask).launch(launched)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,8 +11,8 @@ import jax
 
 from replicax.checkpoint import Checkpoint
 from replicax.execution.tracing.function_key import Wrapper
+from replicax.execution.tracing.stateful_arguments import holds_state
 from replicax.pytrees import is_leaf, register
-from replicax.system import registry
 from replicax.training import Optimizer
 from replicax.variables import Variable
 
@@ -60,7 +59,7 @@ def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
 
 def is_saved(value: Any) -> bool:
     """Return whether ``value`` holds state of a run: a variable, optimizer, metric or model, or a pytree of these."""
-    if isinstance(value, Variable | Optimizer) or _has_variables(value) or _is_model(value):
+    if isinstance(value, Variable | Optimizer) or _has_variables(value) or holds_state(value):
         return True
     if isinstance(value, types.ModuleType | type | types.FunctionType | str) or value is None:
         return False
@@ -135,12 +134,6 @@ def _has_variables(value: Any) -> bool:
     return isinstance(variables, Mapping) and len(variables) > 0
 
 
-def _is_model(value: Any) -> bool:
-    """Return whether ``value`` belongs to a library whose objects steps change in place."""
-    loaded = (load() for library, load in registry.object_adapters.items() if library in sys.modules)
-    return any(adapter.holds(type(value)) for adapter in loaded)
-
-
 def _leaves(tree: Any) -> Iterator[Any]:
     for leaf in jax.tree_util.tree_leaves(tree, is_leaf=is_whole):
         if register(leaf):  # a container that JAX did not know
@@ -151,4 +144,4 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 def is_whole(value: Any) -> bool:
     """Return whether ``value`` is an object with variables of its own, or an iterator, and no container of leaves."""
-    return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_variables(value) or _is_model(value)
+    return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_variables(value) or holds_state(value)

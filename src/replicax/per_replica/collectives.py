@@ -210,7 +210,6 @@ whole_p: _jax.Primitive = _jax.linear_primitive(
     _whole,
     lambda aval, *, communicator, axis, number: _jax.resized(aval, axis, communicator.add_up(aval.shape[axis])),
     lambda ct, aval, *, axis, **params: part_p.bind(ct, axis=axis, size=aval.shape[axis], **params),
-    _jax.next_axis,
 )
 """``y = whole x``: all replicas' arrays, one after the other along ``axis``."""
 
@@ -219,6 +218,5 @@ part_p: _jax.Primitive = _jax.linear_primitive(
     _part,
     lambda aval, *, axis, size, **_: _jax.resized(aval, axis, size),
     lambda ct, _, *, size, **params: whole_p.bind(ct, **params),
-    _jax.next_axis,
 )
 """``y = part x``: this replica's part of the sum of all replicas' arrays; the transpose of ``whole``."""

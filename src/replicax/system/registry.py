@@ -1,6 +1,6 @@
 """The registry: parts of upper packages that lower ones use; registered at the import of Replicax, loaded when needed.
 
-Imports point downward, but the context has to find the default strategy, a step the adapters of other libraries'
+Imports point downward, but the context has to find the default strategy, a step the adapter of other libraries'
 objects, a scope the code that makes Keras' models the strategy's, and a new step its checks and the passes that only
 some steps need. These are in upper packages, and the package itself (``replicax/__init__.py``) registers them here.
 """
@@ -44,8 +44,8 @@ evaluate_on_device: Callable[[], Callable[..., list[Any]]]
 run_per_replica: Callable[[], Callable[..., Any]]
 """Loads the function that runs a step as plain Python, and warns if that is as it can't be one compiled program."""
 
-object_adapters: dict[str, Callable[[], Any]] = {}
-"""By library: loads the adapter of its objects, whose arrays a step reads and writes in place."""
+object_adapter: Callable[[], Any]
+"""Loads the adapter of the objects of Flax NNX, whose arrays a step reads and writes in place."""
 
 scoped_libraries: dict[str, Callable[[], None]] = {}
 """By library: makes models that are created in a scope belong to its strategy. Each is called once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,12 @@ DELETED = (
 )
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class LostArray:
     """Stands for the array that a variable has lost: for what reason, and by which exception, if there was one."""
 
-    __slots__ = ("cause", "reason")
-
-    def __init__(self, reason: str, cause: BaseException | None = None) -> None:
-        self.reason = reason
-        self.cause = cause
+    reason: str
+    cause: BaseException | None = None
 
     def error(self, what: str) -> VariableLostError:
         """The error to raise when the value of ``what`` is read."""

@@ -30,6 +30,7 @@ from replicax.devices.host_values import (
     on_host,
 )
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
+from replicax.indexed_slices import IndexedSlices, check_rows
 from replicax.user_functions import checked_result
 from replicax.values import Local, PerReplica, components_in
 from replicax.variables.aggregation import Aggregation, Synchronization, combined, parse_synchronization, share_of
@@ -39,7 +40,6 @@ from replicax.variables.initial_layout import Stored, layout_for
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.row_updates import RowUpdates
 from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
 from replicax.workers.digests import digest
 
@@ -61,7 +61,7 @@ class _CreatedByStore(abc.ABCMeta):
         return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
 
 
-class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
+class Variable(ArrayLike, metaclass=_CreatedByStore):
     """A value that steps read and change. The strategy in whose scope it is created places it.
 
     Inside a step a variable has this replica's value; outside it has the whole value. It acts like an array
@@ -430,6 +430,60 @@ class Variable(ArrayLike, RowUpdates, metaclass=_CreatedByStore):
             return self._write(change(store.read(self), delta))
         run_across(self, getattr(Variable, method), self, delta)
         return self
+
+    def scatter_add(self, slices: IndexedSlices) -> Variable:
+        """Add rows, combined over the replicas as in :meth:`assign`, and return the variable.
+
+        Args:
+          slices: the rows; their ``shape`` is the variable's. Combining them takes two all-gathers of the rows. A
+            variable split by its rows changes in pieces; a variable split along another dim is gathered.
+
+        Raises:
+          TypeError, ValueError: not an :class:`IndexedSlices`, or of another shape or kind of dtype; or an index is out
+            of range, if its value is known (see :class:`IndexedSlices`). Otherwise such a row is left out.
+          LocalityError, TraceError: as :meth:`assign`.
+        """
+        return self._scatter(slices, lambda value, s: value.at[s.indices].add(s.values), "scatter_add")
+
+    def scatter_sub(self, slices: IndexedSlices) -> Variable:
+        """Subtract rows; see :meth:`scatter_add`."""
+        return self._scatter(slices, lambda value, s: value.at[s.indices].add(-s.values), "scatter_sub")
+
+    def scatter_update(self, slices: IndexedSlices) -> Variable:
+        """Set rows; see :meth:`scatter_add`.
+
+        Raises:
+          ValueError: also if the variable is on-write with aggregation sum or mean: a row that only some replicas set
+            has no sum.
+        """
+        if self.aggregation in (Aggregation.SUM, Aggregation.MEAN) and not self.is_on_read:
+            raise ValueError(
+                f"{self.describe()}: scatter_update can't combine rows by {self.aggregation.value!r}, because only "
+                "some replicas may set a row; use scatter_add, or aggregation 'only_first_replica'"
+            )
+        return self._scatter(slices, lambda value, s: value.at[s.indices].set(s.values), "scatter_update")
+
+    def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Variable:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"{self.describe()}: {method} takes IndexedSlices, got {slices!r}")
+        if tuple(slices.shape) != self.shape:
+            raise ValueError(f"{self.describe()}: {method} got rows of an array of shape {tuple(slices.shape)}")
+        if isinstance(slices.values, PerReplica) or isinstance(slices.indices, PerReplica):
+            raise LocalityError(
+                f"{self.describe()}: {method} got {slices!r}, rows of each replica. Combine them first with "
+                "strategy.reduce, or call it inside a step."
+            )
+        if isinstance(current_store(), ConcreteStore) and not isinstance(slices.indices, jax.core.Tracer):
+            check_rows(slices.indices, self.shape, f"{self.describe()}: {method}")
+        self.check_casts(jnp.asarray(slices.values))
+        slices = IndexedSlices(jnp.asarray(slices.values, self.dtype), slices.indices, self.shape)
+        if self._in_replica():
+            slices = self._combined_value(slices)
+        elif self.is_stacked:
+            raise ValueError(
+                f"{self.describe()}: {method} in cross-replica context would change every copy; call it inside a step"
+            )
+        return self._write(change(current_store().read(self), slices))
 
     def _combined_value(self, value: Any) -> Any:
         """The replicas' arrays, or rows, combined into one value."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -73,30 +74,28 @@ class HostCalls(Rule):
         return is_call and not of_watch(equation)
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        zeros = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-        call = _GuardedCall(_jax.callback_of(equation), zeros, self._errors, self._may_be_endless)
-        guarded = _jax.with_callback(equation, call)
+        guarded = _jax.with_callback(equation, self._guarded(equation))
         later = rewriting.rule_after(self, guarded)
         return _jax.bind(guarded, operands) if later is None else later.replaced(guarded, operands, rewriting)
 
+    def _guarded(self, equation: Any) -> Callable[..., Any]:
+        zeros = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+        callback, errors, may_be_endless = _jax.callback_of(equation), self._errors, self._may_be_endless
 
-class _GuardedCall:
-    def __init__(self, callback: Any, zeros: list[Any], errors: HostErrors, may_be_endless: bool) -> None:
-        self._callback, self._zeros, self._errors, self._may_be_endless = callback, zeros, errors, may_be_endless
+        def call(*args: Any) -> Any:
+            if not errors.are_noted:
+                return callback(*args)
+            if errors.first is None:
+                try:
+                    return callback(*args)
+                except BaseException as error:
+                    errors.note(error)
+            first = errors.first
+            if first is not None and may_be_endless and time.monotonic() - errors.since > PATIENCE:
+                raise first
+            return zeros
 
-    def __call__(self, *args: Any) -> Any:
-        errors = self._errors
-        if not errors.are_noted:
-            return self._callback(*args)
-        if errors.first is None:
-            try:
-                return self._callback(*args)
-            except BaseException as error:
-                errors.note(error)
-        first = errors.first
-        if first is not None and self._may_be_endless and time.monotonic() - errors.since > PATIENCE:
-            raise first
-        return self._zeros
+        return call
 
 
 def of_watch(equation: _jax.Equation) -> bool:

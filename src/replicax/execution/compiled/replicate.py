@@ -64,6 +64,7 @@ class LaunchPolicy:
       cached_calls: the number of kinds of calls that JAX can make without Python in between, as of a call that was not
         the first of its kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
       errors: of the user's Python that it calls on the host.
+      is_new: whether several workers have yet to compare what they run.
     """
 
     donates: bool
@@ -71,6 +72,7 @@ class LaunchPolicy:
     ends_together: bool
     cached_calls: int | None = None
     errors: HostErrors = dataclasses.field(default_factory=HostErrors)
+    is_new: bool = True
 
 
 def policy_for(program: Program) -> LaunchPolicy:

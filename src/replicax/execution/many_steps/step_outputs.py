@@ -15,7 +15,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import is_leaf, registered
 from replicax.values import Local, PerReplica
-from replicax.variables.aggregation import Aggregation
+from replicax.variables.aggregation import Aggregation, combined
 from replicax.variables.variable import Variable
 
 
@@ -78,8 +78,7 @@ class MultiStepContext:
             registered(output),
             is_leaf=is_leaf,
         )
-        replica = context.get_replica_context()
-        if replica is None:
+        if context.get_replica_context() is None:
             self.last_step_outputs[name] = _reduced_across(op, value)
             return
         if op is None:
@@ -89,11 +88,7 @@ class MultiStepContext:
                 "get_replica_context().merge_call(lambda strategy, value: "
                 f"ctx.set_last_step_output({name!r}, value), args=(value,))"
             )
-        if op is Aggregation.ONLY_FIRST_REPLICA:
-            value = jax.tree_util.tree_map(replica._communicator.from_first, value)
-        else:
-            value = replica.all_reduce(ReduceOp(op.value), value)
-        self.last_step_outputs[name] = value
+        self.last_step_outputs[name] = combined(value, op)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Let the caller see ``output``, a Python object that the step does not compute.

@@ -22,7 +22,6 @@ ragged_gather_p: _jax.Primitive = _jax.linear_primitive(
     _never,
     lambda aval, *, axis, sizes, **_: _jax.resized(aval, axis, sum(sizes)),
     lambda ct, aval, *, axis, **params: ragged_part_p.bind(ct, axis=axis, own=aval.shape[axis], **params),
-    _jax.next_axis,
 )
 """``y = ragged_gather[axis=a sizes=… number=i] x``: the replicas' arrays, one after the other, whose sizes differ."""
 
@@ -31,7 +30,6 @@ ragged_part_p: _jax.Primitive = _jax.linear_primitive(
     _never,
     lambda aval, *, axis, own, **_: _jax.resized(aval, axis, own),
     lambda ct, _, *, own, **params: ragged_gather_p.bind(ct, **params),
-    _jax.next_axis,
 )
 """``y = ragged_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 

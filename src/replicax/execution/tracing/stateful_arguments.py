@@ -1,13 +1,13 @@
-"""State that objects hold: the models of other libraries, as arguments of a step.
+"""State that objects hold: the models of Flax NNX, as arguments of a step.
 
-Some libraries keep arrays in objects that steps change in place. Such an object among the arguments of a step is taken
-apart by its library's adapter: each of its arrays has a variable, so the program reads and writes variables as any
+NNX keeps arrays in objects that steps change in place. Such an object among the arguments of a step is taken
+apart by an adapter: each of its arrays has a variable, so the program reads and writes variables as any
 other does. Below the strategy the object is one leaf, a :class:`StatefulArgument`, which knows the key of what is
 static in it. Where the step's Python is called, each replica gets a copy of the object with its own values, and when it
 has returned what it has changed is assigned to the variables. When a program has written these, the user's object shows
 the new arrays: it is a :class:`~replicax.variables.slots.View` of each.
 
-An adapter is loaded when the user has loaded its library.
+The adapter is loaded when the user has loaded NNX.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from replicax.system import registry
 from replicax.variables import Variable
 from replicax.workers.replicas import Replicas
 
-LIBRARIES = registry.object_adapters.keys()
-"""Their names in ``sys.modules``: unless one of them is there, nothing is held."""
+LIBRARY = "flax.nnx"
+"""Its name in ``sys.modules``: unless it is there, nothing is held."""
 
 
 class ObjectsState(Protocol):
-    """The state of some objects of one library, which may share parts, for the replicas of one strategy."""
+    """The state of some objects, which may share parts, for the replicas of one strategy."""
 
     key: Hashable
     """Stands for what is static in them, and for their variables: equal keys mean the same program."""
@@ -53,7 +53,7 @@ class ObjectsState(Protocol):
 
 
 class Adapter(Protocol):
-    """The interface to the objects of a library."""
+    """The interface to the objects of the library."""
 
     def holds(self, kind: type) -> bool:
         """Return whether objects of this class hold state that steps change in place."""
@@ -113,7 +113,7 @@ class HeldArray(Protocol):
 
 
 class StatefulArgument(ByKey):
-    """One object that holds state, as an argument of a step: the ``index``-th of its library's in ``state``."""
+    """One object that holds state, as an argument of a step: the ``index``-th in ``state``."""
 
     __slots__ = ("index", "state", "value")
 
@@ -142,8 +142,8 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell. On parameter
     servers a ContextError says what to do.
     """
-    adapters = _loaded()
-    if not adapters or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
+    adapter = _adapter()
+    if adapter is None or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
         return None
     leaves, tree, places = _flattened(fn, args, kwargs)
     if any(map(register, leaves)):
@@ -159,12 +159,9 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
             "params)), in the function that replicax.value_and_grad differentiates, and update with a "
             "replicax.Optimizer."
         )
-    for adapter in adapters:
-        positions = [i for i in places if _adapter_of(type(leaves[i])) is adapter]
-        if positions:
-            state = adapter.state_of(tuple(leaves[i] for i in positions), replicas)
-            for index, i in enumerate(positions):
-                leaves[i] = StatefulArgument(leaves[i], state, index)
+    state = adapter.state_of(tuple(leaves[i] for i in places), replicas)
+    for index, i in enumerate(places):
+        leaves[i] = StatefulArgument(leaves[i], state, index)
     return _call_of(fn, tree, leaves)
 
 
@@ -175,25 +172,24 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
     When the context is left without an error, what the step has changed in them is assigned to their variables.
     """
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
-    states = {id(leaf.state): leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)}
-    if not states:
+    state = next((leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)), None)
+    if state is None:
         yield StatefulCall(fn, args, kwargs)
         return
     has_rows = all(leaf.shape[0] for leaf in leaves if isinstance(leaf, jax.Array) and leaf.ndim)
-    copies = {number: state.opened(has_rows) for number, state in states.items()}
-    leaves = [copies[id(x.state)][0][x.index] if isinstance(x, StatefulArgument) else x for x in leaves]
+    copies, close = state.opened(has_rows)
+    leaves = [copies[x.index] if isinstance(x, StatefulArgument) else x for x in leaves]
     yield _call_of(fn, tree, leaves)
-    for _, close in copies.values():
-        close()
+    close()
 
 
 def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
     """Where the objects keep their arrays that a step changes in place, while it runs."""
-    if not _loaded():
+    adapter = _adapter()
+    if adapter is None:
         return []
-    leaves, _, _ = _flattened(fn, args, kwargs)
-    pairs = [(leaf, _adapter_of(type(leaf))) for leaf in leaves]
-    return [cell for leaf, adapter in pairs if adapter is not None for cell in adapter.cells(leaf)]
+    leaves, _, places = _flattened(fn, args, kwargs)
+    return [cell for i in places for cell in adapter.cells(leaves[i])]
 
 
 def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, Callable[..., Any]]:
@@ -210,17 +206,16 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
             leaves[i] = other
         return _call_of(fn, tree, leaves)
 
-    if not _loaded():
+    if (adapter := _adapter()) is None:
         return (), None, with_others
     leaves, _, places = _flattened(fn, args, kwargs)
-    objects = tuple(leaves[i] for i in places)
-    return objects, _adapter_of(type(objects[0])) if objects else None, with_others
+    return tuple(leaves[i] for i in places), adapter if places else None, with_others
 
 
 def _flattened(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
     """The leaves of a call and their structure, and where the objects that hold state are among the leaves."""
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
-    return leaves, tree, [i for i, leaf in enumerate(leaves) if _adapter_of(type(leaf)) is not None]
+    return leaves, tree, [i for i, leaf in enumerate(leaves) if _holds(type(leaf))]
 
 
 def _call_of(fn: Any, tree: Any, leaves: Sequence[Any]) -> StatefulCall:
@@ -234,16 +229,20 @@ def updated(tree: Any, other: Any) -> Any:
 
     These get the arrays of those in their places in ``other``.
     """
-    if not _loaded():
+    adapter = _adapter()
+    if adapter is None:
         return other
+
+    def is_updated(value: Any) -> bool:
+        return adapter.updates(type(value))
+
     structure: Any
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or is_leaf(x) or bool(_updater(x)))
-    adapters = [_updater(leaf) for leaf in leaves]
-    if not any(adapters):
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None or is_leaf(x) or is_updated(x))
+    if not any(map(is_updated, leaves)):
         return other
     news = structure.flatten_up_to(other)
-    for i, (leaf, adapter) in enumerate(zip(leaves, adapters, strict=True)):
-        if adapter is not None:
+    for i, leaf in enumerate(leaves):
+        if is_updated(leaf):
             adapter.update(leaf, news[i])
             news[i] = leaf
     return structure.unflatten(news)
@@ -275,36 +274,37 @@ def _as_partial(fn: Any) -> functools.partial[Any] | None:
     if isinstance(fn, functools.partial):
         inner = _as_partial(fn.func)
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)
-    if isinstance(fn, types.MethodType) and _adapter_of(type(fn.__self__)) is not None:
+    if isinstance(fn, types.MethodType) and _holds(type(fn.__self__)):
         return functools.partial(fn.__func__, fn.__self__)
-    if _adapter_of(type(fn)) is not None and callable(fn):
+    if _holds(type(fn)) and callable(fn):
         return functools.partial(type(fn).__call__, fn)
     return None
 
 
-_found: dict[str, Adapter] = {}
-_by_type: dict[type, Adapter | None] = {}
+def _adapter() -> Adapter | None:
+    """The adapter, if the user has loaded its library."""
+    return registry.object_adapter() if LIBRARY in sys.modules else None
 
 
-def _loaded() -> Sequence[Adapter]:
-    """The adapters of the libraries that the user has loaded."""
-    for library, load in registry.object_adapters.items():
-        if library in sys.modules and library not in _found:
-            _found[library] = load()
-            _by_type.clear()
-    return list(_found.values()) if _found else ()
+_held: dict[type, bool] = {}
 
 
-def _adapter_of(kind: type) -> Adapter | None:
-    if kind not in _by_type:
-        _by_type[kind] = next((a for a in _found.values() if a.holds(kind)), None)
-    return _by_type[kind]
+def _holds(kind: type) -> bool:
+    """Return whether objects of this class hold state; ``False`` is kept once the library is loaded."""
+    held = _held.get(kind)
+    if held is None:
+        adapter = _adapter()
+        if adapter is None:
+            return False
+        held = _held[kind] = adapter.holds(kind)
+    return held
 
 
-def _updater(value: Any) -> Adapter | None:
-    return next((adapter for adapter in _loaded() if adapter.updates(type(value))), None)
+def holds_state(value: Any) -> bool:
+    """Return whether a value is an object that steps change in place."""
+    return _holds(type(value))
 
 
 def stays_whole(value: Any) -> bool:
     """Return whether a value is a leaf here: also an object that holds state."""
-    return is_leaf(value) or _adapter_of(type(value)) is not None
+    return is_leaf(value) or _holds(type(value))
