@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -110,10 +109,7 @@ def sums_of(
 def sums_of_blocks(
     arrays: Sequence[jax.Array], options: CommunicationOptions | None, per_device: int
 ) -> list[jax.Array]:
-    """Sums over the replicas in their fixed order, which is the same for all implementations of collectives.
-
-    Each array is ``[blocks, *shape]``, the sums of the blocks of this device's ``per_device`` replicas.
-    """
+    """Sums over the replicas, in their order, of ``[blocks, *shape]``: the sums of each device's blocks of replicas."""
     one = functools.partial(sum_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
     in_order = functools.partial(_packed, summed=one, terms=1)
     filled = iter(_sums([a for a in arrays if a.size], options, per_device, in_order))
@@ -175,10 +171,7 @@ def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: int = 0) -> list[jax.Array]:
-    """``summed`` of each array, with all arrays of a dtype concatenated: for sums that compilers don't merge.
-
-    It makes ``[…shape]`` of ``[…terms, …shape]``, with so many dims of terms.
-    """
+    """``summed`` of each ``[…terms, …shape]``, those of a dtype concatenated, for sums that compilers don't merge."""
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, math.inf)
     for i in whole:
@@ -276,12 +269,11 @@ def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
     """``axis`` as an int, a tuple of ints or ``None``; a ValueError for anything else."""
     if axis is None:
         return None
-    try:
-        if isinstance(axis, bool):
-            raise TypeError
-        return tuple(map(operator.index, axis)) if isinstance(axis, Sequence) else operator.index(axis)
-    except TypeError:
-        raise ValueError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
+    given = axis if isinstance(axis, Sequence) else (axis,)
+    axes = [integer for a in given if (integer := as_integer(a)) is not None]
+    if len(axes) < len(given):
+        raise ValueError(f"axis must be an int, a tuple of ints or None, got {axis!r}")
+    return tuple(axes) if given is axis else axes[0]
 
 
 def checked_axis(axis: Any, what: str) -> int:
@@ -296,8 +288,6 @@ def checked_axes(axis: int | Sequence[int], shape: tuple[int, ...], what: str) -
     """``axis`` as non-negative dims of ``shape``; a ValueError if one is out of range or named twice."""
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     for a in axes:
-        if as_integer(a) is None:
-            raise ValueError(f"{what}: axis must be an int or a tuple of ints, got {axis!r}")
         if not -len(shape) <= a < len(shape):
             raise ValueError(
                 f"{what}: axis {a} is out of range for a value of shape {shape} on each replica"

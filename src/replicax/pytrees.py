@@ -239,7 +239,8 @@ def check_no_traced_fields(leaf: Any) -> None:
                 )
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         for field in dataclasses.fields(leaf):
-            if any(isinstance(x, jax.core.Tracer) for x in _leaves_of(leaf, field.name)):
+            leaves = jax.tree_util.tree_leaves(getattr(leaf, field.name, None), is_leaf=is_leaf)
+            if any(isinstance(x, jax.core.Tracer) for x in leaves):
                 raise TypeError(
                     f"a step returned a {type(leaf).__name__}, whose field {field.name!r} holds values that the step "
                     "computes, but JAX does not know the class: decorate it with jax.tree_util.register_dataclass"
@@ -260,22 +261,10 @@ def _held_by(fn: Any) -> Iterator[tuple[str, Any]]:
             held = [("func", fn.func), *((f"args[{i}]", x) for i, x in enumerate(fn.args)), *fn.keywords.items()]
         else:
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-            held = [(name, cell.cell_contents) for name, cell in cells if not _is_empty(cell)]
+            held = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
             held += [("a default", x) for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())]
         yield from held
         todo += [x for _, x in held if isinstance(x, types.FunctionType | functools.partial)]
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
-
-
-def _leaves_of(leaf: Any, field: str) -> list[Any]:
-    return jax.tree_util.tree_leaves(getattr(leaf, field, None), is_leaf=is_leaf)
 
 
 def _names_of_items(container: Any) -> tuple[str, ...] | None:

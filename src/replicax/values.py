@@ -403,32 +403,5 @@ def component(value: PerReplica, replica: int) -> Any:
 
 
 def padded(stacked: Any, mask: ExampleMask) -> Any:
-    """An element of a dataset that pads.
-
-    Args:
-      stacked: a pytree of arrays ``[num_replicas, rows, …]`` on the replicas' devices; with one replica, too.
-      mask: which rows are examples.
-
-    Returns:
-      The pytree with ``PerReplica`` leaves that share ``mask``.
-
-    Raises:
-      ValueError: an array has other replicas or rows than the mask.
-
-    >>> import jax.numpy as jnp, replicax
-    >>> from replicax.execution.replica_values import example_mask
-    >>> from replicax.values import padded
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> x = padded(jnp.array([[1.0, 2.0], [3.0, 0.0]]), example_mask((2, 1), 2, strategy.extended.mesh))
-    >>> x
-    PerReplica(float32[2], 2 replicas, 3 of 4 rows are examples: [1. 2.], [3.])
-    >>> float(strategy.reduce("mean", x, axis=0))
-    2.0
-    """
-
-    def one(array: jax.Array) -> PerReplica:
-        if array.shape[:2] != mask.host.shape:
-            raise ValueError(f"padded: an array of shape {array.shape} does not go with a mask of {mask.host.shape}")
-        return PerReplica(Stacked(array), mask)
-
-    return jax.tree_util.tree_map(one, registered(stacked))
+    """An element of a dataset that pads: a pytree of arrays ``[num_replicas, rows, …]``, which share a mask."""
+    return jax.tree_util.tree_map(lambda array: PerReplica(Stacked(array), mask), registered(stacked))

@@ -56,10 +56,7 @@ def put(
 
 
 def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Put several values of this worker at once, as :func:`put` does with ``may_alias=False``.
-
-    NumPy arrays among them are held by no other code.
-    """
+    """Put values of this worker at once, with ``may_alias=False``; nothing else holds NumPy arrays among them."""
     unshared = list(values)
     shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
     if shared:

@@ -149,10 +149,7 @@ class ProgramCache:
 
 
 def _is_ours(code: Any) -> bool:
-    """Return whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes.
-
-    What adapters make of other libraries' models are steps of the user's.
-    """
+    """Whether a step is Replicax's own, such as ``reduce``, which may meet any shapes; an adapter's is the user's."""
     file = getattr(code, "co_filename", "")
     return file.startswith(PACKAGE) and not file.startswith(_MODELS)
 

@@ -38,10 +38,7 @@ def kind_of_component(component: Any, where: str = "a component of a PerReplica"
 
 
 def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
-    """Put each component on its replica's device; as one array, if they have one dtype and rank.
-
-    They are those of this worker's replicas, and ``kinds`` those of all workers', if there are others.
-    """
+    """Put this worker's components on its replicas; as one array, if all workers' have one dtype and rank."""
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
@@ -102,10 +99,7 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
 def _on_logical_devices(
     arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
 ) -> jax.Array:
-    """One array over all devices, of which all logical devices of a replica have what its first one has.
-
-    There is one array for all replicas that share a device.
-    """
+    """One array over all devices, of which all logical devices of a replica have what its first one has."""
     pieces = [
         jax.device_put(array, device)  # which stays there, if it is there
         for array, replica in zip(arrays, replicas.local_replicas[:: replicas.per_device], strict=True)

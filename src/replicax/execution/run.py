@@ -258,12 +258,9 @@ def check_call(
             f"{method} was called inside {name}, but runs a program of its own, which JAX can't trace through: call it "
             f"outside jax.jit, jax.grad and the like. {_INSTEAD[kind]}"
         )
-    if not callable(fn):
-        checked_function(fn, f"{method}(fn, …)")
-    if not isinstance(args, (tuple, list)):
-        checked_args(args, f"{method}(fn, args)")
-    if kwargs is not None:
-        checked_kwargs(kwargs, f"{method}(fn, args, kwargs)")
+    checked_function(fn, f"{method}(fn, …)")
+    checked_args(args, f"{method}(fn, args)")
+    checked_kwargs(kwargs, f"{method}(fn, args, kwargs)")
 
 
 _INSTEAD = {

@@ -21,7 +21,7 @@ def hold_signals() -> Callable[[], None]:
     Only the main thread can; in others, where no handler ever runs, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
-        return _nothing
+        return lambda: None
     came: list[int] = []
     handlers: dict[int, Any] = {}
 
@@ -53,7 +53,3 @@ def hold_signals() -> Callable[[], None]:
         release()
         raise
     return release
-
-
-def _nothing() -> None:
-    pass

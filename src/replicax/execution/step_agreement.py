@@ -36,10 +36,7 @@ def check_same_step(
     how: str,
     program: Program | None = None,
 ) -> None:
-    """Raise unless all workers are about to run the same step with the same plain arguments, which computes the same.
-
-    Messages say ``how`` it runs; ``program`` is that of a compiled step. Captured values that differ are found by it.
-    """
+    """Raise unless all workers are about to run the same step, ``how`` it is, with the same plain arguments."""
     if not lockstep.several:
         return
     name = function_name(fn)

@@ -21,7 +21,8 @@ from replicax.models.nnx_step import (
 )
 
 Collect = Callable[..., None]
-"""See :meth:`replicax.execution.tracing.stateful_arguments.ObjectParts.collecting`."""
+"""Takes gradients (or sums for a metric), further arguments by name (then ``None``), what applies them to the objects,
+and ``cells()``: those of the copies that change, by names and numbers among :attr:`NNXParts.values`."""
 
 
 class NNXParts:

@@ -56,10 +56,7 @@ class VariableCollection:
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def named(self, owner: Any, wanted: str) -> str:
-        """The name of ``owner``: ``wanted``, with a number if another object has that name.
-
-        A name is free again when its owner is gone.
-        """
+        """The name of ``owner``: ``wanted``, with a number while another object that lives has that name."""
         name, number = wanted, 0
         while self._owners.get(name, owner) is not owner:
             number += 1
@@ -166,10 +163,7 @@ def check_agreed(variable: Variable, value: Any) -> None:
 
 @_jax.compiling()
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
-    """The stored array for all replicas, from replica 0's part of ``array`` (one all-reduce).
-
-    ``array`` is the stored array, or the whole value of a split variable. Workers have different ones.
-    """
+    """The stored array, from replica 0's part of workers' stored arrays, or whole values if split (one all-reduce)."""
     is_split = isinstance(variable.layout, Split)
     spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)
     mapped = jax.shard_map(

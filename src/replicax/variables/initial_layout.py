@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh
 
 from replicax.argument_checks import as_integer
 from replicax.devices.arrays import put_among
@@ -60,10 +59,7 @@ def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
             f"{variable.describe()} is created inside colocate_vars_with, and lies where {place[2]} does: leave "
             "partitioner, partition_dimensions and logical_device out, or create it outside"
         )
-    is_stacked = variable.is_on_read and replicas.num_replicas > 1
-    return _beside(
-        place[1], variable.shape, replicas.mesh, replicas.num_replicas, is_stacked, not is_key(variable.dtype)
-    )
+    return _beside(place[1], variable)
 
 
 def layout_for(
@@ -97,7 +93,7 @@ def layout_for(
     if partition_dimensions is None:
         if variable.is_on_read and replicas.num_replicas > 1:
             return Copies(replicas.num_replicas)
-        split = _layout_by(chosen, variable.name, shape, variable.dtype, replicas)
+        split = _layout_by(chosen, variable, shape)
         return usual if isinstance(split, Mirrored) else split
     if usual.home is not None and not variable.is_on_read:
         raise ValueError(
@@ -109,7 +105,7 @@ def layout_for(
         return Copies(replicas.num_replicas, axes=axes) if replicas.num_replicas > 1 else Mirrored(axes=axes)
     counts = [int(count) for count in partition_dimensions]
     part = tuple(size // count for size, count in zip(shape, counts, strict=True))
-    split = _layout_by(chosen, variable.name, part, variable.dtype, replicas)
+    split = _layout_by(chosen, variable, part)
     composed = _split_evenly_in_parts(shape, axes, counts, split)
     if composed is None and partitioner is not None:
         assert isinstance(split, Split)
@@ -152,10 +148,9 @@ def move(variable: Variable, logical_device: int) -> None:
         cache.forget(variable.slot)  # programs that expect it at its old place
 
 
-def _layout_by(
-    partitioner: Partitioner | None, name: str, shape: tuple[int, ...], dtype: Any, replicas: Replicas
-) -> Layout:
-    """The layout that ``partitioner`` gives the variable ``name``; a ValueError if its result does not fit."""
+def _layout_by(partitioner: Partitioner | None, variable: Variable, shape: tuple[int, ...]) -> Layout:
+    """The layout that ``partitioner`` gives a variable, or a part of it; a ValueError if its result does not fit."""
+    replicas = variable.replicas
     if partitioner is None:
         return Mirrored()
     size = replicas.device_count
@@ -164,7 +159,7 @@ def _layout_by(
         partitioner = partitioner.partitioner or over_all(size)
     if size == 1:
         return Mirrored()
-    dim, pieces = split_by(partitioner, name, shape, dtype)
+    dim, pieces = split_by(partitioner, variable.name, shape, variable.dtype)
     return Mirrored() if dim is None else _split_evenly(shape, dim, pieces, size, replicas.device_count // size)
 
 
@@ -177,10 +172,7 @@ def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, 
 
 
 def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[int], split: Layout) -> Layout | None:
-    """The layout of a value that ``axes`` split into ``counts`` parts, each of which has the layout ``split``.
-
-    It is ``None`` if along one dim the parts don't divide evenly.
-    """
+    """The layout of a value that ``axes`` split into ``counts`` parts of layout ``split``; ``None`` if not evenly."""
     if not isinstance(split, Split):
         return Mirrored(axes=axes)
     parts = counts[split.dim]
@@ -189,27 +181,28 @@ def _split_evenly_in_parts(shape: tuple[int, ...], axes: Axes, counts: Sequence[
     return dataclasses.replace(split, size=shape[split.dim], piece=split.piece * parts, logical_parts=parts, axes=axes)
 
 
-def _beside(
-    layout: Layout, shape: tuple[int, ...], mesh: Mesh, replicas: int, is_stacked: bool, splits: bool
-) -> Layout:
-    """The layout of a value beside another value, which has ``layout``.
+def _beside(layout: Layout, variable: Variable) -> Layout:
+    """The layout of a variable beside another value, which has ``layout``.
 
-    It is split like the other if its shape allows, and it ``splits``: along the same dim, into as many pieces as there,
-    or as many as it has room for. Otherwise it is whole in the same places.
+    It is split like the other if its shape allows: along the same dim, into as many pieces as there, or as many as it
+    has room for. Otherwise it is whole in the same places.
     """
+    replicas, shape = variable.replicas, variable.shape
+    is_stacked = variable.is_on_read and replicas.num_replicas > 1
+    splits = not is_key(variable.dtype)
     if not is_stacked and layout.home is not None:
         return layout
-    parts = [math.prod(mesh.shape[axis] for axis in dim) for dim in layout.axes]
+    parts = [math.prod(replicas.mesh.shape[axis] for axis in dim) for dim in layout.axes]
     fits = len(parts) == len(shape) and all(size % count == 0 for size, count in zip(shape, parts, strict=True))
     axes = layout.axes if fits else ()
     if is_stacked:
-        return Copies(replicas, axes=axes, logical_device=layout.logical_device)
-    if splits and isinstance(layout, Split) and shape[layout.dim : layout.dim + 1] == (layout.size,):
+        return Copies(replicas.num_replicas, axes=axes, logical_device=layout.logical_device)
+    if isinstance(layout, Split) and splits and shape[layout.dim : layout.dim + 1] == (layout.size,):
         if fits or not any(layout.axes):
             return layout
         if layout.logical_parts == 1:
             return dataclasses.replace(layout, axes=())
-    if splits and isinstance(layout, Split) and not any(layout.axes) and layout.dim < len(shape):
+    if isinstance(layout, Split) and splits and not any(layout.axes) and layout.dim < len(shape):
         pieces = -(-layout.size // layout.piece)
         return _split_evenly(shape, layout.dim, pieces, layout.replicas, layout.groups)
     return Mirrored(axes=axes, logical_device=layout.logical_device)

@@ -42,7 +42,7 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
     if isinstance(array, jax.Array):
         if array.is_deleted():
             slot.array = array = LostArray(DELETED)
-        elif getattr(array, "is_ready", _not_known)():
+        elif getattr(array, "is_ready", bool)():  # which random keys don't have
             try:
                 array.block_until_ready()
             except Exception as error:  # of the program that has computed it
@@ -60,10 +60,6 @@ def note_lost(slots: Iterable[Slot], step: str, cause: BaseException) -> list[Sl
     for slot in lost:
         slot.array = LostArray(f"the step {step} took its memory, and failed while it ran ({_line(cause)})", cause)
     return lost
-
-
-def _not_known() -> bool:  # of random keys, which have no is_ready
-    return False
 
 
 def _line(error: BaseException) -> str:

@@ -60,11 +60,7 @@ class Store(Protocol):
 
 
 class ConcreteStore:
-    """The store outside every step: values are arrays on devices.
-
-    Args:
-      frozen: whether programs that are being traced may hold the present values as constants.
-    """
+    """The store outside every step. If ``frozen``, programs that are being traced may hold values as constants."""
 
     def __init__(self, frozen: bool = False) -> None:
         self._frozen = frozen

@@ -72,7 +72,7 @@ def as_variables(
         inexact = bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
         return Variable(
             leaf,
-            name="/".join([*([name] if name else []), *map(_word, path)]) or None,
+            name="/".join(filter(None, [name, jax.tree_util.keystr(path, simple=True, separator="/")])) or None,
             trainable=trainable if trainable is not None or inexact else False,
             synchronization=synchronization,
             aggregation=wanted if _can_be_combined(leaf.dtype, wanted) else Aggregation.NONE,
@@ -190,11 +190,3 @@ def _is_plain(variable: Variable) -> bool:
 
 def _can_be_combined(dtype: Any, aggregation: Aggregation) -> bool:
     return not is_key(dtype) and (aggregation is not Aggregation.MEAN or bool(jnp.issubdtype(dtype, jnp.inexact)))
-
-
-def _word(key: Any) -> str:
-    """A key of a path, as part of a name."""
-    for attribute in ("key", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key).strip(".[]'\"")

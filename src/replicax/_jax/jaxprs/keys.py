@@ -189,10 +189,9 @@ def is_record(value: Any) -> bool:
 
 
 def program_digest(program: ClosedJaxpr) -> bytes:
-    """Bytes that are the same in all processes for the same operations on the same numbers.
+    """Bytes that are the same in all processes for the same operations on the same numbers, and differ for others.
 
-    Equal programs may still have different digests, as some parameters are known by their text only. Different programs
-    don't have equal ones.
+    Equal programs may still have different digests, as some parameters are known by their text only.
     """
     return digested(repr(_Digests().of_program(program)).encode())
 

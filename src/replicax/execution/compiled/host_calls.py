@@ -61,10 +61,7 @@ class HostErrors:
 
 
 class HostCalls(Rule):
-    """The rule for calls of the host, whose ``errors`` are noted; it comes first.
-
-    The program ``may_be_endless`` if a ``while`` loop of it has calls, whose zeros may not end it.
-    """
+    """The rule for calls of the host, which comes first; zeros may not end a ``while`` loop: it ``may_be_endless``."""
 
     def __init__(self, errors: HostErrors, may_be_endless: bool) -> None:
         self._errors, self._may_be_endless = errors, may_be_endless

@@ -76,12 +76,9 @@ class LaunchPolicy:
 
 
 def policy_for(program: Program) -> LaunchPolicy:
-    """The launch policy of ``program``.
+    """The launch policy of ``program``; raises if the format of a ``jax.debug.print`` is wrong.
 
-    A ``jax.debug.print`` calls nothing of the user's, so it costs no memory. But each call waits for it.
-
-    Raises:
-      ValueError, TypeError: the format of a ``jax.debug.print`` is wrong.
+    Such a print calls nothing of the user's, so it costs no memory. But each call waits for it.
     """
     fails_alone = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans()
     may_fail = fails_alone or program.timeout is not None
@@ -343,11 +340,7 @@ def over_replicas_of(
     rewriting: Rewriting | None,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
-
-    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes.
-    The compiler gets the ``settings``.
-    """
+    """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas."""
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)

@@ -37,7 +37,7 @@ def wanted_pieces(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any
                 want(atom, split)
         elif equation.primitive.name in ELEMENTWISE:
             for atom in equation.invars:
-                if _shape(atom) == _shape(equation.outvars[0]):
+                if atom.aval.shape == equation.outvars[0].aval.shape:
                     want(atom, splits[0])
         elif (called := inlined(equation)) is not None:
             inner = wanted_pieces(called, splits)
@@ -64,7 +64,3 @@ def says_nothing_new(equation: Any, split: Split) -> bool:
     if equation.primitive.name not in SPLITS or not any(split.axes):
         return False
     return bool(wanted_sharding(equation.params) == spec_of(split.axes))
-
-
-def _shape(atom: Any) -> Any:
-    return atom.aval.shape

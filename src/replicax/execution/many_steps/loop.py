@@ -33,11 +33,7 @@ class StepSource(Protocol):
     """A source of elements."""
 
     def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """The next elements: at least one; fewer than ``steps`` if there are no more, or an error comes first.
-
-        Raises:
-          StopIteration, Exception: there is none, or the error comes at once.
-        """
+        """The next elements, at least one: fewer than ``steps`` if there are no more, or an error comes first."""
 
     def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
         """Take back the last groups that :meth:`take` gave, which have not been used."""

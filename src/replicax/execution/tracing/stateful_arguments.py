@@ -18,7 +18,6 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -59,11 +58,7 @@ class Adapter(Protocol):
         """Return whether objects of this class hold state that steps change in place."""
 
     def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> ObjectsState:
-        """Their state, after what has been assigned to them since the last step is assigned to their variables.
-
-        Raises:
-          TypeError: an object holds something that no variable can.
-        """
+        """Their state, after what has been assigned to them since the last step is assigned to their variables."""
 
     def updates(self, kind: type) -> bool:
         """Return whether :meth:`update` takes objects of this class: those that it holds, and their cells."""
@@ -71,45 +66,11 @@ class Adapter(Protocol):
     def update(self, value: Any, other: Any) -> None:
         """Give an object, or a cell, the arrays of another of the same structure."""
 
-    def cells(self, value: Any) -> Sequence[HeldArray]:
+    def cells(self, value: Any) -> Sequence[Any]:
         """Where an object keeps its arrays, also while a step runs."""
 
-    def parts(self, objects: tuple[Any, ...]) -> ObjectParts:
-        """The objects of a step, for a loop over the parts of its batch."""
-
-
-class ObjectParts(Protocol):
-    """Objects of one replica's step, of which each iteration of a loop gets copies."""
-
-    @property
-    def values(self) -> list[Any]:
-        """The arrays in the objects."""
-
-    def copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Objects with these arrays."""
-
-    def collecting(self, copies: tuple[Any, ...], collect: Callable[..., None]) -> AbstractContextManager[None]:
-        """Give the gradients that optimizers among ``copies`` get to ``collect``, and change nothing by them.
-
-        It is called with gradients (or sums for a metric), further arguments by name (then ``None``), what applies them
-        to the objects, and ``cells()``: those of the copies that change, by names and numbers among :attr:`values`.
-        """
-
-    def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
-        """The arrays that an iteration has left in its copies."""
-
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Give the objects the arrays that the last iteration has left."""
-
-
-class HeldArray(Protocol):
-    """A place for one array in an object."""
-
-    def get_raw_value(self) -> Any:
-        """The array, or what stands in its place."""
-
-    def set_raw_value(self, value: Any) -> None:
-        """Replace it."""
+    def parts(self, objects: tuple[Any, ...]) -> Any:
+        """The objects of a step, for a loop over the parts of its batch: see :mod:`replicax.models.nnx_parts`."""
 
 
 class StatefulArgument(ByKey):
@@ -167,10 +128,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
 
 @contextlib.contextmanager
 def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
-    """A step and its arguments with a copy of each object that holds state, for this replica.
-
-    When the context is left without an error, what the step has changed in them is assigned to their variables.
-    """
+    """A step and its arguments with copies of objects that hold state, whose changes are assigned when it is left."""
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
     state = next((leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)), None)
     if state is None:
@@ -183,7 +141,7 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
     close()
 
 
-def cells_in(fn: Any, args: Any, kwargs: Any) -> list[HeldArray]:
+def cells_in(fn: Any, args: Any, kwargs: Any) -> list[Any]:
     """Where the objects keep their arrays that a step changes in place, while it runs."""
     adapter = _adapter()
     if adapter is None:
@@ -225,10 +183,7 @@ def _call_of(fn: Any, tree: Any, leaves: Sequence[Any]) -> StatefulCall:
 
 
 def updated(tree: Any, other: Any) -> Any:
-    """``other``, a pytree of the structure of ``tree``, with the objects of ``tree`` that hold state, and their cells.
-
-    These get the arrays of those in their places in ``other``.
-    """
+    """``other``, with the objects of ``tree`` that hold state, and their cells, which get the arrays of theirs."""
     adapter = _adapter()
     if adapter is None:
         return other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ContextError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.stateful_arguments import HeldArray, ObjectParts, objects_in
+from replicax.execution.tracing.stateful_arguments import objects_in
 from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
 from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
@@ -29,6 +29,9 @@ from replicax.training.step_hooks import update_hook, using
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
+
+if TYPE_CHECKING:
+    from replicax.models.nnx_parts import NNXParts
 
 
 def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | bool = ()) -> Callable[..., Any]:
@@ -217,7 +220,7 @@ class _Run:
         outer: Store,
         batch: _Batch,
         communicator: Any,
-        parts: ObjectParts | None,
+        parts: NNXParts | None,
         call_with: Callable[..., tuple[Any, Any, Any]],
     ) -> None:
         self._parts, self._call_with = parts, call_with
@@ -334,9 +337,9 @@ class _Collector:
         extra: Mapping[str, Any] | None,
         apply: Callable[[list[Any]], None],
         variables: Sequence[Variable] = (),
-        cells: Callable[[], Mapping[tuple[str, int], HeldArray]] = dict,
+        cells: Callable[[], Mapping[tuple[str, int], Any]] = dict,
     ) -> None:
-        """Add an update that waits, of variables, or of arrays in objects: see :meth:`ObjectParts.collecting`."""
+        """Add an update that waits, of variables, or of arrays in objects: see :mod:`replicax.models.nnx_parts`."""
         if extra:
             raise ValueError(
                 f"apply_gradients: the argument {next(iter(extra))!r} of the transformation is of one micro-batch, and "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from replicax import _jax, context
 from replicax.errors import ContextError, warn
 from replicax.execution.tracing.function_key import Wrapper
-from replicax.execution.tracing.stateful_arguments import HeldArray, cells_in
+from replicax.execution.tracing.stateful_arguments import cells_in
 from replicax.execution.tracing.step_call import check_changes_leave, mutable_objects
 from replicax.loop.step_metrics import step_outcome
 from replicax.loop.step_objects import is_whole
@@ -197,7 +197,7 @@ class PreciseStep(Wrapper):
             self._finish(store, use, cells)
         return _widened_tree(returned)
 
-    def _finish(self, store: DerivedStore, use: _Use, cells: Sequence[tuple[HeldArray, Any]]) -> None:
+    def _finish(self, store: DerivedStore, use: _Use, cells: Sequence[tuple[Any, Any]]) -> None:
         """Let the step change its variables, unless a gradient of any replica has overflowed; then, the scale."""
         replica, outer = context.get_replica_context(), store.outer
         assert replica is not None
