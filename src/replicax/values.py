@@ -372,8 +372,8 @@ def regroup(
 ) -> Any:
     """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves; a ValueError if structures differ.
 
-    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). These are the numbers of
-    the ``replicas``, if there are others, ``count`` on all workers.
+    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). ``replicas``
+    are their numbers if there are others, and ``count`` is the number on all workers.
     """
     if not trees:
         raise ValueError("regroup: trees is empty: pass one pytree for each replica")

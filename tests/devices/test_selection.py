@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import pytest
@@ -147,6 +148,7 @@ def test_devices_keep_their_order() -> None:
         ("cpu:0", TypeError, r"for one device: \['cpu:0'\]"),
         ([3], TypeError, "got 3"),
         (5, TypeError, "must be a list of devices or None, got 5"),
+        (types.SimpleNamespace(devices=()), TypeError, "a cluster resolver has them .*: pass resolver.devices"),
     ],
 )
 def test_devices_that_are_off(devices, error, message) -> None:

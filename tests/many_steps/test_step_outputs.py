@@ -166,6 +166,22 @@ def test_outputs_across_replicas(pair) -> None:
         assert ctx.non_tensor_outputs == {"objects": {"replicas": 2, "name": "n"}}
 
 
+def test_variables_are_outputs(pair) -> None:
+    with pair.scope():
+        total = replicax.Variable(0, name="total", aggregation="sum")
+        own = replicax.Variable(0, name="own", synchronization="on_read", aggregation="sum")
+
+    def step(ctx, x):
+        ctx.set_last_step_output("total", total.assign_add(x.size), "mean")
+        replicax.get_replica_context().merge_call(
+            lambda strategy: ctx.set_last_step_output("own", own.assign(4), "none"), args=()
+        )
+
+    ctx = pair.run_steps(step, iter(pair.distribute_dataset(numbered(2, size=4))), 2)
+    assert {name: int(value) for name, value in ctx.last_step_outputs.items()} == {"total": 8, "own": 4}
+    assert repr(ctx) == "MultiStepContext(steps=2, last_step_outputs=['own', 'total'], non_tensor_outputs=[])"
+
+
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("op", ["mean", "only_first_replica", "none"])
 def test_a_number_of_python_is_an_array_with_a_dtype_of_its_own(pair, op, debug) -> None:

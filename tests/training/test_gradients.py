@@ -148,6 +148,12 @@ def test_what_is_no_loss(loss, message) -> None:
         replicax.value_and_grad(lambda: loss(x), [x])()
 
 
+def test_the_loss_may_be_a_variable() -> None:
+    x = replicax.Variable(3.0)
+    loss, (gradient,) = replicax.value_and_grad(lambda: x, [x])()
+    assert (float(loss), float(gradient)) == (3.0, 1.0)
+
+
 def test_a_variable_has_one_gradient() -> None:
     x = replicax.Variable(3.0, name="x")
     with pytest.raises(ValueError, match="'x'.*listed twice"):

@@ -198,6 +198,15 @@ def test_it_works_outside_every_step() -> None:
     assert float(w) == 0.0
 
 
+def test_with_pairs_aggregate_is_the_second_argument(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.5), name="sgd")
+    assert repr(optimizer) == "Optimizer('sgd', not built)"
+    pair.run(lambda: optimizer.apply_gradients([(jnp.float32(1.0), w)], False))
+    assert (float(w), repr(optimizer)) == (0.5, "Optimizer('sgd', for 1 variables)")
+
+
 def test_none_gradients_are_left_out(pair) -> None:
     with pair.scope():
         w, frozen = replicax.Variable(1.0), replicax.Variable(1.0)
@@ -486,6 +495,9 @@ def test_setting_an_item_of_the_state_assigns_the_variable(pair) -> None:
     assert type(trace["layer"]) is dict  # so that states of Optax can be mapped along
     with pytest.raises(KeyError, match="rate"):
         optimizer.state.hyperparams["rate"] = 0.5
+    hyperparams = optimizer.state.hyperparams
+    hyperparams |= {"learning_rate": 0.0, "momentum": 0.5}
+    assert float(optimizer.state.hyperparams["momentum"]) == 0.5
     arrays = jax.tree.map(jnp.asarray, optimizer.state)
     arrays.hyperparams["learning_rate"] = 3.0
     assert (arrays.hyperparams["learning_rate"], float(rate)) == (3.0, 0.0)

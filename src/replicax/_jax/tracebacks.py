@@ -102,15 +102,10 @@ def _is_of_replicax(error: BaseException) -> bool:
 def _without(trace: TracebackType | None, hidden: set[str]) -> TracebackType | None:
     kept = []
     while trace is not None:
-        if _package(trace.tb_frame.f_globals) not in hidden:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in hidden:
             kept.append(trace)
         trace = trace.tb_next
     rebuilt = None
     for one in reversed(kept):
         rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return rebuilt
-
-
-def _package(names: dict[str, object]) -> str:
-    """The top package of the module with these globals."""
-    return str(names.get("__name__", "")).partition(".")[0]

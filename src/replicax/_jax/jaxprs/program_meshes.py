@@ -40,21 +40,16 @@ def foreign_mesh(jaxpr: Jaxpr, axes: Set[str]) -> Equation | None:
 
 def fresh(atom: Any, mesh: Any) -> Any:
     """A new variable of the kind of ``atom`` (or the same literal), for a program inside another mesh."""
-    aval = aval_on(atom.aval, mesh)
+    aval = atom.aval
+    if isinstance(aval, ShapedArray):  # in JAX's eyes one inside another mesh is of another kind
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
+        aval = aval.update(sharding=sharding)
     if not isinstance(atom, Literal):
         return _extend.Var(aval)
     value = atom.val
     if isinstance(value, _literals.TypedNdArray):  # which has an abstract value of its own
         value = _literals.TypedNdArray(np.asarray(value), aval)
     return Literal(value, aval)
-
-
-def aval_on(aval: Any, mesh: Any) -> Any:
-    """``aval``, as that of a value inside ``mesh``, an abstract one; in JAX's eyes others are of another kind."""
-    if not isinstance(aval, ShapedArray):
-        return aval
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
-    return aval.update(sharding=sharding)
 
 
 def on_mesh(equation: Equation, invars: Sequence[Any], outvars: Sequence[Any], mesh: Any) -> Equation:

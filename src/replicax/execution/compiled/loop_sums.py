@@ -101,8 +101,11 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     totals = [sunk.get(v) for v in equation.outvars]
     sums: list[LoopSum | None] = [None] * loop.carried
     for total in totals[loop.carried :]:
-        is_stacked = total is not None and total.split.dim > 0
-        sums.append(_of_slices(total) if total is not None and is_stacked else None)
+        if total is None or total.split.dim == 0:
+            sums.append(None)
+        else:
+            of_slice = without_dims(total.split, [0])
+            sums.append(LoopSum(of_slice, total.split, False, total.in_group, first=total.before))
     marks = [e for e in loop.body.eqns if e.primitive is replica_number_p]
     if not marks:
         return LoopPlan(loop.body, sums, None, [False] * loop.constants)
@@ -151,10 +154,6 @@ def wanted_sums(
             if total is not None and not isinstance(v, _jax.Literal) and uses[v] == 1:
                 sunk[v] = total
     return sunk
-
-
-def _of_slices(total: WantedSum) -> LoopSum:
-    return LoopSum(without_dims(total.split, [0]), total.split, False, total.in_group, first=total.before)
 
 
 def _after(equations: Sequence[Any], array: Any) -> Any:

@@ -80,7 +80,7 @@ class Wrapper:
 
 
 # A function that lives on and captures the same objects as last time keeps its key, however much it captures.
-_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[list[_Captured], FunctionKey]] = weakref.WeakKeyDictionary()
+_keys: weakref.WeakKeyDictionary[types.FunctionType, tuple[list[_Seen], FunctionKey]] = weakref.WeakKeyDictionary()
 
 
 def function_key(fn: Callable[..., Any]) -> FunctionKey:
@@ -138,56 +138,46 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     return key
 
 
-class _Captured:
-    """One captured value: where it is looked up, and what stood there. Without a name it is the function itself.
-
-    Attributes:
-      value: the value, by identity.
-      definition: what an editor that reloads code exchanges in the function; ``None`` if there is a name.
-    """
-
-    __slots__ = ("_function", "_index", "contents", "definition", "name", "value")
-
-    def __init__(self, name: str, function: types.FunctionType, index: int | None) -> None:
-        self.name = name
-        self._function = weakref.ref(function)  # a function may capture itself
-        self._index = index
-        self.definition = None if name else (function.__code__, function.__defaults__, function.__kwdefaults__)
-        try:
-            now = function.__globals__.get(name) if index is None else (function.__closure__ or ())[index].cell_contents
-        except ValueError:  # not assigned yet
-            now = None
-        self.value = _jax.ById(now)
-        self.contents = Contents.of_all_in(now)
+_Definition = tuple[types.CodeType, tuple[Any, ...] | None, dict[str, Any] | None]
+_Seen = tuple[weakref.ref[types.FunctionType], _Definition, list[tuple[str | int, _jax.ById, tuple[Contents, ...]]]]
+"""A function, which may capture itself; its code and defaults, which editors exchange when they reload it; and what it
+captures: the name of a global or the index of a cell, with its value and the containers in that."""
 
 
-def _are_current(captured: list[_Captured]) -> bool:
+def _captured(fn: types.FunctionType, place: str | int) -> Any:
+    """The value of a global, or in a cell; ``None`` if it is not assigned yet."""
+    if isinstance(place, str):
+        return fn.__globals__.get(place)
+    try:
+        return (fn.__closure__ or ())[place].cell_contents
+    except ValueError:
+        return None
+
+
+def _are_current(functions: list[_Seen]) -> bool:
     """Return whether each place still has the same object, with the same contents if it is a container.
 
     Part of every call of a step, mostly right after a program that has emptied the processor's caches, where each
     Python function that is entered costs a microsecond: so only containers are asked.
     """
-    for c in captured:
-        function = c._function()
-        if function is None:
+    for reference, (code, defaults, keywords), captured in functions:
+        fn = reference()
+        if fn is None or fn.__code__ is not code:
             return False
-        if c.definition is not None:
-            code, defaults, keywords = c.definition
-            if function.__code__ is code and function.__defaults__ is defaults and function.__kwdefaults__ is keywords:
-                continue
+        if fn.__defaults__ is not defaults or fn.__kwdefaults__ is not keywords:
             return False
-        if c._index is None:
-            now = function.__globals__.get(c.name)
-        else:
-            try:
-                now = (function.__closure__ or ())[c._index].cell_contents
-            except ValueError:  # not assigned yet
-                now = None
-        by_id = c.value
-        if (by_id._strong if by_id._ref is None else by_id._ref()) is not now or (now is None and by_id._ref):
-            return False  # None also stands for what is gone
-        if c.contents and not are_unchanged(c.contents):
-            return False
+        for place, seen, contents in captured:
+            if type(place) is str:
+                now = fn.__globals__.get(place)
+            else:
+                try:
+                    now = (fn.__closure__ or ())[place].cell_contents  # type: ignore[index]
+                except ValueError:
+                    now = None
+            if (seen._strong if seen._ref is None else seen._ref()) is not now or (now is None and seen._ref):
+                return False  # None also stands for what is gone
+            if contents and not are_unchanged(contents):
+                return False
     return True
 
 
@@ -196,7 +186,7 @@ class _Collector(IdentityKeys):
 
     def __init__(self, fn: Any) -> None:
         super().__init__()
-        self.sources: list[_Captured] = []
+        self.sources: list[_Seen] = []
         self.frozen: list[tuple[str, Any]] = []
         self.places: dict[tuple[types.CodeType, str], Any] = {}
         self._visited: dict[int, int] = {}
@@ -221,24 +211,24 @@ class _Collector(IdentityKeys):
             return _jax.ById(fn)
         # Libraries don't change under a program: only globals of the step's own module are looked at.
         self._module = fn.__globals__ if self._module is None else self._module
-        captured = [_Captured(name, fn, i) for i, name in enumerate(fn.__code__.co_freevars)]
+        places: list[tuple[str, str | int]] = [(name, i) for i, name in enumerate(fn.__code__.co_freevars)]
         if fn.__globals__ is self._module:
-            names = (name for name in global_names(fn.__code__) if name in self._module)
-            captured += [_Captured(name, fn, None) for name in names]
-        captured = [c for c in captured if not isinstance(c.value.value, types.ModuleType)]
-        self.sources += [_Captured("", fn, None), *captured]
+            places += [(name, name) for name in global_names(fn.__code__) if name in self._module]
+        captured = [(name, at, _captured(fn, at)) for name, at in places]
+        captured = [c for c in captured if not isinstance(c[2], types.ModuleType)]
+        seen = [(at, _jax.ById(value), Contents.of_all_in(value)) for _, at, value in captured]
+        self.sources.append((weakref.ref(fn), (fn.__code__, fn.__defaults__, fn.__kwdefaults__), seen))
         was_captured, self._is_captured = self._is_captured, True
-        for source in captured:
-            place = fn.__code__, source.name
-            value = source.value.value
+        for name, _, value in captured:
+            place = fn.__code__, name
             changed = _changed_by_tracing.get(place)
             if changed and type(value) is dict:
                 value, changed = {key: item for key, item in value.items() if self.of(key) not in changed}, None
             if changed is None:
                 self.places[place] = self.of(value)
-                frozen.append((source.name, self.places[place]))
+                frozen.append((name, self.places[place]))
             elif type(value) not in _jax.BY_VALUE:
-                frozen.append((source.name, _jax.ById(value)))
+                frozen.append((name, _jax.ById(value)))
         frozen += [(name, self.of(value)) for name, value in default_arguments(fn)]
         self._is_captured = was_captured
         return fn.__code__
