@@ -28,7 +28,8 @@ def wanted_pieces(jaxpr: _jax.Jaxpr, wanted: Sequence[Split | None]) -> dict[Any
 
     for atom, split in zip(jaxpr.outvars, wanted, strict=False):
         want(atom, split)
-    for equation in reversed(jaxpr.eqns):
+    equations: Sequence[Any] = jaxpr.eqns
+    for equation in reversed(equations):
         splits = [hints.get(v) for v in equation.outvars]
         if not any(splits):
             continue

@@ -236,9 +236,12 @@ def _as_partial(fn: Any) -> functools.partial[Any] | None:
     return None
 
 
+_load_adapter: Callable[[], Adapter] = functools.cache(lambda: registry.object_adapter())
+
+
 def _adapter() -> Adapter | None:
     """The adapter, if the user has loaded its library."""
-    return registry.object_adapter() if LIBRARY in sys.modules else None
+    return _load_adapter() if LIBRARY in sys.modules else None
 
 
 _held: dict[type, bool] = {}
