@@ -244,18 +244,12 @@ def _adapter() -> Adapter | None:
     return _load_adapter() if LIBRARY in sys.modules else None
 
 
-_held: dict[type, bool] = {}
+_is_held: Callable[[type], bool] = functools.cache(lambda kind: _load_adapter().holds(kind))
 
 
 def _holds(kind: type) -> bool:
-    """Return whether objects of this class hold state; ``False`` is kept once the library is loaded."""
-    held = _held.get(kind)
-    if held is None:
-        adapter = _adapter()
-        if adapter is None:
-            return False
-        held = _held[kind] = adapter.holds(kind)
-    return held
+    """Return whether objects of this class hold state."""
+    return LIBRARY in sys.modules and _is_held(kind)
 
 
 def holds_state(value: Any) -> bool:
