@@ -95,8 +95,7 @@ def value_and_grad(
             store = DerivedStore(outer, dict(zip(chosen, values, strict=True)))
             with use_store(store if hook is None else hook.reading(store)):
                 given, named = _with_arrays(variables, args, kwargs)
-                returned = checked_result(fn(*given, **named), fn, "value_and_grad")
-            loss, aux = _split(returned, has_aux)
+                loss, aux = _split(checked_result(fn(*given, **named), fn, "value_and_grad"), has_aux)
             if hook is not None:
                 loss = hook.before(loss)
             written.update(store.written)
