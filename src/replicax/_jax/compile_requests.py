@@ -20,13 +20,7 @@ from replicax._jax.internals import jaxlib as _jaxlib
 
 @dataclasses.dataclass(frozen=True)
 class CompileRequest:
-    """A program to compile.
-
-    Attributes:
-      module: as bytecode.
-      options: as a serialized proto.
-      devices: the numbers of the devices that it is for, in order.
-    """
+    """A program to compile: bytecode, options as a serialized proto, and the numbers of its devices, in order."""
 
     module: bytes
     options: bytes

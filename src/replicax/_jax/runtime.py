@@ -294,14 +294,7 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class DetectedCluster:
-    """The cluster that ``jax.distributed.initialize()`` would find by itself.
-
-    Attributes:
-      name: what JAX calls the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …
-      coordinator: the address of process 0, with the port that JAX would choose.
-      count: how many processes there are.
-      index: which one this is.
-    """
+    """The cluster that ``jax.distributed.initialize()`` would find by itself: JAX's name of its kind, and process 0."""
 
     name: str
     coordinator: str

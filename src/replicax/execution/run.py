@@ -55,7 +55,7 @@ class Dispatch:
     executable: Executable
     inputs: Sequence[Any]
     mask: ExampleMask | None = None
-    settings: Any = None
+    settings: Any = None  # JAX's, for which the program was traced
 
     def launch(self, launched: list[Any] | None = None) -> Any:
         """Run the program, and return what the step returns; see :func:`launch` for ``launched``."""
