@@ -158,14 +158,7 @@ def _to_neighbour(array: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """A collective in which replicas have waited for too long.
-
-    Attributes:
-      timeout: how many seconds they had.
-      number: of the collective, among those of the step.
-      arrived: the number of collectives that each replica has reached.
-      waiting: the replicas that wait in a collective.
-    """
+    """A collective of the step, by its number, in which replicas wait for too long; how many each has reached."""
 
     timeout: float
     number: int

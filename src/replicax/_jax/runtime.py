@@ -294,7 +294,7 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class DetectedCluster:
-    """The cluster that ``jax.distributed.initialize()`` would find by itself: JAX's name of its kind, and process 0."""
+    """The cluster that JAX would find: its name of the kind, process 0's address, how many processes, and which."""
 
     name: str
     coordinator: str

@@ -30,12 +30,8 @@ class ProgramCache:
     """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
 
     The least recently used go when there are more than 256, or more than 16 that differ in what their function captures
-    only (a learning rate, say); those whose function or variables are gone go before. The
-    tenth time that one function has to be traced again, a warning says which part of its key changed.
-
-    Attributes:
-      variables: the strategy's.
-      replicas: those that run the programs.
+    only (a learning rate, say); those whose function or variables are gone go before. The tenth time that one function
+    has to be traced again, a warning says which part of its key changed.
     """
 
     def __init__(self, variables: VariableCollection) -> None:

@@ -38,12 +38,8 @@ def launch(
     """Run a program on the present values of its variables, and leave the new ones; return what it computes.
 
     ``placed`` are its arguments, on the replicas' devices. ``launched`` is an empty list, which is not empty any more
-    from when the variables have their new values.
-
-    Raises:
-      VariableLostError: a variable that it reads has no value any more.
-      WorkerError: another worker has failed, has ended or has died.
-      Exception: what has gone wrong on the host, in a program that calls it. Variables are as they were.
+    from when the variables have their new values. Raises if a variable has no value any more, or another worker has
+    failed; when something has gone wrong on the host, in a program that calls it, variables are as they were.
     """
     returned: list[Any] = [] if launched is None else launched
     lockstep = replicas.lockstep

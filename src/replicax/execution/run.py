@@ -38,17 +38,10 @@ _no_arguments = Arguments((), {})
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Dispatch:
-    """One call of a step: its program, and what that takes besides variables.
+    """One call of a step: its program, and what that takes besides variables, where it takes it, or on the host.
 
     Every call is one. ``Strategy.run`` launches a :func:`known` step, or else leaves it to :func:`run_compiled`;
     ``run_steps`` launches the same program several times at once; Keras' loop keeps that of its step.
-
-    Attributes:
-      programs: of the strategy whose replicas run it.
-      executable: the program.
-      inputs: the arguments' arrays, where the program takes them, or on the host.
-      mask: which rows are examples, if the arguments are padded.
-      settings: JAX's, for which the program was traced.
     """
 
     programs: ProgramCache

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 class VariableCollection:
     """The variables of a strategy, by number and name. Both are the same on all workers.
 
-    Args:
-      replicas: the replicas on whose devices the variables lie.
-      partitioner: splits on-write variables; ``None`` if they are not split.
-      default_layout: of on-write variables that are not split.
-      run: runs a step in cross-replica context; needed to combine copies that differ.
+    On-write variables are split by the ``partitioner``, or have the ``default_layout``. To combine copies that differ,
+    ``run`` runs a step in cross-replica context.
     """
 
     has_copies = True
