@@ -272,6 +272,14 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     warnings.warn(message, kind, stacklevel=_current_frame()[1])
 
 
+__warningregistry__: dict[Any, Any] = {}
+
+
+def warn_at(message: str, kind: type[Warning], file: str, line: int) -> None:
+    """Warn of a mistake in a line; under Python's usual filters once, however often a step is traced."""
+    warnings.warn_explicit(message, kind, file, line, registry=__warningregistry__)
+
+
 def _current_frame() -> tuple[types.FrameType | None, int]:
     """The user's frame of this thread, and how many frames it is away from the caller's, which has 1."""
     frames: list[types.FrameType] = []

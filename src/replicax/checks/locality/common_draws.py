@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from replicax import _jax
 from replicax._jax import primitive_families as families
-from replicax.checks.locality.warning import warn_at
+from replicax.errors import LocalityWarning, warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import join, result_localities
@@ -70,6 +70,7 @@ def warn_of_common_draws(program: Program) -> None:
             f"(at {user}:{number_of_line}): example i of every replica gets the same numbers. Draw them with "
             "this replica's key: replicax.get_replica_context().random_key(key), "
             "which is jax.random.fold_in(key, replica_id).",
+            LocalityWarning,
             file,
             line,
         )
