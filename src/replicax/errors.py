@@ -24,6 +24,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 __all__ = [
     "AbsentDeviceError",

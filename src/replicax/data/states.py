@@ -101,7 +101,9 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
         if policy == "off" and worker != pipeline.workers.index:
             continue  # each worker has a dataset of its own
         known = {key: value for key, value in stream["of"].items() if value is not None}  # earlier versions saved less
-        if any(reading.known_by.get(key, "nothing") not in (value, None) for key, value in known.items()):
+        if any(
+            key not in reading.known_by or reading.known_by[key] not in (value, None) for key, value in known.items()
+        ):
             raise ValueError(
                 f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "
                 f"{reading.known_by}"

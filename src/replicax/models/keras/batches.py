@@ -230,20 +230,6 @@ def _description(leaf: Any) -> str:
     return f"a {type(leaf).__name__}"
 
 
-class Group:
-    """The elements of one call of ``run_steps``; see :class:`replicax.execution.many_steps.loop.StepSource`."""
-
-    def __init__(self, groups: list[ElementGroup | Single]) -> None:
-        self._groups = groups
-
-    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """Take all elements."""
-        return self._groups, None
-
-    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """Drop the elements that were not run, as Keras' own loop does."""
-
-
 def taken(iterator: Iterator[Any], count: int) -> tuple[Any, Iterator[Any]]:
     """The next batches of Keras' loop, at least one and at most ``count``: the first, and an iterator over all of them.
 
