@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from replicax.data.batches.agreed_batches import GlobalBatchesOfOneStream, GlobalBatchesOfOwnStreams
+from replicax.data.batches.agreed_batches import AgreedBatches
 from replicax.data.batches.announcements import Announcement, check_read
 from replicax.data.batches.global_batches import WHY_EMPTY, GlobalBatches
-from replicax.data.batches.local_batches import Division, LocalBatchesOfOneStream, LocalBatchesOfOwnStream
+from replicax.data.batches.local_batches import Division, LocalBatches
 from replicax.data.batches.rows import BatchRows, Checker, own_rows
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
@@ -209,12 +209,11 @@ class InputPipeline:
         agrees = (self.whole or workers.count > 1) and not (one_stream and self.reading.length is not None)
         place = workers.placer()
         if not agrees:
-            return GlobalBatches(LocalBatchesOfOneStream(batches, division), division, place, position)
+            return GlobalBatches(LocalBatches(batches, division), division, place, position)
         exchange = workers.series(f"pass {next(self._numbers)}, element")
         ahead = self.options.prefetch > 0 and workers.count > 1
-        local_batches = (LocalBatchesOfOneStream if one_stream else LocalBatchesOfOwnStream)(batches, division, ahead)
-        kind = GlobalBatchesOfOneStream if one_stream else GlobalBatchesOfOwnStreams
-        return kind(exchange, ahead, local_batches, division, place, position)
+        local_batches = LocalBatches(batches, division, one_stream, ahead)
+        return AgreedBatches(exchange, one_stream, ahead, local_batches, division, place, position)
 
     def _division(self, batch: int | None) -> Division:
         partial = PartialBatch.DROP if self._drops else self.options.partial_batch

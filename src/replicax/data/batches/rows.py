@@ -38,17 +38,6 @@ class BatchRows:
         """The memory of the rows, in bytes."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    @property
-    def is_numpy(self) -> bool:
-        """Return whether all arrays are NumPy's."""
-        return all(isinstance(leaf, np.ndarray) for leaf in self.leaves)
-
-    def copied(self) -> BatchRows:
-        """Copy the rows to new arrays, which the dataset can't fill again."""
-        # On CPUs JAX may use a NumPy array's memory for its own array, and copies in the background.
-        leaves = jax.block_until_ready([leaf.copy() for leaf in self.leaves])
-        return BatchRows(leaves, self.size, self.is_example)
-
     def part(self, start: int, size: int) -> BatchRows:
         """``size`` rows, starting at ``start``."""
         if size == self.size and not start:
