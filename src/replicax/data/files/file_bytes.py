@@ -47,15 +47,12 @@ class Bytes:
 
     def read(self, size: int) -> bytes:
         """Read at most ``size`` bytes; fewer only at the end of the file."""
-        pieces = []
+        pieces: list[bytes] = []
         try:
-            while size > _AT_ONCE:
-                pieces.append(self._bytes.read(_AT_ONCE))
-                if len(pieces[-1]) < _AT_ONCE:
-                    return b"".join(pieces)
+            while not pieces or (size > 0 and len(pieces[-1]) == _AT_ONCE):
+                pieces.append(self._bytes.read(min(size, _AT_ONCE)))
                 size -= _AT_ONCE
-            last = self._bytes.read(size)
-            return b"".join([*pieces, last]) if pieces else last
+            return b"".join(pieces)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._broken(error) from error
 
