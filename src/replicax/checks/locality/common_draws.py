@@ -149,11 +149,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         elif not differ and not drawn:
             return [_Drawn(locality) for locality in localities], facts
         kept = localities[0] is T or name in _KEPT
-        places = self._places(
-            equation, [f.place if f in differ or (f in drawn and not differ) else None for f in facts]
-        )
+        kept_places = [f.place if f in differ or (f in drawn and not differ) else None for f in facts]
+        places = result_places(operation_shapes(equation, kept_places, self.rows))
         draw = drawn[0].draw if drawn and not differ else 0
         return [_Drawn(loc, p if kept else None, draw) for loc, p in zip(localities, places, strict=True)], facts
-
-    def _places(self, equation: _jax.Equation, places: list[Place]) -> list[Place]:
-        return result_places(operation_shapes(equation, places, self.rows))

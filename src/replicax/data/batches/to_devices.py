@@ -103,7 +103,10 @@ def _stacks(element: GlobalBatch) -> list[Any]:
     if element.joined is not None:
         count = len(element.parts)
         return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.joined.leaves]
-    return [_stacked_leaves(column) for column in zip(*(part.leaves for part in element.parts), strict=True)]
+    return [
+        (jax.numpy if any(isinstance(leaf, jax.Array) for leaf in column) else np).stack(column)
+        for column in element.columns
+    ]
 
 
 def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
@@ -113,9 +116,3 @@ def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
         start: tuple[Any, ...] = (i, *map(slice, part.shape))
         stack[start] = part
     return stack
-
-
-def _stacked_leaves(leaves: tuple[Any, ...]) -> Any:
-    if any(isinstance(leaf, jax.Array) for leaf in leaves):
-        return jax.numpy.stack(leaves)
-    return np.stack(leaves)
