@@ -110,11 +110,7 @@ class Batches(grain.MapDataset):
 
 
 def rebatched(dataset: Any, rows: int) -> Any:
-    """A dataset of batches with so many rows, made of one with other batches.
-
-    Raises:
-      RuntimeError: the installed Grain can't.
-    """
+    """A dataset of batches with so many rows, made of one with other batches."""
     kind = getattr(experimental, "RebatchIterDataset", None)
     if kind is None:
         raise RuntimeError(

@@ -17,13 +17,7 @@ _FORMAT = 1
 
 
 def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any]) -> dict[str, Any]:
-    """The state of a pass.
-
-    Args:
-      pipeline: the pipeline of the dataset.
-      streams: the states of all streams when the pass was opened.
-      native: the place that this worker has reached since.
-    """
+    """The state of a pass whose streams were opened in these states, where this worker has reached ``native`` since."""
     rows = native["rows"]
     return {
         "format": _FORMAT,
@@ -35,12 +29,7 @@ def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any])
 
 
 def check_same_state(pipeline: InputPipeline, state: Any) -> None:
-    """Raise unless all workers set the same state.
-
-    Raises:
-      ValueError: another worker sets a different one.
-      DeadlockError: another worker sets none.
-    """
+    """Raise unless all workers set the same state."""
     lockstep = pipeline.workers.lockstep
     if not lockstep.several:
         return

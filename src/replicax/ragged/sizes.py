@@ -39,9 +39,6 @@ def check_arms(text: str) -> None:
     Where values are split over a replica's logical devices, the compiler exchanges parts of them. Most collectives are
     among the devices of one replica, which all take the same arm of a branch. In a permute all devices take part, also
     those that take another arm.
-
-    Raises:
-      CantJoinError: it would.
     """
     if any(e.in_arm and e.instruction.opcode.startswith("collective-permute") for e in executed(parse(text))):
         raise CantJoinError(
@@ -51,11 +48,7 @@ def check_arms(text: str) -> None:
 
 
 def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
-    """Trace ``fn`` for each size of its arguments, as one program for all replicas.
-
-    Raises:
-      CantJoinError: no one program can do what the replicas do; says why.
-    """
+    """Trace ``fn`` for each size of its arguments, as one program for all replicas, or raise a CantJoinError."""
     of_replicas = arguments.of_replicas(replicas.num_replicas)
     sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in traced) for traced in of_replicas))
     size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in traced)) for traced in of_replicas)
@@ -179,11 +172,7 @@ class _Questions:
         return wrong
 
     def check_alike(self) -> None:
-        """Raise unless all have asked the same.
-
-        Raises:
-          CantJoinError: they have not.
-        """
+        """Raise unless all have asked the same."""
         if len({tuple(a.what for a in asked) for asked in self._asked}) > 1:
             raise CantJoinError("replicas of different sizes do not come to the same collectives")
 

@@ -96,13 +96,7 @@ class GlobalBatches:
         ``None``: single elements. Set from any thread."""
 
     def __next__(self) -> Any:
-        """The next element, or the next :class:`BatchGroup`, on the devices.
-
-        Raises:
-          StopIteration: there is none.
-          ValueError: the dataset has none at all.
-          Exception: raised by the dataset.
-        """
+        """The next element, or the next :class:`BatchGroup`, on the devices."""
         if self.grouping is not None:
             group = self._several(*self.grouping)
             self._given += group.batches.count

@@ -109,13 +109,7 @@ class LocalBatches:
         self._is_over = False
 
     def __next__(self) -> LocalBatch:
-        """The next local batch.
-
-        Raises:
-          StopIteration: there is none.
-          UnfitBatchError: the batch can't be divided.
-          Exception: raised by the dataset.
-        """
+        """The next local batch; raises :class:`UnfitBatchError` if it can't be divided."""
         if self._is_over:
             raise StopIteration
         try:

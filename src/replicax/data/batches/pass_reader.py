@@ -38,12 +38,7 @@ class PassReader:
         self._given = 0  # elements
 
     def next(self) -> Any:
-        """The next element.
-
-        Raises:
-          StopIteration: there is none.
-          Exception: raised by the dataset.
-        """
+        """The next element."""
         if not self._left:
             element = next(self._prefetcher)
             if not isinstance(element, BatchGroup):

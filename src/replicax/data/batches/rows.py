@@ -128,13 +128,7 @@ class Checker:
         self._wide: list[tuple[int, str, Any]] = []  # leaves that get a narrower dtype: position, name, that dtype
 
     def rows(self, batch: Any, where: str) -> BatchRows:
-        """The rows of ``batch``.
-
-        Raises:
-          ValueError: there are no arrays, an array is a scalar, or sizes of dim 0 differ.
-          TypeError: a leaf is not an array of numbers; structure, dtype or rank differs from the first batch.
-          IntegerRangeError: an integer would become another number on the devices.
-        """
+        """The rows of ``batch``."""
         leaves, tree = jax.tree_util.tree_flatten(registered(batch))
         usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
         if not usual or (not self._examples and len({len(leaf) for leaf in leaves}) > 1):

@@ -70,13 +70,7 @@ def _placed_group(staged: Staged, replicas: Replicas) -> ElementGroup:
 
 
 def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:
-    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
-
-    Args:
-      stacks: on the host.
-      replicas: all replicas.
-      bare: whether to drop the dim of the replicas, of which there is one.
-    """
+    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device."""
     mesh = replicas.mesh
     if bare:
         bares, where = [s[0] for s in stacks], _on_each(mesh)

@@ -49,11 +49,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
 
 
 class ArrayRecords(BatchedSource):
-    """A random-access source over several files.
-
-    Attributes:
-      files: the files, in the order in which their records are numbered.
-    """
+    """A random-access source over several files, whose records are numbered in this order."""
 
     def __init__(self, files: Iterable[str], counted: Mapping[str, int] | None = None) -> None:
         from grain.sources import ArrayRecordDataSource

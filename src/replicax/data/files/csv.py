@@ -197,11 +197,7 @@ class CsvReader(Reader):
         return result
 
     def read(self, fields: int | None) -> list[str] | None:
-        """The next row that is not blank, or None at the end of the file.
-
-        Args:
-          fields: the required number of fields; None takes any number.
-        """
+        """The next row that is not blank, which must have so many ``fields`` (None: any number); None at the end."""
         row: list[str] = []
         while not row:
             self._first_line = self._line + 1

@@ -82,11 +82,7 @@ def types_in(file: str, columns: Sequence[str] | None) -> dict[str, str]:
 
 
 def opened(file: str) -> Any:
-    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``.
-
-    Raises:
-      ValueError: it is not one, or its end, where the index is, is damaged.
-    """
+    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``."""
     import pyarrow.parquet
 
     try:

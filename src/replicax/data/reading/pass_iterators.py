@@ -19,11 +19,7 @@ _NOTHING: Any = object()
 
 
 class Replayed(nodes.Iterated):
-    """The batches of a function's iterators. To reach a place, it reads everything before it again.
-
-    Args:
-      make: makes an iterator over batches, the same ones each time.
-    """
+    """The batches of iterators that a function makes. To reach a place, it reads everything before it again."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         super().__init__(ReplayIterator, make)
