@@ -127,13 +127,11 @@ class _Questions:
     def __init__(self, size_of: tuple[int, ...], sizes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
         self._size_of = size_of
         self._asked: list[list[_Asked]] = [[] for _ in sizes]
-        self._before: list[list[_Asked]] = [[] for _ in sizes]
         # For each size, what another one would have in the place of a number.
         self._counterparts = [[_counterparts(mine, theirs) for theirs in sizes] for mine in sizes]
 
     def begin(self, number: int) -> None:
         """Begin to capture the step for this size."""
-        self._before[number] = self._asked[number]
         self._asked[number] = []
 
     def ask(self, number: int, what: str, offer: Any, dim: int = 0) -> tuple[Any, ...]:
@@ -152,9 +150,9 @@ class _Questions:
         return len(self._asked[number])
 
     def _expected(self, number: int, other: int, position: int, what: str, offer: Any, dim: int) -> Any:
-        for asked in (self._asked[other], self._before[other]):
-            if position < len(asked) and asked[position].what == what:
-                return asked[position].offer
+        asked = self._asked[other]
+        if position < len(asked) and asked[position].what == what:
+            return asked[position].offer
         table = self._counterparts[number][other]
         if isinstance(offer, int):
             return table.get(offer, offer)
