@@ -9,6 +9,7 @@ next. No worker waits for a second element before it announces the first.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +22,8 @@ from replicax.data.batches.announcements import (
     in_words,
     structure_of_others,
 )
-from replicax.data.batches.global_batches import GlobalBatch, GlobalBatches
-from replicax.data.batches.local_batches import END, LocalBatch, LocalBatches
+from replicax.data.batches.global_batches import GlobalBatches
+from replicax.data.batches.local_batches import END, HostBatch, LocalBatches
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Leaf, no_rows
 from replicax.data.options import PartialBatch
@@ -60,7 +61,7 @@ class AgreedBatches(GlobalBatches):
         self._told: list[collections.deque[Announcement]] = [collections.deque() for _ in range(exchange.workers.count)]
         self._last: tuple[Any, tuple[Leaf, ...]] | None = None  # structure and kinds of the last announcement
         self._first_kinds: tuple[Leaf, ...] | None = None
-        self._empty: LocalBatch | None = None
+        self._empty: HostBatch | None = None
 
     def _agreed_announcements(self) -> list[Announcement]:
         """The announcements of all workers for the next element; raises if one could not read it."""
@@ -104,7 +105,7 @@ class AgreedBatches(GlobalBatches):
         for told, data in zip(self._told, everyone, strict=True):
             told.extend(announcement for announcement, count in loads(data) for _ in range(count))
 
-    def _next_divided(self) -> GlobalBatch | None:
+    def _next_divided(self) -> HostBatch | None:
         division = self._division
         announcements = self._agreed_announcements()
         if self._one_stream:
@@ -132,8 +133,7 @@ class AgreedBatches(GlobalBatches):
         local_batch = self._local_batch()
         if local_batch is END:
             local_batch = self._nothing(announcements)
-        alike, differing = same_rows and len(set(sizes)) == 1, None if same_rows else kinds
-        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, alike, differing, joined=local_batch.joined)
+        return dataclasses.replace(local_batch, sizes=sizes, kinds=None if same_rows else kinds)
 
     def _full_sizes(self, announcements: Sequence[Announcement]) -> tuple[int, ...]:
         """The sizes of a full element: of workers that read equally many examples, one may have a short first batch."""
@@ -143,7 +143,7 @@ class AgreedBatches(GlobalBatches):
             largest[kind] = max(worker.sizes, largest.get(kind, ()), key=sum)
         return tuple(size for kind in kinds for size in largest[kind])
 
-    def _announcement(self, local_batch: LocalBatch) -> Announcement:
+    def _announcement(self, local_batch: HostBatch) -> Announcement:
         """The announcement of a local batch."""
         kinds = tuple(part.kinds() for part in local_batch.parts)
         announcement = Announcement(local_batch.sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over=False)
@@ -158,10 +158,10 @@ class AgreedBatches(GlobalBatches):
             return Announcement()
         return Announcement((0,) * len(self._division.mine), () if self._last is None else (self._last[1],))
 
-    def _nothing(self, announcements: Sequence[Announcement]) -> LocalBatch:
+    def _nothing(self, announcements: Sequence[Announcement]) -> HostBatch:
         """Arrays of size 0, like the last that this worker had, or else like the first of another worker."""
         if self._empty is None:
             tree, kinds = self._last or structure_of_others(announcements, self._where())
             count = len(self._division.mine)
-            self._empty = LocalBatch(tree, [no_rows(kinds)] * count, (0,) * count, None, 0)
+            self._empty = HostBatch(tree, [no_rows(kinds)] * count, (0,) * count)
         return self._empty

@@ -12,7 +12,7 @@ import numpy as np
 from replicax.execution.many_steps.element_groups import ElementGroup, Single, joined
 
 if TYPE_CHECKING:
-    from replicax.data.batches.global_batches import GlobalBatch
+    from replicax.data.batches.local_batches import HostBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Staged:
     once, as for a single element.
     """
 
-    def __init__(self, first: GlobalBatch, room: int) -> None:
+    def __init__(self, first: HostBatch, room: int) -> None:
         self.tree = first.tree
         self.is_padded = first.filled is not None
         self.sizes: list[tuple[int, ...]] = []
@@ -66,11 +66,11 @@ class Staged:
         """The number of elements."""
         return len(self.sizes)
 
-    def takes(self, element: GlobalBatch) -> bool:
+    def takes(self, element: HostBatch) -> bool:
         """Return whether ``element`` can be added."""
         return element.alike and _kind_of(element) == self._kind
 
-    def add(self, element: GlobalBatch) -> None:
+    def add(self, element: HostBatch) -> None:
         """Add an element."""
         for buffer, column in zip(self._buffers, element.columns, strict=True):
             for replica, leaf in enumerate(column):
@@ -82,5 +82,5 @@ class Staged:
         return [buffer[:, : self.count] for buffer in self._buffers]
 
 
-def _kind_of(element: GlobalBatch) -> Any:
+def _kind_of(element: HostBatch) -> Any:
     return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in element.columns]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from replicax._grain.nodes import OwnRows
-from replicax.data.batches.rows import BatchRows, Checker, no_rows, rows_per_replica
+from replicax.data.batches.rows import BatchRows, Checker, Leaf, no_rows, rows_per_replica
 from replicax.data.options import PartialBatch
 
 
@@ -42,26 +42,51 @@ class Division:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalBatch:
-    """This worker's part of one element.
+class HostBatch:
+    """This worker's part of one element, on the host.
 
     Attributes:
       tree: the structure.
       parts: the rows of each of its replicas.
-      sizes: the number of rows of each replica: of all workers, if they read the same batches; else of this worker.
+      sizes: the number of rows of each replica of all workers; until these agree, if each reads batches of its own, of
+        each of this worker's replicas.
       joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
         because the dataset may fill their arrays again.
       nbytes: the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it.
+      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
+      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
     """
 
     tree: Any
     parts: list[BatchRows]
     sizes: tuple[int, ...]
-    joined: BatchRows | None
-    nbytes: int
+    joined: BatchRows | None = None
+    nbytes: int = 0
+    kinds: tuple[tuple[Leaf, ...], ...] | None = None
+    filled: list[Any] | None = None
+
+    @property
+    def alike(self) -> bool:
+        """Return whether all replicas have arrays of the same shapes."""
+        return self.filled is not None or (self.kinds is None and len(set(self.sizes)) == 1)
+
+    @property
+    def columns(self) -> list[Any]:
+        """Return, for each leaf, the arrays of this worker's replicas."""
+        return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
+
+    @property
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Return, for each leaf, its shape on each replica of all workers."""
+        kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
+        sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
+        return [
+            tuple((*size, *shape) for size, (shape, _) in zip(sizes, leaf, strict=True))
+            for leaf in zip(*kinds, strict=True)
+        ]
 
 
-END = LocalBatch(None, [], (), None, 0)
+END = HostBatch(None, [], ())
 """Follows the last local batch: the place at the end of the batches differs from the place after the last one."""
 
 
@@ -108,7 +133,7 @@ class LocalBatches:
         self._checker = Checker(division.replicas, division.examples)
         self._is_over = False
 
-    def __next__(self) -> LocalBatch:
+    def __next__(self) -> HostBatch:
         """The next local batch; raises :class:`UnfitBatchError` if it can't be divided."""
         if self._is_over:
             raise StopIteration
@@ -118,7 +143,7 @@ class LocalBatches:
             self._is_over = True
             return END
 
-    def _one(self) -> LocalBatch:
+    def _one(self) -> HostBatch:
         """The rows of a batch for this worker's replicas."""
         batch = next(self._batches)
         are_own = isinstance(batch, OwnRows)
@@ -126,9 +151,9 @@ class LocalBatches:
         sizes = rows_per_replica(batch.size if are_own else rows.size, self._replicas)
         mine = sizes[self._mine.start : self._mine.stop]
         own, joined, nbytes = self._own_part(rows, 0 if are_own else sum(sizes[: self._mine.start]), sum(mine))
-        return LocalBatch(self._checker.tree, own.cut(mine), tuple(sizes), joined, nbytes)
+        return HostBatch(self._checker.tree, own.cut(mine), tuple(sizes), joined, nbytes)
 
-    def _several(self) -> LocalBatch:
+    def _several(self) -> HostBatch:
         """A batch for each of this worker's replicas."""
         replicas = len(self._mine)
         parts: list[BatchRows] = []
@@ -141,7 +166,7 @@ class LocalBatches:
         if not parts:
             raise StopIteration
         parts += [no_rows(parts[0].kinds())] * (replicas - len(parts))
-        return LocalBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, memory)
+        return HostBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, memory)
 
     def state(self) -> bytes:
         """The place of the batches, pickled: Grain may later change parts of a state in place."""

@@ -21,16 +21,16 @@ from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.global_batches import GlobalBatch
+    from replicax.data.batches.local_batches import HostBatch
 
 
-def placer(replicas: Replicas) -> Callable[[GlobalBatch | Staged], Any]:
+def placer(replicas: Replicas) -> Callable[[HostBatch | Staged], Any]:
     """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # the ids of threads are reused
     here.adopted = True
 
-    def place(element: GlobalBatch | Staged) -> Any:
+    def place(element: HostBatch | Staged) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
@@ -39,7 +39,7 @@ def placer(replicas: Replicas) -> Callable[[GlobalBatch | Staged], Any]:
     return place
 
 
-def placed(element: GlobalBatch, replicas: Replicas) -> Any:
+def placed(element: HostBatch, replicas: Replicas) -> Any:
     """The pytree with ``PerReplica`` leaves; with one replica bare arrays, unless they are padded."""
     leaves: list[Any] = []
     if element.filled:
@@ -88,7 +88,7 @@ def _on_each(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _stacks(element: GlobalBatch) -> list[Any]:
+def _stacks(element: HostBatch) -> list[Any]:
     """Return, for each leaf, an array ``[len(parts), rows, …]``.
 
     A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
