@@ -137,12 +137,8 @@ def _reads_several(source: Any) -> bool:
     """
     if isinstance(source, grain.MapDataset):  # functions may be part of it
         return False
-    for base in type(source).__mro__:
-        if "_getitems" in vars(base):
-            return True
-        if "__getitem__" in vars(base):
-            return False
-    return False
+    base = next(base for base in type(source).__mro__ if not {"_getitems", "__getitem__"}.isdisjoint(vars(base)))
+    return "_getitems" in vars(base)
 
 
 class _Examples(grain.MapDataset):

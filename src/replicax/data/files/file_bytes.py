@@ -130,12 +130,6 @@ class Lines:
         # Only the mark: the file has a line, which is empty.
         return text or ("\n" if line else "")
 
-    def pass_over(self) -> bool:
-        """Skip a line; False at the end of the file."""
-        line = self._bytes.readline()
-        self.byte += len(line)
-        return bool(line)
-
     def go_to(self, byte: int) -> None:
         """Go to the start of a line."""
         self._bytes.seek(byte)

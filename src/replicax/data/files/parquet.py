@@ -89,8 +89,6 @@ def opened(file: str) -> Any:
         # With pre_buffer pyarrow would read row groups whole, before the first of their rows.
         return pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (ValueError, OSError) as error:  # the base classes of pyarrow's exceptions
-        if isinstance(error, FileNotFoundError):
-            raise
         raise ValueError(f"{file}: truncated, corrupt, or no Parquet file: {error}") from error
 
 
