@@ -11,6 +11,7 @@ So variables, donation, layouts, loops over several steps and workers are those 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,11 +170,8 @@ class _Joining:
             arrays = [put(value, everywhere) for value in (*constants.values(), *closed_over)]
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)
-        return Program(
-            name=first.name,
-            replicas=first.replicas,
-            replicas_at_once=first.replicas_at_once,
-            reproducible=first.reproducible,
+        return dataclasses.replace(
+            first,
             jaxpr=jaxpr,
             reads=tuple(self.reads),
             arguments=tuple(
@@ -181,12 +179,9 @@ class _Joining:
                 for i, (_, locality) in enumerate(first.arguments)
             ),
             constants=arrays,
-            writes=first.writes,
             results=tuple(results),
-            result_tree=first.result_tree,
             obligations={},  # they have been answered
             timeout=max(timeouts, default=None),
-            scales=first.scales,
         )
 
     def _object(self, column: Sequence[Any]) -> Any:

@@ -53,52 +53,38 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
     sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in traced) for traced in of_replicas))
     size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in traced)) for traced in of_replicas)
     questions = _Questions(size_of, sizes)
-    captured: list[Program | Exception | None] = [None] * len(sizes)
-    for _ in range(_ROUNDS):
-        for number in range(len(sizes)):
-            if captured[number] is None:
-                captured[number] = _captured(
-                    replicas, fn, arguments, of_replicas[size_of.index(number)], creations.again(), questions, number
-                )
-        for number in questions.guessed_wrong():
-            captured[number] = None
-        if None not in captured:
-            break
+
+    def captured_size(number: int) -> Program | Exception:
+        traced = of_replicas[size_of.index(number)]
+        asking = RaggedCommunicator(questions, number, replicas.communication_options)
+        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.again()
+        try:
+            return capture(replicas, fn, traced, rebuild, created, paths=arguments.paths, communicator=asking)
+        except Exception as error:  # which may come from a wrong guess
+            put_back()
+            note = _NO_ROWS.format(where(error, fn))
+            if any(0 in aval.shape for aval, _ in traced) and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            return error
+
+    captured = [captured_size(number) for number in range(len(sizes))]
+    rounds = 1
+    while wrong := questions.guessed_wrong():
+        if rounds == _ROUNDS:
+            raise CantJoinError("the sizes that it gathers depend on each other")
+        for number in wrong:
+            captured[number] = captured_size(number)
+        rounds += 1
     programs: list[Program] = []
     for program in captured:
         if isinstance(program, Exception):
             raise program
-        if program is None:
-            raise CantJoinError("the sizes that it gathers depend on each other")
         programs.append(program)
     programs = checked(programs, replicas, fn, arguments.paths)
     questions.check_alike()
     if any(program.is_placed for program in programs):
         raise CantJoinError("it assigns values to logical devices")
     return joined(programs, size_of, replicas)
-
-
-def _captured(
-    replicas: Replicas,
-    fn: Callable[..., Any],
-    arguments: Arguments,
-    traced: Any,
-    creations: Creations,
-    questions: _Questions,
-    number: int,
-) -> Program | Exception:
-    communicator = RaggedCommunicator(questions, number, replicas.communication_options)
-    put_back = state_of_this_thread()
-    try:
-        return capture(
-            replicas, fn, traced, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
-        )
-    except Exception as error:  # which may come from a wrong guess
-        put_back()
-        note = _NO_ROWS.format(where(error, fn))
-        if any(0 in aval.shape for aval, _ in traced) and note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        return error
 
 
 _NO_ROWS = (
