@@ -16,7 +16,7 @@ from jax import lax
 
 import replicax
 from replicax.padding.example_places import PART, UNKNOWN, Index, Rows, Untraceable
-from replicax.padding.examples import example_places
+from replicax.padding.examples import ExamplesPass
 from tests.conftest import strategy_of
 from tests.padding.padded_batches import padded_batch
 
@@ -230,7 +230,7 @@ def places(fn: Any, *others: Any) -> list[Any]:
     closed = jax.make_jaxpr(fn)(batch(ROWS), *others)
     n = len(jax.tree.leaves(batch(ROWS)))
     inputs = [Rows(0)] * n + [None] * (len(closed.jaxpr.invars) - n)
-    return example_places(closed.jaxpr, inputs, ROWS)
+    return ExamplesPass(ROWS).run(closed.jaxpr, inputs, final=True)[0]
 
 
 def used_globals(fn: Any) -> set[str]:
@@ -307,6 +307,7 @@ MIXED = {
     "put into a longer array": lambda b: jnp.zeros((8, 4)).at[jnp.arange(4)].set(b["x"]),
     "after a row of another": lambda b: jnp.insert(b["x"], 0, 0.0, axis=0)[:-1],
     "windows of several": lambda b: jax.vmap(lambda i: lax.dynamic_slice_in_dim(b["x"], i, 2))(jnp.arange(3)),
+    "rows and sorted labels": lambda b: b["x"][jnp.arange(4), jnp.sort(b["y"])],
     "rows by other numbers": lambda b: b["x"][jnp.arange(4) * 2 % 4, b["y"]],
 }
 

@@ -24,28 +24,6 @@ from replicax.padding.example_rules import result_places
 from replicax.padding.questions import dim_of_examples
 
 
-def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:
-    """Where the examples are in each output of ``jaxpr``, given where they are in its inputs.
-
-    Args:
-      jaxpr: a program over one replica's values.
-      inputs: one for each input.
-      rows: how many examples a replica has, padding included.
-
-    Raises:
-      ValueError: a question can't be answered.
-
-    >>> import jax
-    >>> from replicax.padding.example_places import Rows
-    >>> program = jax.make_jaxpr(lambda x, w: ((x @ w).T, w * 2, (x @ w).sum(0)))(
-    ...     jax.numpy.ones((6, 3)), jax.numpy.ones((3, 6))
-    ... )
-    >>> example_places(program.jaxpr, [Rows(0), None], 6)
-    [Rows(dim=1, outer=1, inner=1), None, None]
-    """
-    return _ExamplesPass(rows).run(jaxpr, inputs, final=True)[0]
-
-
 def where_examples_are(
     program: Program, localities: Sequence[Locality]
 ) -> tuple[tuple[bool, ...], tuple[int | None, ...]]:
@@ -57,7 +35,7 @@ def where_examples_are(
         is_other = locality is T and aval.shape[:1] == (rows,)
         inputs.append(UNKNOWN if dim is None else Rows(dim) if dim != () else UNPADDED if is_other else None)
     inputs += [Rows(0), None] + [None] * len(program.constants)
-    places = _ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
+    places = ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
     n = len(program.writes)
     outputs = program.jaxpr.outvars[n:]
     dims = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
@@ -68,7 +46,9 @@ def where_examples_are(
     return tuple(padded), tuple(dim for dim, _ in dims)
 
 
-class _ExamplesPass(Dataflow[Place]):
+class ExamplesPass(Dataflow[Place]):
+    """Finds where the examples are in each value of a program, whose replica has so many rows, padding included."""
+
     def __init__(self, rows: int, step: str = "") -> None:
         super().__init__(None)
         self.rows = rows

@@ -7,12 +7,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.batches.groups import BatchGroup, Staged
+from replicax.data.batches.groups import Staged
 from replicax.data.batches.local_batches import END, Division, HostBatch, LocalBatches, UnfitBatchError
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Filler
 from replicax.data.options import PartialBatch
-from replicax.execution.many_steps.element_groups import Single
+from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.workers.exchange import Cancelled
 
 WHY_EMPTY = (
@@ -52,14 +52,14 @@ class GlobalBatches:
         self.is_placing = False
         """Whether ``place`` is running."""
         self.grouping: tuple[int, int] | None = None
-        """How many elements a :class:`BatchGroup` has, and after how many elements of this pass the first group begins;
+        """How many elements a group has, and after how many elements of this pass the first group begins;
         ``None``: single elements. Set from any thread."""
 
     def __next__(self) -> Any:
-        """The next element, or the next :class:`BatchGroup`, on the devices."""
+        """The next element, or the next group of them, on the devices."""
         if self.grouping is not None:
             group = self._several(*self.grouping)
-            self._given += group.batches.count
+            self._given += group.count
             return group
         placed = self._put_on_devices(self._next_element())
         self._given += 1
@@ -95,14 +95,14 @@ class GlobalBatches:
         finally:
             self.is_placing = False
 
-    def _several(self, steps: int, start: int) -> BatchGroup:
+    def _several(self, steps: int, start: int) -> ElementGroup | Single:
         """The next elements of one kind, at most up to a multiple of ``steps`` elements after the first ``start``."""
         room = steps - (self._given - start) % steps
         states = [self.state()]
         first = self._next_element()
         states.append(self.state())
         if not first.alike:
-            return BatchGroup(Single(self._put_on_devices(first)), states)
+            return Single(self._put_on_devices(first), states=states)
         staged = Staged(first, room)
         while staged.count < room:
             try:
@@ -117,7 +117,8 @@ class GlobalBatches:
                 break
             staged.add(element)
             states.append(self.state())
-        return BatchGroup(self._put_on_devices(staged), states)
+        group: ElementGroup = self._put_on_devices(staged)
+        return dataclasses.replace(group, states=states)
 
     def state(self) -> bytes:
         """The place of the pass, pickled: after the last returned element."""

@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replicax.execution.many_steps.element_groups import ElementGroup, Single, joined
-
 if TYPE_CHECKING:
     from replicax.data.batches.local_batches import HostBatch
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchGroup:
-    """Some elements, with the states of the pass before, between and after them."""
-
-    batches: ElementGroup | Single
-    states: list[bytes]
-
-    def split(self, count: int) -> tuple[BatchGroup, BatchGroup]:
-        """The first ``count`` elements, and the others."""
-        assert isinstance(self.batches, ElementGroup)
-        first, rest = self.batches.split(count)
-        return BatchGroup(first, self.states[: count + 1]), BatchGroup(rest, self.states[count:])
-
-
-def joined_groups(groups: Sequence[BatchGroup]) -> list[BatchGroup]:
-    """Join the elements into as few groups as possible."""
-    if len(groups) == 1:
-        return list(groups)
-    result = []
-    # Each that can't be joined gets a kind of its own.
-    kinds = [c.batches.kind if isinstance(c.batches, ElementGroup) else number for number, c in enumerate(groups)]
-    for _, alike in itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0]):
-        members = [group for _, group in alike]
-        if len(members) > 1:
-            states = [members[0].states[0], *(state for group in members for state in group.states[1:])]
-            members = [BatchGroup(joined([t.batches for t in members if isinstance(t.batches, ElementGroup)]), states)]
-        result += members
-    return result
 
 
 class Staged:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replicax.data.batches.groups import BatchGroup, joined_groups
 from replicax.data.batches.prefetch import Prefetcher
-from replicax.execution.many_steps.element_groups import Single, group_of
+from replicax.execution.many_steps.element_groups import ElementGroup, Single, group_of, joined
 from replicax.execution.many_steps.loop import Taken
 
 if TYPE_CHECKING:
@@ -30,10 +32,8 @@ class PassReader:
         self._elements = elements
         self._prefetcher = Prefetcher(elements, ahead)
         self._owner = owner
-        # Batches that were read as a group and are not all used yet; those of the last call of `take`; and the state
-        # after the last used one.
-        self._left: collections.deque[BatchGroup] = collections.deque()
-        self._taken: list[BatchGroup] = []
+        # Elements that were read as a group and are not all used yet; and the state after the last used one.
+        self._left: collections.deque[ElementGroup | Single] = collections.deque()
         self._state: bytes | None = None
         self._given = 0  # elements
 
@@ -41,12 +41,12 @@ class PassReader:
         """The next element."""
         if not self._left:
             element = next(self._prefetcher)
-            if not isinstance(element, BatchGroup):
+            if not isinstance(element, ElementGroup | Single):
                 self._state = None
                 self._given += 1
                 return element
             self._left.append(element)
-        return self._first(1).batches.elements()[0]
+        return self._first(1).elements()[0]
 
     def take(self, steps: int, staged: bool, on_wait: Callable[[], None] | None = None) -> Taken:
         """The next elements.
@@ -62,31 +62,34 @@ class PassReader:
         """
         if staged:
             self._elements.grouping = steps, self._given
-        self._taken = []
+        groups: list[ElementGroup | Single] = []
         before, failure = self._given, None
         try:
             while (missing := steps - (self._given - before)) > 0:
                 if not self._left:
                     self._left.append(self._receive_group(staged, on_wait))
-                self._taken.append(self._first(missing))
+                groups.append(self._first(missing))
         except Exception as error:
-            if not self._taken:
+            if not groups:
                 raise
             failure = None if isinstance(error, StopIteration) else error
         except BaseException:
-            self._give_back(self._given - before)
+            self._give_back(groups, self._given - before)
             raise
-        self._taken = joined_groups(self._taken)
-        return Taken([group.batches for group in self._taken], failure, self._give_back)
+        # As few as possible: each that can't be joined gets a kind of its own.
+        kinds = [group.kind if isinstance(group, ElementGroup) else number for number, group in enumerate(groups)]
+        pairs = itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0])
+        groups = [joined([group for _, group in alike]) for _, alike in pairs]
+        return Taken(groups, failure, functools.partial(self._give_back, list(groups)))
 
-    def _give_back(self, count: int) -> None:
-        """Let the last ``count`` elements of the last :meth:`take` come next again."""
+    def _give_back(self, taken: list[ElementGroup | Single], count: int) -> None:
+        """Let the last ``count`` elements of those that were taken come next again."""
         self._given -= count
         while count > 0:
-            group = self._taken.pop()
-            if group.batches.count > count:
-                group = group.split(group.batches.count - count)[1]
-            count -= group.batches.count
+            group = taken.pop()
+            if isinstance(group, ElementGroup) and group.count > count:
+                group = group.split(group.count - count)[1]
+            count -= group.count
             self._left.appendleft(group)
             self._state = group.states[0]
 
@@ -100,20 +103,20 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> BatchGroup:
+    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
         before = self._prefetcher.state()
         element = self._prefetcher.next(on_wait)
-        if isinstance(element, BatchGroup):
+        if isinstance(element, ElementGroup | Single):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return BatchGroup(group, [before, self._prefetcher.state()])
+        return dataclasses.replace(group, states=[before, self._prefetcher.state()])
 
-    def _first(self, most: int) -> BatchGroup:
+    def _first(self, most: int) -> ElementGroup | Single:
         group = self._left.popleft()
-        if group.batches.count > most:
+        if isinstance(group, ElementGroup) and group.count > most:
             group, rest = group.split(most)
             self._left.appendleft(rest)
-        self._given += group.batches.count
+        self._given += group.count
         self._state = group.states[-1]
         return group
