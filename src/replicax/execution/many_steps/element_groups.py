@@ -180,10 +180,8 @@ def joined(groups: Sequence[Any]) -> Any:
     first = groups[0]
     if len(groups) == 1:
         return first
-    arrays = [
-        put(_concatenate(column, first._axis), first._layout)
-        for column in zip(*(g.arrays for g in groups), strict=True)
-    ]
+    columns = zip(*(g.arrays for g in groups), strict=True)
+    arrays = [put(_concatenate(column, first._axis), first._layout) for column in columns]
     masks = None
     if first.masks is not None:
         masks_of = [g.masks for g in groups if g.masks is not None]

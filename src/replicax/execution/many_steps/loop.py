@@ -142,11 +142,7 @@ def _one_by_one(
 
 
 def _run_group(
-    programs: ProgramCache,
-    step: Step,
-    group: ElementGroup,
-    program: Executable | None,
-    launched: list[Any],
+    programs: ProgramCache, step: Step, group: ElementGroup, program: Executable | None, launched: list[Any]
 ) -> Any:
     """Run a group, and return the result of its last step; ``launched`` gets an item when its variables are written."""
     assert program is not None
