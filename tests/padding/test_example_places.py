@@ -334,6 +334,10 @@ def test_the_dim_is_followed() -> None:
     assert places(step) == [Rows(1), Rows(2), Rows(0, 1, 4), Rows(0)]
 
 
+def test_rows_are_looked_up_by_their_reshaped_numbers() -> None:
+    assert places(lambda b: b["x"][jnp.arange(ROWS).reshape(-1, 1), jnp.arange(3)]) == [Rows(0)]
+
+
 def test_the_examples_move_up_where_dims_before_them_are_reduced_away() -> None:
     def step(b):
         turned = jnp.moveaxis(b["series"], 0, -1)
