@@ -243,8 +243,8 @@ def _from_dataset(problem: Problem, steps: int) -> tuple[Callable[[], Any], Call
     iterator = _replicax(problem)[2]
 
     def next_group() -> Any:
-        [taken] = iterator._reader.take(steps, True)[0]
-        return tuple(taken.group.arrays)
+        [taken] = iterator._reader.take(steps, True).groups
+        return tuple(taken.arrays)
 
     return next_group, iterator.close
 

@@ -24,6 +24,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 __all__ = [
     "AbsentDeviceError",
@@ -260,6 +261,14 @@ def users_place() -> tuple[str, int]:
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning about the user's line."""
     warnings.warn(message, kind, stacklevel=_current_frame()[1])
+
+
+__warningregistry__: dict[Any, Any] = {}
+
+
+def warn_at(message: str, kind: type[Warning], file: str, line: int) -> None:
+    """Warn of a mistake in a line; under Python's usual filters once, however often a step is traced."""
+    warnings.warn_explicit(message, kind, file, line, registry=__warningregistry__)
 
 
 def _current_frame() -> tuple[types.FrameType | None, int]:

@@ -55,6 +55,7 @@ GRAPHS = {
     "batch, window": lambda: experimental.WindowShuffleIterDataset(batches_one_by_one(), window_size=3, seed=1),
     "batch, limit": lambda: experimental.LimitIterDataset(batches_one_by_one(), 4),
     "batch by a function": lambda: numbers().shuffle().batch(4, batch_fn=padded),
+    "batch, batch": lambda: numbers().batch(2).batch(2).map(np.ravel),
     "batch, double": lambda: numbered_batches().map(lambda batch: np.repeat(batch, 2)),
     "random": lambda: numbers().random_map(lambda x, rng: x + 100 * rng.integers(9)).batch(4),
     "batch, random": lambda: numbered_batches().random_map(lambda x, rng: x + 100 * rng.integers(9)),
@@ -71,6 +72,7 @@ QUICK = (
     "mix, batch",
     "batch, limit",
     "batch by a function",
+    "batch, batch",
     "batch, random",
     "drop the remainder",
 )

@@ -16,7 +16,7 @@ from jax import lax
 
 import replicax
 from replicax.padding.example_places import PART, UNKNOWN, Index, Rows, Untraceable
-from replicax.padding.examples import example_places
+from replicax.padding.examples import ExamplesPass
 from tests.conftest import strategy_of
 from tests.padding.padded_batches import padded_batch
 
@@ -230,7 +230,7 @@ def places(fn: Any, *others: Any) -> list[Any]:
     closed = jax.make_jaxpr(fn)(batch(ROWS), *others)
     n = len(jax.tree.leaves(batch(ROWS)))
     inputs = [Rows(0)] * n + [None] * (len(closed.jaxpr.invars) - n)
-    return example_places(closed.jaxpr, inputs, ROWS)
+    return ExamplesPass(ROWS).run(closed.jaxpr, inputs, final=True)[0]
 
 
 def used_globals(fn: Any) -> set[str]:
@@ -307,6 +307,7 @@ MIXED = {
     "put into a longer array": lambda b: jnp.zeros((8, 4)).at[jnp.arange(4)].set(b["x"]),
     "after a row of another": lambda b: jnp.insert(b["x"], 0, 0.0, axis=0)[:-1],
     "windows of several": lambda b: jax.vmap(lambda i: lax.dynamic_slice_in_dim(b["x"], i, 2))(jnp.arange(3)),
+    "rows and sorted labels": lambda b: b["x"][jnp.arange(4), jnp.sort(b["y"])],
     "rows by other numbers": lambda b: b["x"][jnp.arange(4) * 2 % 4, b["y"]],
 }
 
@@ -331,6 +332,10 @@ def test_the_dim_is_followed() -> None:
         return jnp.swapaxes(x, 0, 1), jnp.moveaxis(x, 0, -1), x.reshape(-1, 4), x.reshape(-1, 4).reshape(4, 16)
 
     assert places(step) == [Rows(1), Rows(2), Rows(0, 1, 4), Rows(0)]
+
+
+def test_rows_are_looked_up_by_their_reshaped_numbers() -> None:
+    assert places(lambda b: b["x"][jnp.arange(ROWS).reshape(-1, 1), jnp.arange(3)]) == [Rows(0)]
 
 
 def test_the_examples_move_up_where_dims_before_them_are_reduced_away() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +13,20 @@ from replicax._grain import graph
 from replicax._grain.installed import READS_SEVERAL
 
 
-class Iterator(grain.DatasetIterator):
-    """An iterator without a parent; once it ``is_closed``, its ``__next__`` must raise :meth:`closed_error`."""
+class Iterator(grain.DatasetIterator, abc.ABC):
+    """An iterator without a parent."""
 
     is_closed = False
     _closed = True  # Grain's: what ``close`` finds if an interrupt came before ``__init__`` has set it
 
-    def closed_error(self) -> ValueError:
-        """The error that there is no next element."""
-        return ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
+    def __next__(self) -> Any:
+        if self.is_closed:
+            raise ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
+        return self.read()
+
+    @abc.abstractmethod
+    def read(self) -> Any:
+        """The next element, as for ``__next__``."""
 
     def release(self) -> None:
         """Free its resources. May be called again, and before ``__init__`` has ended."""
@@ -104,11 +110,7 @@ class Batches(grain.MapDataset):
 
 
 def rebatched(dataset: Any, rows: int) -> Any:
-    """A dataset of batches with so many rows, made of one with other batches.
-
-    Raises:
-      RuntimeError: the installed Grain can't.
-    """
+    """A dataset of batches with so many rows, made of one with other batches."""
     kind = getattr(experimental, "RebatchIterDataset", None)
     if kind is None:
         raise RuntimeError(
@@ -135,12 +137,8 @@ def _reads_several(source: Any) -> bool:
     """
     if isinstance(source, grain.MapDataset):  # functions may be part of it
         return False
-    for base in type(source).__mro__:
-        if "_getitems" in vars(base):
-            return True
-        if "__getitem__" in vars(base):
-            return False
-    return False
+    base = next(base for base in type(source).__mro__ if not {"_getitems", "__getitem__"}.isdisjoint(vars(base)))
+    return "_getitems" in vars(base)
 
 
 class _Examples(grain.MapDataset):

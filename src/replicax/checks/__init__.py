@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from replicax import _jax
 from replicax.checks.locality.common_draws import warn_of_common_draws
-from replicax.checks.locality.other_batches import warn_of_other_batches
 from replicax.checks.locality.replicated_work import warn_of_replicated_work
 from replicax.collectives import share_p
 from replicax.execution.program.program import Program
@@ -31,7 +30,6 @@ def check_step(programs: list[Program], names: Sequence[str], is_served: bool) -
     has_derivatives = False
     for program in programs:
         warn_of_common_draws(program)
-        warn_of_other_batches(program)
         if program.has_derivatives:
             has_derivatives = True
             if not is_served:

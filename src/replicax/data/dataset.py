@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicax import _jax, context
 from replicax.data import states
-from replicax.data.batches.pass_reader import IteratorSource, PassReader
+from replicax.data.batches.pass_reader import PassReader
 from replicax.data.options import InputOptions
 from replicax.data.plan import InputPlan, how_to_resume, planned
 from replicax.data.workers import InputContext, InputWorkers
@@ -214,8 +214,8 @@ class DistributedIterator(Iterator[Any], NameHints):
         ended()
 
 
-def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
-    """The elements of ``iterator``, if it is for ``replicas``.
+def source_of(iterator: Any, replicas: Replicas) -> PassReader:
+    """The reader of ``iterator``, if it is for ``replicas``.
 
     Raises:
       TypeError: it is not an iterator of a distributed dataset.
@@ -233,4 +233,4 @@ def source_of(iterator: Any, replicas: Replicas) -> IteratorSource:
             "whose replicas have the elements: distribute the dataset with this one"
         )
     iterator._check_open()
-    return IteratorSource(iterator._reader)
+    return iterator._reader

@@ -78,11 +78,7 @@ class InputOptions:
 
 
 def checked_input_options(options: InputOptions | None, method: str) -> InputOptions:
-    """``options``, or the default ones.
-
-    Raises:
-      TypeError: it is of another class.
-    """
+    """``options``, or the default ones."""
     if options is None:
         return InputOptions()
     if not isinstance(options, InputOptions):

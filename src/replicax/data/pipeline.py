@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from replicax.data.batches.agreed_batches import GlobalBatchesOfOneStream, GlobalBatchesOfOwnStreams
+from replicax.data.batches.agreed_batches import AgreedBatches
 from replicax.data.batches.announcements import Announcement, check_read
 from replicax.data.batches.global_batches import WHY_EMPTY, GlobalBatches
-from replicax.data.batches.local_batches import Division, LocalBatchesOfOneStream, LocalBatchesOfOwnStream
+from replicax.data.batches.local_batches import Division, LocalBatches
 from replicax.data.batches.rows import BatchRows, Checker, own_rows
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
@@ -67,9 +67,7 @@ class InputPipeline:
             raise ValueError(f"{method}: the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         self._numbers = itertools.count()
         self._exchanges_of_sizes = itertools.count()
-        self._spec: Any = None
         self._batch: int | None = 1 if examples else self.reading.batch_size  # rows of a full batch, for all workers
-        self._rows_seen: int | None = None  # of this worker's first batch
         self._examples: int | None = None  # of a full batch, once workers have agreed on it
 
     # --- the form of a batch ----------------------------------------------------------------------------
@@ -77,16 +75,12 @@ class InputPipeline:
     @property
     def element_spec(self) -> Any:
         """See ``DistributedDataset.element_spec``."""
-        if self._spec is None:
-            self._look()
-        return self._spec
+        return self._look[0]
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> int:
         """The number of rows of a full batch; reads one if necessary."""
-        if self._batch is None and self._rows_seen is None:
-            self._look()
-        return self._rows_seen if self._batch is None else self._batch
+        return self._look[1] if self._batch is None else self._batch
 
     @property
     def cardinality(self) -> int | None:
@@ -100,20 +94,20 @@ class InputPipeline:
         drops = self.reading.drops_remainder and not self.sharding.one_stream
         return drops or self.options.partial_batch is PartialBatch.DROP
 
-    def _look(self) -> None:
-        """Read one batch to find its form."""
+    @functools.cached_property
+    def _look(self) -> tuple[Any, int]:
+        """The form of one replica's part of a batch, and the number of its rows; reads this worker's first batch."""
         first = self._first_batch()
         if first is None:
             raise ValueError(f"the dataset, {self.source.kind}, is empty. {WHY_EMPTY}")
         tree, rows = first
-        self._rows_seen = rows.size
         batch = rows.size if self._batch is None else self._batch
         share = batch if self.whole else max(self.workers.rows_of_replicas(batch, self.sharding.one_stream))
         pads = self.options.partial_batch is PartialBatch.PAD
         kind: type[Any] = PaddedShapeDtypeStruct if pads else jax.ShapeDtypeStruct
         dims = () if self.examples else (share,)
         leaves = [kind((*dims, *shape), jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in rows.kinds()]
-        self._spec = jax.tree_util.tree_unflatten(tree, leaves)
+        return jax.tree_util.tree_unflatten(tree, leaves), rows.size
 
     def _first_batch(self) -> tuple[Any, BatchRows] | None:
         """The structure and the rows of this worker's first batch, if there is one."""
@@ -209,12 +203,11 @@ class InputPipeline:
         agrees = (self.whole or workers.count > 1) and not (one_stream and self.reading.length is not None)
         place = workers.placer()
         if not agrees:
-            return GlobalBatches(LocalBatchesOfOneStream(batches, division), division, place, position)
+            return GlobalBatches(LocalBatches(batches, division), division, place, position)
         exchange = workers.series(f"pass {next(self._numbers)}, element")
         ahead = self.options.prefetch > 0 and workers.count > 1
-        local_batches = (LocalBatchesOfOneStream if one_stream else LocalBatchesOfOwnStream)(batches, division, ahead)
-        kind = GlobalBatchesOfOneStream if one_stream else GlobalBatchesOfOwnStreams
-        return kind(exchange, ahead, local_batches, division, place, position)
+        local_batches = LocalBatches(batches, division, one_stream, ahead)
+        return AgreedBatches(exchange, one_stream, ahead, local_batches, division, place, position)
 
     def _division(self, batch: int | None) -> Division:
         partial = PartialBatch.DROP if self._drops else self.options.partial_batch

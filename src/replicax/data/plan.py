@@ -109,8 +109,6 @@ def _rows(mine: range, pipeline: InputPipeline) -> list[str]:
     one_stream, batch = pipeline.sharding.one_stream, pipeline.batch
     if pipeline.whole:
         return ["whole batches, in turn"] * len(mine)
-    if batch is None:
-        return ["its share of each batch"] * len(mine)
     split = pipeline.workers.rows_of_replicas(batch, one_stream)
     first = 0 if one_stream else mine.start
     of = "of each batch" if one_stream else f"of each {sum(split[mine.start : mine.stop])} of the worker's"

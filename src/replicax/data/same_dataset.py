@@ -30,13 +30,7 @@ File = tuple[str, int | None]
 
 
 def check_same_dataset(source: Source, reading: Reading, policy: str, lockstep: Lockstep, method: str) -> None:
-    """Raise unless all workers have been given the same dataset, as far as that is known without reading it.
-
-    Raises:
-      ValueError: one has other files, in names, sizes or order; or other lengths, batches, seeds of shuffling, or, in
-        memory, other examples. Names it, and what it has.
-      DeadlockError: one does something else.
-    """
+    """Raise unless all workers have been given the same dataset, as far as that is known without reading it."""
     if not lockstep.several:
         return
     files = [_file(path) for path in reading.files or ()]

@@ -31,11 +31,7 @@ class DatasetSharding:
 
 
 def sharding_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers) -> DatasetSharding:
-    """Choose how ``workers`` divide the dataset that ``reading`` reads.
-
-    Raises:
-      ValueError: FILE with fewer files than workers, or without files.
-    """
+    """Choose how ``workers`` divide the dataset that ``reading`` reads."""
     files, count = reading.files, workers.count
     enough = files is not None and len(files) >= count
     if policy is AutoShardPolicy.AUTO:

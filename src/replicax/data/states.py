@@ -17,13 +17,7 @@ _FORMAT = 1
 
 
 def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any]) -> dict[str, Any]:
-    """The state of a pass.
-
-    Args:
-      pipeline: the pipeline of the dataset.
-      streams: the states of all streams when the pass was opened.
-      native: the place that this worker has reached since.
-    """
+    """The state of a pass whose streams were opened in these states, where this worker has reached ``native`` since."""
     rows = native["rows"]
     return {
         "format": _FORMAT,
@@ -35,12 +29,7 @@ def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any])
 
 
 def check_same_state(pipeline: InputPipeline, state: Any) -> None:
-    """Raise unless all workers set the same state.
-
-    Raises:
-      ValueError: another worker sets a different one.
-      DeadlockError: another worker sets none.
-    """
+    """Raise unless all workers set the same state."""
     lockstep = pipeline.workers.lockstep
     if not lockstep.several:
         return
@@ -101,7 +90,9 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
         if policy == "off" and worker != pipeline.workers.index:
             continue  # each worker has a dataset of its own
         known = {key: value for key, value in stream["of"].items() if value is not None}  # earlier versions saved less
-        if any(reading.known_by.get(key, "nothing") not in (value, None) for key, value in known.items()):
+        if any(
+            key not in reading.known_by or reading.known_by[key] not in (value, None) for key, value in known.items()
+        ):
             raise ValueError(
                 f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "
                 f"{reading.known_by}"

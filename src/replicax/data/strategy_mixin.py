@@ -13,6 +13,7 @@ from replicax.data.value_context import ValueContext, values_from_function
 from replicax.data.workers import InputContext, workers_of
 from replicax.extended import StrategyExtended
 from replicax.user_functions import checked_function
+from replicax.workers.replicas import Replicas
 
 
 class InputMixin:
@@ -51,10 +52,9 @@ class InputMixin:
         6.0
         22.0
         """
-        options = checked_input_options(options, "strategy.distribute_dataset")
-        context.check_cross_replica(self.extended.replicas, "strategy.distribute_dataset")
-        context.check_present(self.extended.replicas, "strategy.distribute_dataset")
-        return DistributedDataset(dataset, options, workers_of(self.extended.replicas), "strategy.distribute_dataset")
+        method = "strategy.distribute_dataset"
+        options = checked_input_options(options, method)
+        return DistributedDataset(dataset, options, workers_of(self._checked_replicas(method)), method)
 
     @_jax.hiding_frames
     def distribute_datasets_from_function(
@@ -88,15 +88,14 @@ class InputMixin:
         """
         method = "strategy.distribute_datasets_from_function"
         options = checked_input_options(options, method)
-        context.check_cross_replica(self.extended.replicas, method)
-        context.check_present(self.extended.replicas, method)
+        replicas = self._checked_replicas(method)
         if not callable(dataset_fn):
             raise TypeError(f"{method}: dataset_fn must be a function of an InputContext, got {dataset_fn!r}")
         if inspect.iscoroutinefunction(dataset_fn) or inspect.isasyncgenfunction(dataset_fn):
             raise TypeError(
                 f"{method}: dataset_fn is an async function, which gives no dataset: write it with def alone"
             )
-        return DistributedDataset(None, options, workers_of(self.extended.replicas), method, dataset_fn)
+        return DistributedDataset(None, options, workers_of(replicas), method, dataset_fn)
 
     @_jax.public_call
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -119,10 +118,15 @@ class InputMixin:
         >>> strategy.distribute_values_from_function(lambda ctx: ctx.num_replicas_in_sync)
         PerReplica(int32[], 2 replicas: 2, 2)
         """
-        context.check_cross_replica(self.extended.replicas, "strategy.distribute_values_from_function")
-        context.check_present(self.extended.replicas, "strategy.distribute_values_from_function")
+        replicas = self._checked_replicas("strategy.distribute_values_from_function")
         checked_function(value_fn, "strategy.distribute_values_from_function(value_fn)", "value_fn")
-        return values_from_function(value_fn, self.extended.replicas)
+        return values_from_function(value_fn, replicas)
+
+    def _checked_replicas(self, method: str) -> Replicas:
+        """The replicas to feed, if this is outside of steps and their devices are there."""
+        context.check_cross_replica(self.extended.replicas, method)
+        context.check_present(self.extended.replicas, method)
+        return self.extended.replicas
 
     @_jax.hiding_frames
     def make_numpy_dataset(self, numpy_input: Any) -> Any:

@@ -16,8 +16,8 @@ from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.global_batches import GlobalBatch
     from replicax.data.batches.groups import Staged
+    from replicax.data.batches.local_batches import HostBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class InputWorkers:
 
     lockstep: Lockstep
     ranges: tuple[range, ...]
-    placer: Callable[[], Callable[[GlobalBatch | Staged], Any]]
+    placer: Callable[[], Callable[[HostBatch | Staged], Any]]
     name: str = "input"
     owner: Replicas | None = None
 

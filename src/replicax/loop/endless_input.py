@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.data.dataset import source_of
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
+from replicax.execution.many_steps.loop import Taken
 from replicax.loop.stop_requests import StopRequests
 from replicax.loop.wall_time import WallTime
 from replicax.pytrees import is_leaf, registered
@@ -19,7 +19,7 @@ from replicax.workers.replicas import Replicas
 
 
 class EndlessInput:
-    """The elements for a run, as :class:`replicax.execution.many_steps.loop.StepSource` gives them.
+    """The elements for a run.
 
     Args:
       dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
@@ -50,18 +50,14 @@ class EndlessInput:
         self.iterator: DistributedIterator = iter(dataset) if isinstance(dataset, DistributedDataset) else dataset
         self._wall, self._requests = wall, requests
         self._replicas = replicas
-        self._source = source_of(self.iterator, replicas)
+        source_of(self.iterator, replicas)  # raises if they can't be for these replicas
         if is_saved:
             self.iterator.get_state()  # raises before anything is trained if it can't be saved
         self.examples = 0
         self.bytes_per_step = 0
         self.arguments: Any = None
 
-    def restored(self) -> None:
-        """Read anew after the iterator has been set to another place."""
-        self._source = source_of(self.iterator, self._replicas)
-
-    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
+    def take(self, steps: int, staged: bool) -> Taken:
         """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass.
 
         Raises:
@@ -69,28 +65,24 @@ class EndlessInput:
         """
         before, on_wait = self._wall.switch("input"), self._requests.check_wait
         try:
-            groups, error = self._source.take(steps, staged, on_wait)
+            taken = source_of(self.iterator, self._replicas).take(steps, staged, on_wait)
         except StopIteration:
             self._requests.begin_call()  # all workers begin the next pass, or none: they save one place
             self.iterator._begin_again()
-            self.restored()
-            groups, error = self._source.take(steps, staged, on_wait)
+            taken = source_of(self.iterator, self._replicas).take(steps, staged, on_wait)
         finally:
             self._wall.switch(before)
         try:
             self._requests.begin_call()
         except BaseException:
-            self._source.give_back(groups)
+            taken.give_back(sum(group.count for group in taken.groups))
             raise
-        self.examples += sum(map(examples_in, groups))
-        if not self.bytes_per_step and isinstance(groups[0], ElementGroup):
-            self.bytes_per_step = sum(array.nbytes for array in groups[0].arrays) // groups[0].count
-            self.arguments = groups[0].arguments
-        return groups, error
-
-    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """Take back groups that have not been used."""
-        self._source.give_back(groups)
+        self.examples += sum(map(examples_in, taken.groups))
+        first = taken.groups[0]
+        if not self.bytes_per_step and isinstance(first, ElementGroup):
+            self.bytes_per_step = sum(array.nbytes for array in first.arrays) // first.count
+            self.arguments = first.arguments
+        return taken
 
     def close(self) -> None:
         """End the pass; not one that the caller has begun."""

@@ -94,7 +94,7 @@ class Evaluation:
             source = source_of(batches, self._strategy.extended.replicas)
             while True:
                 try:
-                    [group], _ = source.take(1, False, self._requests.check_wait)
+                    [group], *_ = source.take(1, False, self._requests.check_wait)
                 except StopIteration:
                     self._requests.begin_call()  # of what combines the numbers, which all workers run together, too
                     return

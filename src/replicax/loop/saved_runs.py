@@ -117,7 +117,6 @@ class SavedRuns:
         if step is None:
             return None
         self._at = step
-        self._input.restored()
         state = json.loads(self._manager.checkpoint._objects[NAME]["state"])
         self.evaluated = state["evaluated"]
         self._run.numbers, self._run.evaluation = state["numbers"], state["evaluation"]

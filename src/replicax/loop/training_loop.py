@@ -275,7 +275,7 @@ class TrainingLoop:
 
     @_jax.public_call
     def _launch_steps(self, count: int) -> MultiStepContext:
-        return run_steps(self._strategy.extended.programs, self._step, self._input, count, None)
+        return run_steps(self._strategy.extended.programs, self._step, self._input.take, count, None)
 
     def _between(self) -> str | None:
         """Do what is due after this step; returns why the run is to end, if it is."""

@@ -10,7 +10,8 @@ followed from the arguments on, operation by operation, by the rules of
   a dim that a reshape has made of several;
 * ``UNKNOWN``: examples may be anywhere in it, such as in their products; ``PART``: some of them, such as the first.
   ``Untraceable(…, dim)``: they lie along ``dim``, but not each in its row, such as sorted, or without the last;
-* ``Index`` and ``Columns``: no examples, but the numbers of rows, as in ``scores[jnp.arange(rows), labels]``.
+* ``Index`` and ``Columns``: no examples, but the numbers of rows, as in ``scores[jnp.arange(rows), labels]``;
+* ``UNPADDED``: no examples, but rows of an argument that has as many, and is not padded.
 """
 
 from __future__ import annotations
@@ -69,7 +70,15 @@ class Columns:
     places: tuple[Any, ...]
 
 
-Place = Rows | Index | Columns | Untraceable | None
+@declared
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unpadded:
+    """Rows of another batch may lie along its dims."""
+
+
+UNPADDED = Unpadded()
+
+Place = Rows | Index | Columns | Untraceable | Unpadded | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,35 +14,14 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.errors import LocalityWarning, warn_at
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.marks import asks_p
 from replicax.execution.program.program import Program
 from replicax.locality import Locality, T
-from replicax.padding.example_places import PART, UNKNOWN, OperationShapes, Place, Rows, Untraceable, joined
+from replicax.padding.example_places import PART, UNKNOWN, UNPADDED, OperationShapes, Place, Rows, Untraceable, joined
 from replicax.padding.example_rules import result_places
 from replicax.padding.questions import dim_of_examples
-
-
-def example_places(jaxpr: _jax.Jaxpr, inputs: Sequence[Place], rows: int) -> list[Place]:
-    """Where the examples are in each output of ``jaxpr``, given where they are in its inputs.
-
-    Args:
-      jaxpr: a program over one replica's values.
-      inputs: one for each input.
-      rows: how many examples a replica has, padding included.
-
-    Raises:
-      ValueError: a question can't be answered.
-
-    >>> import jax
-    >>> from replicax.padding.example_places import Rows
-    >>> program = jax.make_jaxpr(lambda x, w: ((x @ w).T, w * 2, (x @ w).sum(0)))(
-    ...     jax.numpy.ones((6, 3)), jax.numpy.ones((3, 6))
-    ... )
-    >>> example_places(program.jaxpr, [Rows(0), None], 6)
-    [Rows(dim=1, outer=1, inner=1), None, None]
-    """
-    return _ExamplesPass(rows).run(jaxpr, inputs, final=True)[0]
 
 
 def where_examples_are(
@@ -52,9 +31,11 @@ def where_examples_are(
     assert program.example_dims is not None
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)
-    inputs += [UNKNOWN if dim is None else None if dim == () else Rows(dim) for dim in program.example_dims]
+    for (aval, locality), dim in zip(program.arguments, program.example_dims, strict=False):
+        is_other = locality is T and aval.shape[:1] == (rows,)
+        inputs.append(UNKNOWN if dim is None else Rows(dim) if dim != () else UNPADDED if is_other else None)
     inputs += [Rows(0), None] + [None] * len(program.constants)
-    places = example_places(program.jaxpr, inputs, rows)
+    places = ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
     n = len(program.writes)
     outputs = program.jaxpr.outvars[n:]
     dims = [dim_of_examples(p, shape_of(v), rows) for p, v in zip(places[n:], outputs, strict=True)]
@@ -65,28 +46,47 @@ def where_examples_are(
     return tuple(padded), tuple(dim for dim, _ in dims)
 
 
-class _ExamplesPass(Dataflow[Place]):
-    def __init__(self, rows: int) -> None:
+class ExamplesPass(Dataflow[Place]):
+    """Finds where the examples are in each value of a program, whose replica has so many rows, padding included."""
+
+    def __init__(self, rows: int, step: str = "") -> None:
         super().__init__(None)
         self.rows = rows
+        self.step = step
 
     def join(self, facts: Iterable[Place]) -> Place:
-        return joined(facts)
+        facts = list(facts)
+        return joined(facts) or (UNPADDED if UNPADDED in facts else None)
 
     def sliced(self, facts: list[Place]) -> list[Place]:
-        return list(map(sliced_place, facts))
+        return [place if place == UNPADDED else sliced_place(place) for place in facts]
 
     def stacked(self, facts: list[Place], over: list[Place]) -> list[Place]:
         over_examples = Rows(0) in over  # each turn is about one of them
-        return [stacked_place(place, over_examples) for place in facts]
+        return [place if place == UNPADDED else stacked_place(place, over_examples) for place in facts]
 
     def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
             equation.params["question"].resolve(facts[0], shape_of(equation.invars[0]))
+            if facts[0] == UNPADDED and equation.params["question"].otherwise is not None:
+                self._warn_of_other_batch(equation)
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, facts)):
                 self.run(inner, [PART for _ in inner.invars], final=final)
-        return result_places(operation_shapes(equation, facts, self.rows)), facts
+        places = result_places(operation_shapes(equation, facts, self.rows))
+        if UNPADDED in facts and not any(map(_is_something, facts)):
+            places = [UNPADDED if place is None else place for place in places]
+        return places, facts
+
+    def _warn_of_other_batch(self, question: _jax.Equation) -> None:
+        warn_at(
+            f"step {self.step!r}: {question.params['question'].what} is computed from an argument that is not padded, "
+            "and has no rows of a padded one. Row i is taken for row i of the padded batch, so its last rows are left "
+            "out where that has padding. If the argument is of another dataset, distribute both datasets with "
+            "InputOptions(partial_batch='exact'); if not, pass it as a part of the padded batch.",
+            LocalityWarning,
+            *_jax.source_place([question]),
+        )
 
 
 def operation_shapes(equation: _jax.Equation, places: Iterable[Place], rows: int) -> OperationShapes:

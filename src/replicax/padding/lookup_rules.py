@@ -91,43 +91,33 @@ def scatter(o: OperationShapes) -> Place:
 # --- the numbers of rows --------------------------------------------------------------------------------
 
 
-def _kept_number(o: OperationShapes) -> Place:
-    return o.places[0] if isinstance(o.places[0], Index) else None
+def _of_number(rule: Callable[[OperationShapes, Index], Place]) -> Callable[[OperationShapes], Place]:
+    """A rule for operations whose first operand is made of the numbers of rows."""
+    return lambda o: rule(o, o.places[0]) if isinstance(o.places[0], Index) else None
 
 
-def _moved_number(o: OperationShapes) -> Place:
-    place = o.places[0]
-    if isinstance(place, Index) and place.kind == "at" and o.number(1) == o.shapes[0][place.dim]:
-        return Index(place.dim, "moved")
-    return None
+def _moved_number(o: OperationShapes, place: Index) -> Place:
+    is_size = place.kind == "at" and o.number(1) == o.shapes[0][place.dim]
+    return Index(place.dim, "moved") if is_size else None
 
 
-def _negative_number(o: OperationShapes) -> Place:
-    place = o.places[0]
-    return Index(place.dim, "negative") if isinstance(place, Index) and o.number(1) == 0 else None
+def _negative_number(o: OperationShapes, place: Index) -> Place:
+    return Index(place.dim, "negative") if o.number(1) == 0 else None
 
 
 def _chosen_number(o: OperationShapes) -> Place:
     """``jnp`` counts negative indices from the end: ``where(i < 0, i + size, i)``."""
-    if not all(isinstance(p, Index) for p in o.places) or len(o.places) != 3:
-        return None
-    kinds = [p.kind for p in o.places if isinstance(p, Index)]
-    dims = {p.dim for p in o.places if isinstance(p, Index)}
-    return o.places[1] if kinds == ["negative", "at", "moved"] and len(dims) == 1 else None
+    numbers = [p for p in o.places if isinstance(p, Index)]
+    is_one = [p.kind for p in numbers] == ["negative", "at", "moved"] and len({p.dim for p in numbers}) == 1
+    return o.places[1] if is_one and len(o.places) == 3 else None
 
 
-def _broadcast_number(o: OperationShapes) -> Place:
-    place = o.places[0]
-    if not isinstance(place, Index):
-        return None
+def _broadcast_number(o: OperationShapes, place: Index) -> Place:
     dim = moved_dims(o.params)[place.dim]
     return Index(dim, place.kind) if o.results[0][dim] == o.shapes[0][place.dim] else None
 
 
-def _reshaped_number(o: OperationShapes) -> Place:
-    place = o.places[0]
-    if not isinstance(place, Index):
-        return None
+def _reshaped_number(o: OperationShapes, place: Index) -> Place:
     found = reshaped(Rows(place.dim), o.shapes[0], o.results[0])
     return Index(found.dim, place.kind) if isinstance(found, Rows) and found.outer == found.inner == 1 else None
 
@@ -146,12 +136,12 @@ def _new_number(o: OperationShapes) -> Place:
 NUMBERING: Mapping[str, Callable[[OperationShapes], Place]] = families.by_primitive(
     {
         families.IOTAS: _new_number,
-        families.CASTS: _kept_number,
-        families.ADDITIONS: _moved_number,
-        families.LESS_THAN: _negative_number,
+        families.CASTS: _of_number(lambda o, place: place),
+        families.ADDITIONS: _of_number(_moved_number),
+        families.LESS_THAN: _of_number(_negative_number),
         families.SELECTIONS: _chosen_number,
-        families.BROADCASTS: _broadcast_number,
-        families.RESHAPES | families.SQUEEZES: _reshaped_number,
+        families.BROADCASTS: _of_number(_broadcast_number),
+        families.RESHAPES | families.SQUEEZES: _of_number(_reshaped_number),
         families.CONCATENATIONS: _columns,
     }
 )

@@ -44,11 +44,7 @@ class Question:
         self.answer: bool | None = None if otherwise is None else True
 
     def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
-        """The answer, from where the examples are.
-
-        Raises:
-          ValueError: it can't be told, or they are there in part; or it is not as it must be.
-        """
+        """The answer, from where the examples are."""
         lies_along = place.dim if isinstance(place, Rows | Untraceable) else None
         if self.otherwise is not None:
             if self.rows > 1 and lies_along is not None and place != Rows(self.dim):

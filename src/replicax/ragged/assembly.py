@@ -5,7 +5,6 @@ See :mod:`replicax.ragged.joint_program`, which says what is in it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -27,51 +26,35 @@ Joint = tuple[int, ...]
 """One value of the joint program: what it is in each of the programs."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
-    """The parts of a joint program.
+class Assembly:
+    """Puts the joint program together.
 
-    Attributes:
+    Args:
       lines: the program of each size.
       size_of: the number of each replica's size.
       numbers: the numbering of all values.
-      made_by: the operation that makes each value that all sizes have in common.
       given: the values that come from outside.
       ragged: for each input with room for all sizes, what each size has there.
     """
 
-    lines: Sequence[Straight]
-    size_of: tuple[int, ...]
-    numbers: ValueNumbering
-    made_by: Mapping[int, StraightOperation]
-    given: Set[int]
-    ragged: Mapping[int, Joint]
+    def __init__(
+        self,
+        lines: Sequence[Straight],
+        size_of: tuple[int, ...],
+        numbers: ValueNumbering,
+        given: Set[int],
+        ragged: Mapping[int, Joint],
+    ) -> None:
+        self.lines, self.size_of, self.numbers, self.given, self.ragged = lines, size_of, numbers, given, ragged
+        self.sizes = range(len(lines))
+        common = set.intersection(*(set(line.made) for line in lines))
+        # The operation that makes each value that all sizes have in common.
+        self.made_by = {v: o for v, o in lines[0].made.items() if v in common}
+        self.segments = [self._segments(line) for line in lines]
 
     def is_own(self, value: int) -> bool:
         """Return whether only some sizes have a value."""
         return value not in self.made_by and value not in self.given and value not in self.numbers.literals
-
-
-class Assembly:
-    """Puts the joint program together."""
-
-    def __init__(self, parts: Parts, outputs: Sequence[Joint]) -> None:
-        self.parts = parts
-        self.numbers = parts.numbers
-        self.outputs = outputs
-        self.sizes = range(len(parts.lines))
-        by_size = [line.collectives for line in parts.lines]
-        self.collectives: list[tuple[StraightOperation, ...]] = list(zip(*by_size, strict=True))
-        self.segments = [self._segments(line) for line in parts.lines]
-        # The operands of each collective, and the outputs at the end.
-        self.wanted: list[list[Joint]] = [
-            list(zip(*(o.operands for o in operations), strict=True)) for operations in self.collectives
-        ]
-        self.wanted.append(list(outputs))
-        self.last_use = [self._last_uses(k) for k in self.sizes]
-        self.values: dict[int, Any] = {}
-        self.joint: dict[Joint, Any] = {}
-        self.carried: dict[tuple[int, int], Any] = {}  # by size and number
 
     def _segments(self, line: Straight) -> list[list[StraightOperation]]:
         """The operations of one size only, before each collective and at the end."""
@@ -92,14 +75,23 @@ class Assembly:
         return last
 
     def is_common(self, operation: StraightOperation) -> bool:
-        return bool(operation.results) and all(v in self.parts.made_by for v in operation.results)
+        return bool(operation.results) and all(v in self.made_by for v in operation.results)
 
-    def run(self, inputs: dict[int, Any]) -> list[Any]:
-        """The values of the outputs, from those of the inputs."""
-        self.values, self.joint, self.carried = dict(inputs), {}, {}
-        for whole, joint in self.parts.ragged.items():
+    def run(self, outputs: Sequence[Joint], inputs: dict[int, Any]) -> list[Any]:
+        """The values of the outputs, from those of the inputs. All sizes must have the same collectives."""
+        collectives = list(zip(*(line.collectives for line in self.lines), strict=True))
+        # The operands of each collective, and the outputs at the end.
+        self.wanted: list[list[Joint]] = [
+            *(list(zip(*(o.operands for o in operations), strict=True)) for operations in collectives),
+            list(outputs),
+        ]
+        self.last_use = [self._last_uses(k) for k in self.sizes]
+        self.values = dict(inputs)
+        self.joint: dict[Joint, Any] = {}
+        self.carried: dict[tuple[int, int], Any] = {}  # by size and number
+        for whole, joint in self.ragged.items():
             self.carried.update(((k, value), inputs[whole]) for k, value in enumerate(joint))
-        for number, collective in enumerate(self.collectives):
+        for number, collective in enumerate(collectives):
             self.segment(number)
             operands = [self.value_of(joint) for joint in self.wanted[number]]
             results = self.meet(collective[0].equation, operands)
@@ -108,8 +100,8 @@ class Assembly:
                     self.values.update(zip(operation.results, results, strict=True))
                 else:
                     self.carried.update(((k, v), x) for v, x in zip(operation.results, results, strict=True))
-        self.segment(len(self.collectives))
-        return [self.value_of(joint) for joint in self.outputs]
+        self.segment(len(collectives))
+        return [self.value_of(joint) for joint in outputs]
 
     def value_of(self, joint: Joint) -> Any:
         if joint in self.joint:
@@ -127,9 +119,9 @@ class Assembly:
         stack = list(values)
         while stack:
             value = stack.pop()
-            if value in self.values or value in missing or value not in self.parts.made_by:
+            if value in self.values or value in missing or value not in self.made_by:
                 continue
-            operation = self.parts.made_by[value]
+            operation = self.made_by[value]
             missing.update(dict.fromkeys(operation.results, operation))
             stack += operation.operands
         done = set()
@@ -192,11 +184,11 @@ class Assembly:
 
     def size_here(self) -> Any:
         """The number of this replica's size."""
-        sizes = jnp.asarray(np.array(self.parts.size_of, np.int32))
+        sizes = jnp.asarray(np.array(self.size_of, np.int32))
         return lax.dynamic_index_in_dim(sizes, lax.axis_index(REPLICA_AXIS), keepdims=False)
 
     def is_mixed(self, joint: Joint) -> bool:
-        return len(set(joint)) > 1 or self.parts.is_own(joint[0])
+        return len(set(joint)) > 1 or self.is_own(joint[0])
 
     def needs(self, operations: Sequence[StraightOperation], outputs: Sequence[int | None]) -> list[int]:
         """The values that a segment takes from outside."""

@@ -11,6 +11,7 @@ So variables, donation, layouts, loops over several steps and workers are those 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from replicax.execution.tracing.arguments import CantJoinError
 from replicax.execution.tracing.capture import traced_inside
 from replicax.locality import T
 from replicax.pytrees import are_equal
-from replicax.ragged.assembly import Assembly, Joint, Parts
+from replicax.ragged.assembly import Assembly, Joint
 from replicax.ragged.straight_line import Straight, StraightOperation
 from replicax.ragged.value_numbering import ValueNumbering
 from replicax.values import Components, PerReplica
@@ -63,15 +64,8 @@ class _Joining:
             others = next(iter(lines.values())).collectives if lines else []
             lines[k] = self._straight(k, size_of.index(k), others)
         self.lines = [lines[k] for k in range(len(programs))]
-        common = set.intersection(*(set(line.made) for line in self.lines))
-        self.parts = Parts(
-            self.lines,
-            tuple(size_of),
-            self.numbers,
-            {v: o for v, o in self.lines[0].made.items() if v in common},
-            {*self.inputs, *self.numbers.constants},
-            self.ragged,
-        )
+        given = {*self.inputs, *self.numbers.constants}
+        self.assembly = Assembly(self.lines, tuple(size_of), self.numbers, given, self.ragged)
         self._check_marks()
         self._check_collectives()
 
@@ -89,7 +83,7 @@ class _Joining:
 
     def _check_marks(self) -> None:
         for mark in [mark for line in self.lines for mark in line.marks]:
-            if not self.parts.is_own(mark.value):
+            if not self.assembly.is_own(mark.value):
                 mark.obligation.check(mark.found, mark.equation)
             elif mark.found is not T and not mark.obligation.refused.isdisjoint({T, mark.found}):
                 raise CantJoinError(
@@ -162,25 +156,22 @@ class _Joining:
             at = [len(p.writes) + (r.index or 0) for p, r in zip(self.programs, column, strict=True)]
             outputs.append(tuple(line.outputs[i] for line, i in zip(self.lines, at, strict=True)))
             shapes = [self.numbers.avals[v].shape for v in outputs[-1]]
-            of_replicas = tuple(shapes[k] for k in self.parts.size_of) if len(set(shapes)) > 1 else None
+            of_replicas = tuple(shapes[k] for k in self.assembly.size_of) if len(set(shapes)) > 1 else None
             results.append(Result(len(outputs) - 1 - len(order), None, of_replicas))
         constants = dict(self.numbers.constants)
         inputs = [*self.inputs, *constants]
         with _jax.enable_x64_as_in(*(p.jaxpr for p in self.programs)):
             jaxpr, closed_over = traced_inside(
                 self.replicas,
-                lambda *arrays: Assembly(self.parts, outputs).run(dict(zip(inputs, arrays, strict=True))),
+                lambda *arrays: self.assembly.run(outputs, dict(zip(inputs, arrays, strict=True))),
                 [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
             )
             everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
             arrays = [put(value, everywhere) for value in (*constants.values(), *closed_over)]
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)
-        return Program(
-            name=first.name,
-            replicas=first.replicas,
-            replicas_at_once=first.replicas_at_once,
-            reproducible=first.reproducible,
+        return dataclasses.replace(
+            first,
             jaxpr=jaxpr,
             reads=tuple(self.reads),
             arguments=tuple(
@@ -188,12 +179,9 @@ class _Joining:
                 for i, (_, locality) in enumerate(first.arguments)
             ),
             constants=arrays,
-            writes=first.writes,
             results=tuple(results),
-            result_tree=first.result_tree,
             obligations={},  # they have been answered
             timeout=max(timeouts, default=None),
-            scales=first.scales,
         )
 
     def _object(self, column: Sequence[Any]) -> Any:
@@ -202,5 +190,5 @@ class _Joining:
         if all(value is objects[0] or are_equal(value, objects[0]) for value in objects):
             return column[0]
         here = self.replicas.local_replicas
-        values = tuple(objects[self.parts.size_of[replica]] for replica in here)
-        return PerReplica(Components(values, here, len(self.parts.size_of)))
+        values = tuple(objects[self.assembly.size_of[replica]] for replica in here)
+        return PerReplica(Components(values, here, len(self.assembly.size_of)))

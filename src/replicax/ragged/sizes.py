@@ -39,9 +39,6 @@ def check_arms(text: str) -> None:
     Where values are split over a replica's logical devices, the compiler exchanges parts of them. Most collectives are
     among the devices of one replica, which all take the same arm of a branch. In a permute all devices take part, also
     those that take another arm.
-
-    Raises:
-      CantJoinError: it would.
     """
     if any(e.in_arm and e.instruction.opcode.startswith("collective-permute") for e in executed(parse(text))):
         raise CantJoinError(
@@ -51,61 +48,43 @@ def check_arms(text: str) -> None:
 
 
 def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, creations: Creations) -> Program:
-    """Trace ``fn`` for each size of its arguments, as one program for all replicas.
-
-    Raises:
-      CantJoinError: no one program can do what the replicas do; says why.
-    """
+    """Trace ``fn`` for each size of its arguments, as one program for all replicas, or raise a CantJoinError."""
     of_replicas = arguments.of_replicas(replicas.num_replicas)
     sizes = list(dict.fromkeys(tuple(aval.shape for aval, _ in traced) for traced in of_replicas))
     size_of = tuple(sizes.index(tuple(aval.shape for aval, _ in traced)) for traced in of_replicas)
     questions = _Questions(size_of, sizes)
-    captured: list[Program | Exception | None] = [None] * len(sizes)
-    for _ in range(_ROUNDS):
-        for number in range(len(sizes)):
-            if captured[number] is None:
-                captured[number] = _captured(
-                    replicas, fn, arguments, of_replicas[size_of.index(number)], creations.again(), questions, number
-                )
-        for number in questions.guessed_wrong():
-            captured[number] = None
-        if None not in captured:
-            break
+
+    def captured_size(number: int) -> Program | Exception:
+        traced = of_replicas[size_of.index(number)]
+        asking = RaggedCommunicator(questions, number, replicas.communication_options)
+        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.again()
+        try:
+            return capture(replicas, fn, traced, rebuild, created, paths=arguments.paths, communicator=asking)
+        except Exception as error:  # which may come from a wrong guess
+            put_back()
+            note = _NO_ROWS.format(where(error, fn))
+            if any(0 in aval.shape for aval, _ in traced) and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            return error
+
+    captured = [captured_size(number) for number in range(len(sizes))]
+    rounds = 1
+    while wrong := questions.guessed_wrong():
+        if rounds == _ROUNDS:
+            raise CantJoinError("the sizes that it gathers depend on each other")
+        for number in wrong:
+            captured[number] = captured_size(number)
+        rounds += 1
     programs: list[Program] = []
     for program in captured:
         if isinstance(program, Exception):
             raise program
-        if program is None:
-            raise CantJoinError("the sizes that it gathers depend on each other")
         programs.append(program)
     programs = checked(programs, replicas, fn, arguments.paths)
     questions.check_alike()
     if any(program.is_placed for program in programs):
         raise CantJoinError("it assigns values to logical devices")
     return joined(programs, size_of, replicas)
-
-
-def _captured(
-    replicas: Replicas,
-    fn: Callable[..., Any],
-    arguments: Arguments,
-    traced: Any,
-    creations: Creations,
-    questions: _Questions,
-    number: int,
-) -> Program | Exception:
-    communicator = RaggedCommunicator(questions, number, replicas.communication_options)
-    put_back = state_of_this_thread()
-    try:
-        return capture(
-            replicas, fn, traced, arguments.rebuild(), creations, paths=arguments.paths, communicator=communicator
-        )
-    except Exception as error:  # which may come from a wrong guess
-        put_back()
-        note = _NO_ROWS.format(where(error, fn))
-        if any(0 in aval.shape for aval, _ in traced) and note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        return error
 
 
 _NO_ROWS = (
@@ -134,13 +113,11 @@ class _Questions:
     def __init__(self, size_of: tuple[int, ...], sizes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
         self._size_of = size_of
         self._asked: list[list[_Asked]] = [[] for _ in sizes]
-        self._before: list[list[_Asked]] = [[] for _ in sizes]
         # For each size, what another one would have in the place of a number.
         self._counterparts = [[_counterparts(mine, theirs) for theirs in sizes] for mine in sizes]
 
     def begin(self, number: int) -> None:
         """Begin to capture the step for this size."""
-        self._before[number] = self._asked[number]
         self._asked[number] = []
 
     def ask(self, number: int, what: str, offer: Any, dim: int = 0) -> tuple[Any, ...]:
@@ -159,9 +136,9 @@ class _Questions:
         return len(self._asked[number])
 
     def _expected(self, number: int, other: int, position: int, what: str, offer: Any, dim: int) -> Any:
-        for asked in (self._asked[other], self._before[other]):
-            if position < len(asked) and asked[position].what == what:
-                return asked[position].offer
+        asked = self._asked[other]
+        if position < len(asked) and asked[position].what == what:
+            return asked[position].offer
         table = self._counterparts[number][other]
         if isinstance(offer, int):
             return table.get(offer, offer)
@@ -179,11 +156,7 @@ class _Questions:
         return wrong
 
     def check_alike(self) -> None:
-        """Raise unless all have asked the same.
-
-        Raises:
-          CantJoinError: they have not.
-        """
+        """Raise unless all have asked the same."""
         if len({tuple(a.what for a in asked) for asked in self._asked}) > 1:
             raise CantJoinError("replicas of different sizes do not come to the same collectives")
 

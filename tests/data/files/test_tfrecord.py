@@ -78,6 +78,20 @@ def test_any_cut_is_found(tmp_path, compress, skipping) -> None:
             assert "is truncated" in error
 
 
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_a_gzip_that_is_cut_off(tmp_path, skipped) -> None:
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(gzip.compress(WHOLE)[:-20])
+    with pytest.raises(ValueError, match=r"a\.tfrecord: the gzip stream is truncated or corrupt near byte \d+"):
+        list(replicax.data.tfrecords(file).with_positions({str(file): skipped}))
+
+
+def test_records_larger_than_a_piece(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("replicax.data.files.file_bytes._AT_ONCE", 20)
+    (tmp_path / "a").write_bytes(tfrecord_bytes([b"a" * size for size in (15, 16, 17, 35, 36, 37)]))
+    assert [len(record) for record in replicax.data.tfrecords(tmp_path / "a")] == [15, 16, 17, 35, 36, 37]
+
+
 def test_a_huge_length_is_not_believed(tmp_path) -> None:
     # A terabyte of nothing: the checksum of the length is right, and the file ends.
     length = struct.pack("<Q", 2**40)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from replicax import _jax
 from replicax._jax import primitive_families as families
-from replicax.checks.locality.warning import warn_at
+from replicax.errors import LocalityWarning, warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import join, result_localities
@@ -70,6 +70,7 @@ def warn_of_common_draws(program: Program) -> None:
             f"(at {user}:{number_of_line}): example i of every replica gets the same numbers. Draw them with "
             "this replica's key: replicax.get_replica_context().random_key(key), "
             "which is jax.random.fold_in(key, replica_id).",
+            LocalityWarning,
             file,
             line,
         )
@@ -148,11 +149,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         elif not differ and not drawn:
             return [_Drawn(locality) for locality in localities], facts
         kept = localities[0] is T or name in _KEPT
-        places = self._places(
-            equation, [f.place if f in differ or (f in drawn and not differ) else None for f in facts]
-        )
+        kept_places = [f.place if f in differ or (f in drawn and not differ) else None for f in facts]
+        places = result_places(operation_shapes(equation, kept_places, self.rows))
         draw = drawn[0].draw if drawn and not differ else 0
         return [_Drawn(loc, p if kept else None, draw) for loc, p in zip(localities, places, strict=True)], facts
-
-    def _places(self, equation: _jax.Equation, places: list[Place]) -> list[Place]:
-        return result_places(operation_shapes(equation, places, self.rows))

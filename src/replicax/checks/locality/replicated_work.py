@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax._jax.primitive_families import AXIS_POSITION
-from replicax.checks.locality.warning import warn_at
-from replicax.errors import few, users_place
+from replicax.errors import LocalityWarning, few, users_place, warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.program import Program
 from replicax.locality import T
@@ -38,6 +37,7 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
         f"({few(arrays)}), so every replica computes all of it. If a batch is among them, give each replica its part: "
         "iterate over strategy.distribute_dataset(batches), or split one batch with "
         "next(iter(strategy.distribute_dataset([batch]))).",
+        LocalityWarning,
         *users_place(),
     )
 

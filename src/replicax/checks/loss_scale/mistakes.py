@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from replicax.checks.loss_scale.scale_pass import LossScalePass
 from replicax.checks.loss_scale.terms import Kind, Level, ScaleFact, Term, effective_kind, elements_of
-from replicax.errors import ShareWarning
+from replicax.errors import ShareWarning, warn_at
 from replicax.execution.program.program import Program
 from replicax.locality import T
 from replicax.values import Scale
-
-__warningregistry__: dict[Any, Any] = {}
 
 _Mistake = tuple[str, int, Kind]
 """The file and the line of a mistake, and its kind."""
@@ -68,7 +64,7 @@ def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
         if kind is Kind.MEAN_OF_MEANS and (file, line, Kind.RAGGED) in variables:
             continue
         text = _TEXTS[kind].format(n=first.replicas, variable=variable, step=repr(first.name))
-        warnings.warn_explicit(f"{text} {_IF_MEANT}", ShareWarning, file, line, registry=__warningregistry__)
+        warn_at(f"{text} {_IF_MEANT}", ShareWarning, file, line)
     return tuple(scale.pop() if len(scale) == 1 else None for scale in scales)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from replicax._jax import primitive_families as families
 from replicax._jax.operation_params import dims_along, dot_dimensions
@@ -114,8 +115,7 @@ def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
 # --- products and quotients -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The factor of a value."""
 
     factors: Factors
@@ -159,16 +159,8 @@ def _multiplied_value(m: ScaleFact, scale: Scale) -> ScaleFact:
     return ScaleFact(T, m.place, terms, m.has_unknown, product_of(m.factors, scale.factors))
 
 
-def _product(o: ScaledOperation) -> ScaleFact:
-    return _product_or_quotient(o, divides=False)
-
-
-def _quotient(o: ScaledOperation) -> ScaleFact:
-    return _product_or_quotient(o, divides=True)
-
-
-def _product_or_quotient(o: ScaledOperation, divides: bool) -> ScaleFact:
-    a, b = o.facts
+def _product_or_quotient(o: ScaledOperation) -> ScaleFact:
+    (a, b), divides = o.facts, o.shapes.name in families.QUOTIENTS
     if b.locality is not T:
         return _multiplied_value(a, scale_of(o, b, divides))
     if a.locality is not T:
@@ -199,7 +191,7 @@ def _matrix_product(o: ScaledOperation) -> ScaleFact:
             size = math.prod(o.shapes.shapes[0][d] for d in dims.contracted[0])
             return _sum_over(o, size, factors)
         return ScaleFact(T, factors=factors)
-    return _product_or_quotient(o, divides=False)
+    return _product_or_quotient(o)
 
 
 # --- sums ---------------------------------------------------------------------------------------------------
@@ -317,8 +309,8 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = families.by_primitive(
 """How to compute with known numbers."""
 
 _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
-    "times": _product,
-    "divided": _quotient,
+    "times": _product_or_quotient,
+    "divided": _product_or_quotient,
     "product": _matrix_product,
     "sum": _sum,
     "added": _added_values,

@@ -8,8 +8,8 @@ next. No worker waits for a second element before it announces the first.
 
 from __future__ import annotations
 
-import abc
 import collections
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +22,8 @@ from replicax.data.batches.announcements import (
     in_words,
     structure_of_others,
 )
-from replicax.data.batches.global_batches import GlobalBatch, GlobalBatches
-from replicax.data.batches.local_batches import END, LocalBatch, LocalBatches
+from replicax.data.batches.global_batches import GlobalBatches
+from replicax.data.batches.local_batches import END, HostBatch, LocalBatches
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Leaf, no_rows
 from replicax.data.options import PartialBatch
@@ -36,11 +36,13 @@ _MOST_BYTES = 16 * 1024 * 1024
 """The largest size of these together, in bytes. Steps on larger ones take longer than an exchange."""
 
 
-class AgreedBatches(GlobalBatches, abc.ABC):
+class AgreedBatches(GlobalBatches):
     """Global batches on which workers agree.
 
     Args:
       exchange: the exchanges of the workers.
+      one_stream: whether all workers should have the same batches, and end together. Otherwise each reads batches of
+        its own, and a worker whose stream has ended has parts of size 0.
       ahead: whether to read on during an exchange; otherwise there is an exchange for each element.
       local_batches: the local batches of this worker.
       others: further arguments of :class:`GlobalBatches`.
@@ -48,12 +50,18 @@ class AgreedBatches(GlobalBatches, abc.ABC):
 
     _local_batches: Prefetcher
 
-    def __init__(self, exchange: Series, ahead: bool, local_batches: LocalBatches, *others: Any) -> None:
+    def __init__(
+        self, exchange: Series, one_stream: bool, ahead: bool, local_batches: LocalBatches, *others: Any
+    ) -> None:
         super().__init__(Prefetcher(local_batches, MOST_AHEAD if ahead else 0, _MOST_BYTES), *others)
         self._exchange = exchange
+        self._one_stream = one_stream
         self._settled = 0
         # What each worker has announced and is not used yet. The announcement of its end stays there.
         self._told: list[collections.deque[Announcement]] = [collections.deque() for _ in range(exchange.workers.count)]
+        self._last: tuple[Any, tuple[Leaf, ...]] | None = None  # structure and kinds of the last announcement
+        self._first_kinds: tuple[Leaf, ...] | None = None
+        self._empty: HostBatch | None = None
 
     def _agreed_announcements(self) -> list[Announcement]:
         """The announcements of all workers for the next element; raises if one could not read it."""
@@ -97,41 +105,12 @@ class AgreedBatches(GlobalBatches, abc.ABC):
         for told, data in zip(self._told, everyone, strict=True):
             told.extend(announcement for announcement, count in loads(data) for _ in range(count))
 
-    @abc.abstractmethod
-    def _announcement(self, local_batch: LocalBatch) -> Announcement:
-        """The announcement of a local batch."""
-
-    @abc.abstractmethod
-    def _ending(self) -> Announcement:
-        """The announcement for every element after the last local batch."""
-
-
-class GlobalBatchesOfOneStream(AgreedBatches):
-    """Elements of batches that all workers should have alike; checks that they do, and end together."""
-
-    def _next_divided(self) -> GlobalBatch | None:
-        check_same_batch(self._agreed_announcements(), self._where())
-        return super()._next_divided()
-
-    def _announcement(self, local_batch: LocalBatch) -> Announcement:
-        return Announcement(local_batch.sizes, (local_batch.parts[0].kinds(),), is_over=False)
-
-    def _ending(self) -> Announcement:
-        return Announcement()
-
-
-class GlobalBatchesOfOwnStreams(AgreedBatches):
-    """Elements whose parts come from separate streams. A worker whose stream has ended has parts of size 0."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._last: tuple[Any, tuple[Leaf, ...]] | None = None  # structure and kinds of the last announcement
-        self._first_kinds: tuple[Leaf, ...] | None = None
-        self._empty: LocalBatch | None = None
-
-    def _next_divided(self) -> GlobalBatch | None:
+    def _next_divided(self) -> HostBatch | None:
         division = self._division
         announcements = self._agreed_announcements()
+        if self._one_stream:
+            check_same_batch(announcements, self._where())
+            return super()._next_divided()
         if self._first_kinds is None:
             check_same_structure(announcements, self._where())
         over = [worker.is_over for worker in announcements]
@@ -154,8 +133,7 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
         local_batch = self._local_batch()
         if local_batch is END:
             local_batch = self._nothing(announcements)
-        alike, differing = same_rows and len(set(sizes)) == 1, None if same_rows else kinds
-        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, alike, differing, joined=local_batch.joined)
+        return dataclasses.replace(local_batch, sizes=sizes, kinds=None if same_rows else kinds)
 
     def _full_sizes(self, announcements: Sequence[Announcement]) -> tuple[int, ...]:
         """The sizes of a full element: of workers that read equally many examples, one may have a short first batch."""
@@ -165,21 +143,25 @@ class GlobalBatchesOfOwnStreams(AgreedBatches):
             largest[kind] = max(worker.sizes, largest.get(kind, ()), key=sum)
         return tuple(size for kind in kinds for size in largest[kind])
 
-    def _announcement(self, local_batch: LocalBatch) -> Announcement:
+    def _announcement(self, local_batch: HostBatch) -> Announcement:
+        """The announcement of a local batch."""
         kinds = tuple(part.kinds() for part in local_batch.parts)
         announcement = Announcement(local_batch.sizes, kinds if len(set(kinds)) > 1 else kinds[:1], is_over=False)
-        if self._last is None:
+        if self._last is None and not self._one_stream:
             announcement = announcement.with_structure(local_batch.tree, local_batch.parts[0])
         self._last = local_batch.tree, kinds[0]
         return announcement
 
     def _ending(self) -> Announcement:
+        """The announcement for every element after the last local batch."""
+        if self._one_stream:
+            return Announcement()
         return Announcement((0,) * len(self._division.mine), () if self._last is None else (self._last[1],))
 
-    def _nothing(self, announcements: Sequence[Announcement]) -> LocalBatch:
+    def _nothing(self, announcements: Sequence[Announcement]) -> HostBatch:
         """Arrays of size 0, like the last that this worker had, or else like the first of another worker."""
         if self._empty is None:
             tree, kinds = self._last or structure_of_others(announcements, self._where())
             count = len(self._division.mine)
-            self._empty = LocalBatch(tree, [no_rows(kinds)] * count, (0,) * count, None, [])
+            self._empty = HostBatch(tree, [no_rows(kinds)] * count, (0,) * count)
         return self._empty

@@ -52,23 +52,14 @@ class Announcement:
 
 
 def check_read(announcements: Sequence[Announcement], where: str) -> None:
-    """Raise unless all workers have read their part.
-
-    Raises:
-      RuntimeError: one could not; names it and its error.
-    """
+    """Raise a RuntimeError, which names the worker and its error, unless all workers have read their part."""
     for worker, other in enumerate(announcements):
         if other.error is not None:
             raise RuntimeError(f"worker {worker} could not read {where}: {other.error}")
 
 
 def check_same_batch(announcements: Sequence[Announcement], where: str) -> None:
-    """Raise unless all workers have the same batch, each taking its own rows of it.
-
-    Raises:
-      ValueError: some workers' pass has ended, or the batch has different sizes.
-      TypeError: it has different shapes or dtypes.
-    """
+    """Raise unless all workers have the same batch, each taking its own rows of it."""
     first = announcements[0]
     for worker, other in enumerate(announcements):
         what = None
@@ -90,11 +81,7 @@ def check_same_batch(announcements: Sequence[Announcement], where: str) -> None:
 
 
 def check_same_structure(announcements: Sequence[Announcement], where: str) -> None:
-    """Raise unless all workers' first elements have one structure; each worker checks later ones against its first.
-
-    Raises:
-      TypeError: they have not.
-    """
+    """Raise unless all workers' first elements have one structure; each worker checks later ones against its first."""
     described = {worker: other.described for worker, other in enumerate(announcements) if other.kinds}
     if len(set(described.values())) > 1:
         raise TypeError(
@@ -104,11 +91,7 @@ def check_same_structure(announcements: Sequence[Announcement], where: str) -> N
 
 
 def structure_of_others(announcements: Sequence[Announcement], where: str) -> tuple[Any, tuple[Leaf, ...]]:
-    """The structure and kinds of another worker's rows, for a worker that never had any.
-
-    Raises:
-      TypeError: the structure can't be sent.
-    """
+    """The structure and kinds of another worker's rows, for a worker that never had any."""
     worker, other = next((i, worker) for i, worker in enumerate(announcements) if worker.kinds)
     if other.skeleton is None:
         raise TypeError(

@@ -7,53 +7,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.batches.groups import BatchGroup, Staged
-from replicax.data.batches.local_batches import END, Division, LocalBatch, LocalBatches, UnfitBatchError
+from replicax.data.batches.groups import Staged
+from replicax.data.batches.local_batches import END, Division, HostBatch, LocalBatches, UnfitBatchError
 from replicax.data.batches.prefetch import Prefetcher
-from replicax.data.batches.rows import BatchRows, Filler, Leaf
+from replicax.data.batches.rows import Filler
 from replicax.data.options import PartialBatch
-from replicax.execution.many_steps.element_groups import Single
+from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.workers.exchange import Cancelled
-
-
-@dataclasses.dataclass(frozen=True)
-class GlobalBatch:
-    """One element, on the host.
-
-    Attributes:
-      tree: its structure.
-      parts: the rows of each of this worker's replicas.
-      sizes: the number of examples of each replica of all workers.
-      alike: whether all replicas have arrays of the same shapes.
-      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
-      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
-      joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
-        because the dataset may fill their arrays again.
-    """
-
-    tree: Any
-    parts: list[BatchRows]
-    sizes: tuple[int, ...]
-    alike: bool
-    kinds: tuple[tuple[Leaf, ...], ...] | None = None
-    filled: list[Any] | None = None
-    joined: BatchRows | None = None
-
-    @property
-    def columns(self) -> list[Any]:
-        """Return, for each leaf, the arrays of this worker's replicas."""
-        return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
-
-    @property
-    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Return, for each leaf, its shape on each replica of all workers."""
-        kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
-        sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
-        return [
-            tuple((*size, *shape) for size, (shape, _) in zip(sizes, leaf, strict=True))
-            for leaf in zip(*kinds, strict=True)
-        ]
-
 
 WHY_EMPTY = (
     "(partial_batch='drop' and drop_remainder=True leave nothing of fewer examples than a batch; a filter may let "
@@ -67,7 +27,7 @@ class GlobalBatches:
     Args:
       local_batches: the local batches of this worker; closed with this object.
       division: how batches are divided over the replicas.
-      place: puts a :class:`GlobalBatch` on the devices.
+      place: puts a :class:`HostBatch` on the devices.
       position: the number of the first element.
     """
 
@@ -75,7 +35,7 @@ class GlobalBatches:
         self,
         local_batches: LocalBatches | Prefetcher,
         division: Division,
-        place: Callable[[GlobalBatch | Staged], Any],
+        place: Callable[[HostBatch | Staged], Any],
         position: int = 0,
     ) -> None:
         self._local_batches = local_batches
@@ -86,32 +46,26 @@ class GlobalBatches:
         self._position = position
         self._is_over = False
         self._given = 0
-        self._held: tuple[GlobalBatch | Exception, bytes] | None = None
+        self._held: tuple[HostBatch | Exception, bytes] | None = None
         self.closing = False
         """Whether the pass has been cancelled."""
         self.is_placing = False
         """Whether ``place`` is running."""
         self.grouping: tuple[int, int] | None = None
-        """How many elements a :class:`BatchGroup` has, and after how many elements of this pass the first group begins;
+        """How many elements a group has, and after how many elements of this pass the first group begins;
         ``None``: single elements. Set from any thread."""
 
     def __next__(self) -> Any:
-        """The next element, or the next :class:`BatchGroup`, on the devices.
-
-        Raises:
-          StopIteration: there is none.
-          ValueError: the dataset has none at all.
-          Exception: raised by the dataset.
-        """
+        """The next element, or the next group of them, on the devices."""
         if self.grouping is not None:
             group = self._several(*self.grouping)
-            self._given += group.batches.count
+            self._given += group.count
             return group
         placed = self._put_on_devices(self._next_element())
         self._given += 1
         return placed
 
-    def _next_element(self) -> GlobalBatch:
+    def _next_element(self) -> HostBatch:
         if self._held is not None:
             (held, _), self._held = self._held, None
             if isinstance(held, Exception):
@@ -132,7 +86,7 @@ class GlobalBatches:
             raise ValueError(f"the dataset, {self._division.source}, gave no element. {WHY_EMPTY}")
         raise StopIteration
 
-    def _put_on_devices(self, element: GlobalBatch | Staged) -> Any:
+    def _put_on_devices(self, element: HostBatch | Staged) -> Any:
         self.is_placing = True
         try:
             if self.closing:
@@ -141,14 +95,14 @@ class GlobalBatches:
         finally:
             self.is_placing = False
 
-    def _several(self, steps: int, start: int) -> BatchGroup:
+    def _several(self, steps: int, start: int) -> ElementGroup | Single:
         """The next elements of one kind, at most up to a multiple of ``steps`` elements after the first ``start``."""
         room = steps - (self._given - start) % steps
         states = [self.state()]
         first = self._next_element()
         states.append(self.state())
         if not first.alike:
-            return BatchGroup(Single(self._put_on_devices(first)), states)
+            return Single(self._put_on_devices(first), states=states)
         staged = Staged(first, room)
         while staged.count < room:
             try:
@@ -163,7 +117,8 @@ class GlobalBatches:
                 break
             staged.add(element)
             states.append(self.state())
-        return BatchGroup(self._put_on_devices(staged), states)
+        group: ElementGroup = self._put_on_devices(staged)
+        return dataclasses.replace(group, states=states)
 
     def state(self) -> bytes:
         """The place of the pass, pickled: after the last returned element."""
@@ -183,26 +138,25 @@ class GlobalBatches:
 
     # --- dividing ---------------------------------------------------------------------------------------
 
-    def _next_divided(self) -> GlobalBatch | None:
+    def _next_divided(self) -> HostBatch | None:
         """The next batch, divided over the replicas; ``None`` at the end."""
         local_batch = self._local_batch()
         if local_batch is END:
             return None
-        sizes = local_batch.sizes
         if self._rows is None:
-            self._rows = sizes
-        return GlobalBatch(local_batch.tree, local_batch.parts, sizes, len(set(sizes)) == 1, joined=local_batch.joined)
+            self._rows = local_batch.sizes
+        return local_batch
 
-    def _local_batch(self) -> LocalBatch:
+    def _local_batch(self) -> HostBatch:
         """This worker's part of the next element."""
         try:
-            local_batch: LocalBatch = next(self._local_batches, END)
+            local_batch: HostBatch = next(self._local_batches, END)
             return local_batch
         except UnfitBatchError as error:
             unfit = error
         raise unfit.named(self._where())
 
-    def _filled_element(self, element: GlobalBatch) -> GlobalBatch:
+    def _filled_element(self, element: HostBatch) -> HostBatch:
         assert self._rows is not None
         rows = max(self._rows)
         if max(element.sizes) > rows:
@@ -210,7 +164,7 @@ class GlobalBatches:
                 f"{self._where()} has {max(element.sizes)} examples for a replica, after elements of {rows}: "
                 "partial_batch='pad' fills up to the size of a full batch, and has room for no more"
             )
-        return dataclasses.replace(element, alike=True, filled=self._filler.filled(element.parts, rows))
+        return dataclasses.replace(element, filled=self._filler.filled(element.parts, rows))
 
     def _where(self) -> str:
         return f"element {self._position}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import pickle
 from typing import Any
 
+import jax
+import numpy as np
+
 from replicax._grain.nodes import OwnRows
-from replicax.data.batches.rows import BatchRows, Checker, no_rows, rows_per_replica
+from replicax.data.batches.rows import BatchRows, Checker, Leaf, no_rows, rows_per_replica
 from replicax.data.options import PartialBatch
 
 
@@ -40,31 +42,51 @@ class Division:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalBatch:
-    """This worker's part of one element.
+class HostBatch:
+    """This worker's part of one element, on the host.
 
     Attributes:
       tree: the structure.
       parts: the rows of each of its replicas.
-      sizes: the number of rows of each replica: of all workers, if they read the same batches; else of this worker.
+      sizes: the number of rows of each replica of all workers; until these agree, if each reads batches of its own, of
+        each of this worker's replicas.
       joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
         because the dataset may fill their arrays again.
-      held: the rows whose memory it keeps: all of a batch, if the parts are views of it.
+      nbytes: the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it.
+      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
+      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
     """
 
     tree: Any
     parts: list[BatchRows]
     sizes: tuple[int, ...]
-    joined: BatchRows | None
-    held: list[BatchRows]
+    joined: BatchRows | None = None
+    nbytes: int = 0
+    kinds: tuple[tuple[Leaf, ...], ...] | None = None
+    filled: list[Any] | None = None
 
     @property
-    def nbytes(self) -> int:
-        """The memory that the batch keeps, in bytes."""
-        return sum(rows.nbytes for rows in self.held)
+    def alike(self) -> bool:
+        """Return whether all replicas have arrays of the same shapes."""
+        return self.filled is not None or (self.kinds is None and len(set(self.sizes)) == 1)
+
+    @property
+    def columns(self) -> list[Any]:
+        """Return, for each leaf, the arrays of this worker's replicas."""
+        return list(zip(*(part.leaves for part in self.parts), strict=True)) if self.filled is None else self.filled
+
+    @property
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Return, for each leaf, its shape on each replica of all workers."""
+        kinds = (self.parts[0].kinds(),) * len(self.sizes) if self.kinds is None else self.kinds
+        sizes = [() if self.parts[0].is_example else (size,) for size in self.sizes]
+        return [
+            tuple((*size, *shape) for size, (shape, _) in zip(sizes, leaf, strict=True))
+            for leaf in zip(*kinds, strict=True)
+        ]
 
 
-END = LocalBatch(None, [], (), None, [])
+END = HostBatch(None, [], ())
 """Follows the last local batch: the place at the end of the batches differs from the place after the last one."""
 
 
@@ -88,44 +110,63 @@ class UnfitBatchError(Exception):
         return self
 
 
-class LocalBatches(abc.ABC):
+class LocalBatches:
     """The local batches of one pass, one after the other, and then :data:`END`.
 
     Args:
       batches: a Grain iterator over what this worker reads; closed with this object.
       division: how batches are divided.
+      one_stream: whether all workers read these batches, of which this one takes its rows; otherwise only this one.
       ahead: whether a batch may wait while the next one is read; then it is copied, unless its arrays are its own.
     """
 
     is_placing = False
 
-    def __init__(self, batches: Any, division: Division, ahead: bool = False) -> None:
+    def __init__(self, batches: Any, division: Division, one_stream: bool = True, ahead: bool = False) -> None:
         self._batches = batches
         self._division = division
+        self._replicas, self._mine = division.replicas, division.mine
+        if not one_stream:
+            self._replicas, self._mine = len(division.mine), range(len(division.mine))
         # Also if an element consists of several batches, the first of which waits for the last.
         self._waits = ahead or (division.whole and len(division.mine) > 1)
         self._checker = Checker(division.replicas, division.examples)
         self._is_over = False
 
-    def __next__(self) -> LocalBatch:
-        """The next local batch.
-
-        Raises:
-          StopIteration: there is none.
-          UnfitBatchError: the batch can't be divided.
-          Exception: raised by the dataset.
-        """
+    def __next__(self) -> HostBatch:
+        """The next local batch; raises :class:`UnfitBatchError` if it can't be divided."""
         if self._is_over:
             raise StopIteration
         try:
-            return self._next()
+            return self._several() if self._division.whole else self._one()
         except StopIteration:
             self._is_over = True
             return END
 
-    @abc.abstractmethod
-    def _next(self) -> LocalBatch:
-        """The next local batch; raises ``StopIteration`` at the end."""
+    def _one(self) -> HostBatch:
+        """The rows of a batch for this worker's replicas."""
+        batch = next(self._batches)
+        are_own = isinstance(batch, OwnRows)
+        rows = self._rows(batch.rows if are_own else batch)
+        sizes = rows_per_replica(batch.size if are_own else rows.size, self._replicas)
+        mine = sizes[self._mine.start : self._mine.stop]
+        own, joined, nbytes = self._own_part(rows, 0 if are_own else sum(sizes[: self._mine.start]), sum(mine))
+        return HostBatch(self._checker.tree, own.cut(mine), tuple(sizes), joined, nbytes)
+
+    def _several(self) -> HostBatch:
+        """A batch for each of this worker's replicas."""
+        replicas = len(self._mine)
+        parts: list[BatchRows] = []
+        memory = 0
+        while len(parts) < replicas and (batch := next(self._batches, _NO_BATCH)) is not _NO_BATCH:
+            rows = self._rows(batch)
+            part, _, nbytes = self._own_part(rows, 0, rows.size)
+            parts.append(part)
+            memory += nbytes
+        if not parts:
+            raise StopIteration
+        parts += [no_rows(parts[0].kinds())] * (replicas - len(parts))
+        return HostBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, memory)
 
     def state(self) -> bytes:
         """The place of the batches, pickled: Grain may later change parts of a state in place."""
@@ -145,53 +186,19 @@ class LocalBatches(abc.ABC):
         except Exception as error:
             raise UnfitBatchError(self._checker, batch) from error
 
-    def _own_part(self, rows: BatchRows, start: int, size: int) -> tuple[BatchRows, bool, BatchRows]:
-        """``size`` rows of a batch; whether no other code holds their arrays; and the rows whose memory they keep."""
+    def _own_part(self, rows: BatchRows, start: int, size: int) -> tuple[BatchRows, BatchRows | None, int]:
+        """``size`` rows of a batch; the same if no other code holds their arrays; and the memory that they keep."""
         own = rows.part(start, size)
         # Grain makes a batch of one example without copying it.
         if self._division.new and size > 1:
-            return own, True, rows
+            return own, own, rows.nbytes
         if not self._waits:
-            return own, False, rows
-        copy = own.copied()
-        return copy, copy.is_numpy, copy
-
-
-class LocalBatchesOfOneStream(LocalBatches):
-    """A worker's rows of batches that all workers read."""
-
-    def _next(self) -> LocalBatch:
-        batch = next(self._batches)
-        are_own = isinstance(batch, OwnRows)
-        rows = self._rows(batch.rows if are_own else batch)
-        sizes = rows_per_replica(batch.size if are_own else rows.size, self._division.replicas)
-        mine = self._division.mine
-        its = sizes[mine.start : mine.stop]
-        own, is_new, held = self._own_part(rows, 0 if are_own else sum(sizes[: mine.start]), sum(its))
-        return LocalBatch(self._checker.tree, own.cut(its), tuple(sizes), own if is_new else None, [held])
-
-
-class LocalBatchesOfOwnStream(LocalBatches):
-    """Batches of a stream that only this worker reads, one for all or one for each of its replicas."""
-
-    def _next(self) -> LocalBatch:
-        replicas = len(self._division.mine)
-        if not self._division.whole:
-            rows = self._rows(next(self._batches))
-            sizes = rows_per_replica(rows.size, replicas)
-            own, is_new, held = self._own_part(rows, 0, rows.size)
-            return LocalBatch(self._checker.tree, own.cut(sizes), tuple(sizes), own if is_new else None, [held])
-        parts: list[BatchRows] = []
-        kept: list[BatchRows] = []
-        while len(parts) < replicas and (batch := next(self._batches, _NO_BATCH)) is not _NO_BATCH:
-            rows = self._rows(batch)
-            part, _, held = self._own_part(rows, 0, rows.size)
-            parts.append(part)
-            kept.append(held)
-        if not parts:
-            raise StopIteration
-        parts += [no_rows(parts[0].kinds())] * (replicas - len(parts))
-        return LocalBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, kept)
+            return own, None, rows.nbytes
+        # A copy, which the dataset can't fill again. On CPUs JAX may use a NumPy array's memory for its own array, and
+        # copies in the background.
+        leaves = jax.block_until_ready([leaf.copy() for leaf in own.leaves])
+        copy = BatchRows(leaves, own.size, own.is_example)
+        return copy, copy if all(isinstance(leaf, np.ndarray) for leaf in leaves) else None, copy.nbytes
 
 
 _NO_BATCH: Any = object()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
+import itertools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replicax.data.batches.groups import BatchGroup, joined_groups
 from replicax.data.batches.prefetch import Prefetcher
-from replicax.execution.many_steps.element_groups import ElementGroup, Single, group_of
+from replicax.execution.many_steps.element_groups import ElementGroup, Single, group_of, joined
+from replicax.execution.many_steps.loop import Taken
 
 if TYPE_CHECKING:
     from replicax.data.batches.global_batches import GlobalBatches
@@ -29,33 +32,24 @@ class PassReader:
         self._elements = elements
         self._prefetcher = Prefetcher(elements, ahead)
         self._owner = owner
-        # Batches that were read as a group and are not all used yet; and the state after the last used one.
-        self._left: collections.deque[BatchGroup] = collections.deque()
+        # Elements that were read as a group and are not all used yet; and the state after the last used one.
+        self._left: collections.deque[ElementGroup | Single] = collections.deque()
         self._state: bytes | None = None
         self._given = 0  # elements
 
     def next(self) -> Any:
-        """The next element.
-
-        Raises:
-          StopIteration: there is none.
-          Exception: raised by the dataset.
-        """
+        """The next element."""
         if not self._left:
             element = next(self._prefetcher)
-            if not isinstance(element, BatchGroup):
+            if not isinstance(element, ElementGroup | Single):
                 self._state = None
                 self._given += 1
                 return element
             self._left.append(element)
-        group = self._first(1)
-        self._state = group.states[-1]
-        return group.batches.elements()[0]
+        return self._first(1).elements()[0]
 
-    def take(
-        self, steps: int, staged: bool, on_wait: Callable[[], None] | None
-    ) -> tuple[list[BatchGroup], Exception | None]:
-        """The next elements, and the error in place of the one after them if there is one.
+    def take(self, steps: int, staged: bool, on_wait: Callable[[], None] | None = None) -> Taken:
+        """The next elements.
 
         Args:
           steps: the number of elements; returns fewer at the end.
@@ -68,29 +62,36 @@ class PassReader:
         """
         if staged:
             self._elements.grouping = steps, self._given
-        groups: list[BatchGroup] = []
-        while steps:
-            try:
+        groups: list[ElementGroup | Single] = []
+        before, failure = self._given, None
+        try:
+            while (missing := steps - (self._given - before)) > 0:
                 if not self._left:
                     self._left.append(self._receive_group(staged, on_wait))
-            except Exception as error:
-                if not groups:
-                    raise
-                return groups, None if isinstance(error, StopIteration) else error
-            except BaseException:
-                self.give_back(groups)
+                groups.append(self._first(missing))
+        except Exception as error:
+            if not groups:
                 raise
-            groups.append(self._first(steps))
-            self._state = groups[-1].states[-1]
-            steps -= groups[-1].batches.count
-        return groups, None
+            failure = None if isinstance(error, StopIteration) else error
+        except BaseException:
+            self._give_back(groups, self._given - before)
+            raise
+        # As few as possible: each that can't be joined gets a kind of its own.
+        kinds = [group.kind if isinstance(group, ElementGroup) else number for number, group in enumerate(groups)]
+        pairs = itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0])
+        groups = [joined([group for _, group in alike]) for _, alike in pairs]
+        return Taken(groups, failure, functools.partial(self._give_back, list(groups)))
 
-    def give_back(self, groups: Sequence[BatchGroup]) -> None:
-        """Return the last elements, which then come next again."""
-        if groups:
-            self._left.extendleft(reversed(groups))
-            self._given -= sum(group.batches.count for group in groups)
-            self._state = groups[0].states[0]
+    def _give_back(self, taken: list[ElementGroup | Single], count: int) -> None:
+        """Let the last ``count`` elements of those that were taken come next again."""
+        self._given -= count
+        while count > 0:
+            group = taken.pop()
+            if isinstance(group, ElementGroup) and group.count > count:
+                group = group.split(group.count - count)[1]
+            count -= group.count
+            self._left.appendleft(group)
+            self._state = group.states[0]
 
     def get_state(self) -> Any:
         """The state after the last returned element."""
@@ -102,48 +103,20 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> BatchGroup:
+    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
         before = self._prefetcher.state()
         element = self._prefetcher.next(on_wait)
-        if isinstance(element, BatchGroup):
+        if isinstance(element, ElementGroup | Single):
             return element
         assert self._owner is not None
         group = group_of(element, self._owner.mesh) if staged else Single(element)
-        return BatchGroup(group, [before, self._prefetcher.state()])
+        return dataclasses.replace(group, states=[before, self._prefetcher.state()])
 
-    def _first(self, most: int) -> BatchGroup:
+    def _first(self, most: int) -> ElementGroup | Single:
         group = self._left.popleft()
-        if group.batches.count > most:
+        if isinstance(group, ElementGroup) and group.count > most:
             group, rest = group.split(most)
             self._left.appendleft(rest)
-        self._given += group.batches.count
+        self._given += group.count
+        self._state = group.states[-1]
         return group
-
-
-class IteratorSource:
-    """The elements of a pass, for one call of ``run_steps``."""
-
-    def __init__(self, reader: PassReader) -> None:
-        self._reader = reader
-        self._groups: list[BatchGroup] = []
-
-    def take(
-        self, steps: int, staged: bool, on_wait: Callable[[], None] | None = None
-    ) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """See :class:`replicax.execution.many_steps.loop.StepSource`, and :meth:`PassReader.take`."""
-        groups, error = self._reader.take(steps, staged, on_wait)
-        self._groups = joined_groups(groups)
-        return [group.batches for group in self._groups], error
-
-    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """See :class:`replicax.execution.many_steps.loop.StepSource`."""
-        left = sum(group.count for group in groups)
-        back: collections.deque[BatchGroup] = collections.deque()
-        for group in reversed(self._groups):
-            if left <= 0:
-                break
-            if left < group.batches.count:
-                group = group.split(group.batches.count - left)[1]
-            left -= group.batches.count
-            back.appendleft(group)
-        self._reader.give_back(back)

@@ -31,12 +31,7 @@ class PassStage(Protocol):
     is_placing: bool
 
     def __next__(self) -> Any:
-        """The next item.
-
-        Raises:
-          StopIteration: there is none.
-          Exception: raised by the dataset.
-        """
+        """The next item."""
 
     def state(self) -> bytes:
         """The place of the pass, pickled: after the last returned item."""
@@ -79,11 +74,7 @@ class Prefetcher:
         return self.next(None)
 
     def next(self, on_wait: Callable[[], None] | None) -> Any:
-        """The next item.
-
-        Args:
-          on_wait: called now and then while it waits for the thread; may raise, and then the item comes next time.
-        """
+        """The next item. Waiting calls ``on_wait`` now and then; if that raises, the item comes next time."""
         with self._changed:
             if heartbeat.current is None:  # each batch comes this way: a block that does nothing takes a microsecond
                 self._await(on_wait)
@@ -106,11 +97,7 @@ class Prefetcher:
         return self._state
 
     def waiting(self, least: int) -> list[Any]:
-        """Return all items that are there already.
-
-        Args:
-          least: wait for at least so many, 0 or 1; returns fewer at the end, before an error, and when closed.
-        """
+        """All items that are there; waits for ``least`` (0 or 1) if more will come, and there is no error."""
         with self._changed:
             if least:
                 self._await(None)

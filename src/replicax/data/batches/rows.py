@@ -38,17 +38,6 @@ class BatchRows:
         """The memory of the rows, in bytes."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    @property
-    def is_numpy(self) -> bool:
-        """Return whether all arrays are NumPy's."""
-        return all(isinstance(leaf, np.ndarray) for leaf in self.leaves)
-
-    def copied(self) -> BatchRows:
-        """Copy the rows to new arrays, which the dataset can't fill again."""
-        # On CPUs JAX may use a NumPy array's memory for its own array, and copies in the background.
-        leaves = jax.block_until_ready([leaf.copy() for leaf in self.leaves])
-        return BatchRows(leaves, self.size, self.is_example)
-
     def part(self, start: int, size: int) -> BatchRows:
         """``size`` rows, starting at ``start``."""
         if size == self.size and not start:
@@ -139,13 +128,7 @@ class Checker:
         self._wide: list[tuple[int, str, Any]] = []  # leaves that get a narrower dtype: position, name, that dtype
 
     def rows(self, batch: Any, where: str) -> BatchRows:
-        """The rows of ``batch``.
-
-        Raises:
-          ValueError: there are no arrays, an array is a scalar, or sizes of dim 0 differ.
-          TypeError: a leaf is not an array of numbers; structure, dtype or rank differs from the first batch.
-          IntegerRangeError: an integer would become another number on the devices.
-        """
+        """The rows of ``batch``."""
         leaves, tree = jax.tree_util.tree_flatten(registered(batch))
         usual = self.tree is not None and tree == self.tree and all(map(_is_like, leaves, self._first))
         if not usual or (not self._examples and len({len(leaf) for leaf in leaves}) > 1):

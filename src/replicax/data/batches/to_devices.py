@@ -21,16 +21,16 @@ from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.global_batches import GlobalBatch
+    from replicax.data.batches.local_batches import HostBatch
 
 
-def placer(replicas: Replicas) -> Callable[[GlobalBatch | Staged], Any]:
+def placer(replicas: Replicas) -> Callable[[HostBatch | Staged], Any]:
     """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # the ids of threads are reused
     here.adopted = True
 
-    def place(element: GlobalBatch | Staged) -> Any:
+    def place(element: HostBatch | Staged) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
@@ -39,7 +39,7 @@ def placer(replicas: Replicas) -> Callable[[GlobalBatch | Staged], Any]:
     return place
 
 
-def placed(element: GlobalBatch, replicas: Replicas) -> Any:
+def placed(element: HostBatch, replicas: Replicas) -> Any:
     """The pytree with ``PerReplica`` leaves; with one replica bare arrays, unless they are padded."""
     leaves: list[Any] = []
     if element.filled:
@@ -70,13 +70,7 @@ def _placed_group(staged: Staged, replicas: Replicas) -> ElementGroup:
 
 
 def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:
-    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device.
-
-    Args:
-      stacks: on the host.
-      replicas: all replicas.
-      bare: whether to drop the dim of the replicas, of which there is one.
-    """
+    """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device."""
     mesh = replicas.mesh
     if bare:
         bares, where = [s[0] for s in stacks], _on_each(mesh)
@@ -94,7 +88,7 @@ def _on_each(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _stacks(element: GlobalBatch) -> list[Any]:
+def _stacks(element: HostBatch) -> list[Any]:
     """Return, for each leaf, an array ``[len(parts), rows, …]``.
 
     A copy, if the dataset may fill the same buffer again: this element may still be on its way to the devices, and on
@@ -103,7 +97,10 @@ def _stacks(element: GlobalBatch) -> list[Any]:
     if element.joined is not None:
         count = len(element.parts)
         return [leaf.reshape(count, len(leaf) // count, *leaf.shape[1:]) for leaf in element.joined.leaves]
-    return [_stacked_leaves(column) for column in zip(*(part.leaves for part in element.parts), strict=True)]
+    return [
+        (jax.numpy if any(isinstance(leaf, jax.Array) for leaf in column) else np).stack(column)
+        for column in element.columns
+    ]
 
 
 def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
@@ -113,9 +110,3 @@ def _with_room(parts: tuple[Any, ...], largest: tuple[int, ...]) -> np.ndarray:
         start: tuple[Any, ...] = (i, *map(slice, part.shape))
         stack[start] = part
     return stack
-
-
-def _stacked_leaves(leaves: tuple[Any, ...]) -> Any:
-    if any(isinstance(leaf, jax.Array) for leaf in leaves):
-        return jax.numpy.stack(leaves)
-    return np.stack(leaves)

@@ -49,11 +49,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
 
 
 class ArrayRecords(BatchedSource):
-    """A random-access source over several files.
-
-    Attributes:
-      files: the files, in the order in which their records are numbered.
-    """
+    """A random-access source over several files, whose records are numbered in this order."""
 
     def __init__(self, files: Iterable[str], counted: Mapping[str, int] | None = None) -> None:
         from grain.sources import ArrayRecordDataSource
@@ -69,7 +65,7 @@ class ArrayRecords(BatchedSource):
         self._length = sum(counts.values())
         # Grain's source need then not open the files again, and takes "x[0:2]" for a name, not for a slice of x.
         parts = [types.SimpleNamespace(filename=f, skip=0, take=n, examples_in_shard=n) for f, n in counts.items()]
-        self._source = ArrayRecordDataSource(parts) if parts else None
+        self._source: Any = ArrayRecordDataSource(parts) if parts else ()
 
     def with_files(self, files: Iterable[str]) -> ArrayRecords:
         """Return the same source over other files, such as one worker's."""
@@ -80,21 +76,16 @@ class ArrayRecords(BatchedSource):
 
     def __getitem__(self, index: SupportsIndex) -> bytes:
         try:
-            return bytes(self._checked_files()[index])
+            return bytes(self._source[index])
         except RuntimeError as error:
             raise self._error(int(index), error) from error
 
     def read_several(self, indices: Sequence[int]) -> Sequence[bytes]:
         """Several records, from several files at once."""
         try:
-            return list(self._checked_files().__getitems__(indices))
+            return list(self._source.__getitems__(indices))
         except RuntimeError:
             return [self[index] for index in indices]  # one of them is corrupt: find it
-
-    def _checked_files(self) -> Any:
-        if self._source is None:
-            raise IndexError("none of the ArrayRecord files has a record")
-        return self._source
 
     def _error(self, index: int, error: Exception) -> ValueError:
         file = [file for file, start in self._starts.items() if start <= index][-1]

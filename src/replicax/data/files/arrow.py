@@ -21,11 +21,7 @@ def _is(kind: Any, *names: str) -> bool:
 
 
 def check_type(kind: Any, where: str) -> None:
-    """Refuse types that have no NumPy form.
-
-    Raises:
-      TypeError: ``kind`` is or contains such a type; the message begins with ``where``.
-    """
+    """Raise a TypeError, whose message begins with ``where``, if an Arrow type has no NumPy form."""
     if _is(kind, "struct"):
         for i in range(kind.num_fields):
             check_type(kind.field(i).type, f"{where}, field {kind.field(i).name!r}")
@@ -39,18 +35,10 @@ def check_type(kind: Any, where: str) -> None:
 
 
 def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
-    """Convert an Arrow array to one value for each of its entries.
-
-    Args:
-      array: a ``pyarrow.Array`` of a type that :func:`check_type` accepts.
-      where: its name in messages.
-      first_row: the number of its first entry in the file.
+    """Convert an Arrow array, whose first entry is in this row of its file, to one value for each of its entries.
 
     Returns:
       NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.
-
-    Raises:
-      ValueError: an entry of a type other than float is missing, or the lists in a list differ in length.
     """
     kind = array.type
     if _is(kind, "dictionary"):

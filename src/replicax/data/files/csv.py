@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -80,42 +81,34 @@ def csv_rows(
         if given is not None and (isinstance(given, str) or not given):
             raise ValueError(f"csv_rows: {what} must be a list of at least one column, got {given!r}")
     paths = expand(files, "csv_rows")
-    form = CsvFormat(tuple(names) if names is not None else None, delimiter, encoding)
-    form.check_names(form.names or (), "csv_rows: names")
+    form = _Form(tuple(names) if names is not None else None, delimiter, encoding)
+    check_names(form.names or (), "csv_rows: names")
     header, rows = form.sample(paths)
     for what, wanted in (("columns", columns or ()), ("dtypes", dtypes if isinstance(dtypes, Mapping) else ())):
         unknown = [column for column in wanted if column not in header]
         if unknown and header:
             raise ValueError(f"csv_rows: {what} names {unknown}, but the files have the columns {list(header)}")
     kept = tuple(columns) if columns is not None else header
-    form.check_names(kept, "csv_rows: columns")
+    check_names(kept, "csv_rows: columns")
     wanted_dtypes = requested(dtypes, header)
     values = converters({name: [row[i] for row in rows] for i, name in enumerate(header)}, wanted_dtypes)
     chosen = {name: values[name] for name in kept if name in values}  # empty if no file has a header
-    return FilesDataset(paths, dataclasses.replace(form, header=header, converters=chosen))
+    read = functools.partial(form.open, header=header, values=chosen)
+    return FilesDataset(paths, Format("csv_rows", ("byte", "line"), read))
 
 
 @dataclasses.dataclass(frozen=True)
-class CsvFormat(Format):
-    """A record is a row.
-
-    Attributes:
-      names: the columns, if files have no header row.
-      header: the columns of the first file that is not empty; empty if all are.
-      converters: for each column to keep, the converter of its text.
-    """
+class _Form:
+    """The form of CSV files; ``names`` are the columns, if files have no header row."""
 
     names: tuple[str, ...] | None
     delimiter: str
     encoding: str
-    header: tuple[str, ...] = ()
-    converters: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
-    name: str = "csv_rows"
-    places: tuple[str, ...] = ("byte", "line")
 
-    def open(self, file: str) -> CsvReader:
-        rows, columns = self._reader_of(file, self.header)
-        rows.read_as(columns, self.converters)
+    def open(self, file: str, header: tuple[str, ...], values: Mapping[str, Converter]) -> CsvReader:
+        """A reader of dicts; ``header`` are the columns of the first file that is not empty, and empty if all are."""
+        rows, columns = self._reader_of(file, header)
+        rows.read_as(columns, values)
         return rows
 
     def _reader_of(self, file: str, header: tuple[str, ...] | None) -> tuple[CsvReader, tuple[str, ...]]:
@@ -151,16 +144,17 @@ class CsvFormat(Format):
                 break
         return header, first
 
-    def check_names(self, names: Sequence[str], where: str) -> None:
-        """Refuse duplicate columns."""
-        twice = sorted({name for name in names if list(names).count(name) > 1})
-        if twice:
-            raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
-
     def _header(self, rows: CsvReader) -> tuple[str, ...]:
         names = tuple(rows.read(None) or ())
-        self.check_names(names, f"{rows.file}: the header row")
+        check_names(names, f"{rows.file}: the header row")
         return names
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse duplicate columns."""
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
 
 
 class CsvReader(Reader):
@@ -203,11 +197,7 @@ class CsvReader(Reader):
         return result
 
     def read(self, fields: int | None) -> list[str] | None:
-        """The next row that is not blank, or None at the end of the file.
-
-        Args:
-          fields: the required number of fields; None takes any number.
-        """
+        """The next row that is not blank, which must have so many ``fields`` (None: any number); None at the end."""
         row: list[str] = []
         while not row:
             self._first_line = self._line + 1

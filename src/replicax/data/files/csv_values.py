@@ -36,11 +36,7 @@ class Converter:
         return bool(jnp.issubdtype(self.dtype, jnp.floating)) and self.dtype != np.float64
 
     def __call__(self, text: str) -> Any:
-        """The value of ``text``.
-
-        Raises:
-          ValueError, OverflowError: it is not of this dtype.
-        """
+        """The value of ``text``; raises a ValueError or OverflowError if it is not of this dtype."""
         dtype = self.dtype
         if dtype.kind == "U":
             return text
@@ -73,11 +69,7 @@ def _refuse(text: str) -> Any:
 
 
 def requested(dtypes: Any, columns: Sequence[str]) -> dict[str, np.dtype[Any]]:
-    """The dtype of each column for which the caller requests one.
-
-    Raises:
-      TypeError: an entry is not a dtype, or text can't be converted to it.
-    """
+    """The dtype of each column for which the caller requests one."""
     if dtypes is None:
         return {}
     wanted = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)

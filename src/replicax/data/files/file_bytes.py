@@ -21,12 +21,7 @@ _GZIP = b"\x1f\x8b\x08"
 class Bytes:
     """The bytes of a file, from its beginning. Offsets count decompressed bytes.
 
-    Args:
-      file: a path.
-      is_plain: whether a file with these first bytes, which look like gzip, is not gzipped.
-
-    Raises:
-      ValueError: the file is named ``.gz`` and is not a gzip.
+    ``is_plain`` returns whether a file whose first bytes look like gzip is not gzipped.
     """
 
     def __init__(self, file: str, is_plain: Callable[[bytes], bool] = lambda head: False) -> None:
@@ -47,15 +42,12 @@ class Bytes:
 
     def read(self, size: int) -> bytes:
         """Read at most ``size`` bytes; fewer only at the end of the file."""
-        pieces = []
+        pieces: list[bytes] = []
         try:
-            while size > _AT_ONCE:
-                pieces.append(self._bytes.read(_AT_ONCE))
-                if len(pieces[-1]) < _AT_ONCE:
-                    return b"".join(pieces)
+            while not pieces or (size > 0 and len(pieces[-1]) == _AT_ONCE):
+                pieces.append(self._bytes.read(min(size, _AT_ONCE)))
                 size -= _AT_ONCE
-            last = self._bytes.read(size)
-            return b"".join([*pieces, last]) if pieces else last
+            return b"".join(pieces)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._broken(error) from error
 
@@ -93,11 +85,7 @@ class Bytes:
 
 
 def check_encoding(encoding: str, errors: str, what: str) -> None:
-    """Refuse encodings with which lines can't be read.
-
-    Raises:
-      ValueError: there is no such encoding or error handler, or a line feed is not one byte in it.
-    """
+    """Refuse encodings with which lines can't be read."""
     try:
         feed = "\n".encode("utf-8" if _has_mark(encoding) else encoding)
         codecs.lookup_error(errors)
@@ -126,11 +114,7 @@ class Lines:
         self._bytes = Bytes(file)
 
     def read(self) -> str:
-        """The next line; empty at the end of the file.
-
-        Raises:
-          ValueError: bytes are invalid in the encoding; the message has their offset.
-        """
+        """The next line; empty at the end of the file."""
         line = self._bytes.readline()
         skip = len(codecs.BOM_UTF8) if self._mark and self.byte == 0 and line.startswith(codecs.BOM_UTF8) else 0
         encoding = "utf-8" if self._mark else self._encoding
@@ -145,12 +129,6 @@ class Lines:
         self.byte += len(line)
         # Only the mark: the file has a line, which is empty.
         return text or ("\n" if line else "")
-
-    def pass_over(self) -> bool:
-        """Skip a line; False at the end of the file."""
-        line = self._bytes.readline()
-        self.byte += len(line)
-        return bool(line)
 
     def go_to(self, byte: int) -> None:
         """Go to the start of a line."""

@@ -88,12 +88,12 @@ class FilesIterator(nodes.Iterator):
         self._counts = [skipped.get(file, 0) for file in files]
         self._begin(0)
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise self.closed_error()
+    def read(self) -> Any:
         while self._file < len(self._files):
             try:
-                record = next(self._opened_file())
+                if self._reader is None:
+                    self._reader = self._open(self._file, self._records, self._position)
+                record = next(self._reader)
             except StopIteration:
                 self.release()
                 # A new list: states share the old one, so that a state costs the same with 10,000 files.
@@ -127,17 +127,12 @@ class FilesIterator(nodes.Iterator):
             )
         for number in (state["records"], *state["counts"], *(place + 1 for place in state["position"].values())):
             check_count(number, f"{self._format.name}: a number of records, or a place, in the state")
+        records, position, reader = state["records"], dict(state["position"]), None
+        if file < files and (records or any(place > 0 for place in position.values())):
+            reader = self._open(file, records, position)  # at once: the file may have been truncated since
         self.release()
-        before = self.get_state()
         self._file, self._counts = file, list(state["counts"])
-        self._records, self._position = state["records"], dict(state["position"])
-        if file < files and (self._records or any(place > 0 for place in self._position.values())):
-            try:
-                self._opened_file()  # at once: the file may have been truncated since
-            except BaseException:
-                self._file, self._counts = before["file"], before["counts"]
-                self._records, self._position = before["records"], before["position"]
-                raise
+        self._records, self._position, self._reader = records, position, reader
 
     def _begin(self, file: int) -> None:
         """Set the state before the first record of a file."""
@@ -145,19 +140,18 @@ class FilesIterator(nodes.Iterator):
         self._records = self._counts[file] if file < len(self._files) else 0
         self._position = dict.fromkeys(self._format.places, -1)
 
-    def _opened_file(self) -> Reader:
-        if self._reader is None:
-            reader = self._format.open(self._files[self._file])
-            try:
-                if -1 not in self._position.values():
-                    reader.seek(self._position)
-                elif self._records:
-                    reader.skip(self._records)
-            except BaseException:
-                reader.close()
-                raise
-            self._reader = reader
-        return self._reader
+    def _open(self, file: int, records: int, position: dict[str, int]) -> Reader:
+        """A reader of a file, at a position or, if that is unknown, after so many records."""
+        reader = self._format.open(self._files[file])
+        try:
+            if -1 not in position.values():
+                reader.seek(position)
+            elif records:
+                reader.skip(records)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def release(self) -> None:
         """Close the file, if one is open, and keep the place."""

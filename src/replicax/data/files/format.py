@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 
-class Format(abc.ABC):
-    """A format with its options. A value: it is sent to other processes, and has no open file."""
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format with its options. A value: it is sent to other processes, and has no open file.
+
+    Attributes:
+      name: the function that reads it, for messages.
+      places: the names of the numbers in a reader's ``position``.
+      open: gives a reader at the beginning of a file.
+    """
 
     name: str
     places: tuple[str, ...]
-
-    @abc.abstractmethod
-    def open(self, file: str) -> Reader:
-        """A reader at the beginning of ``file``."""
+    open: Callable[[str], Reader]
 
 
 class Reader(abc.ABC):
@@ -62,24 +68,3 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
         f"{file}: {wanted} records of this file had been read when the state was saved, but it has only {records} now. "
         "Has it been changed or replaced?"
     )
-
-
-class Nothing(Reader):
-    """Reads an empty file."""
-
-    def __init__(self, file: str, places: tuple[str, ...]) -> None:
-        self.file = file
-        self._places = places
-
-    def __next__(self) -> Any:
-        raise StopIteration
-
-    def position(self) -> dict[str, int]:
-        return dict.fromkeys(self._places, 0)
-
-    def seek(self, position: dict[str, int]) -> None:
-        if any(position.values()):
-            raise ValueError(f"{self.file} is empty, but was not when the state was saved: has it been changed?")
-
-    def close(self) -> None:
-        pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.data.files import arrow
-from replicax.data.files.format import Format, Nothing, Reader, ended
+from replicax.data.files.format import Format, Reader, ended
 from replicax.data.files.paths import Path, expand
 from replicax.system.packages import check_installed
 
@@ -60,80 +60,53 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     paths = expand(files, "parquet_rows")
     if columns is not None and not columns:
         raise ValueError("parquet_rows: columns is empty; name at least one column, or leave it out to read all")
-    form = ParquetFormat(tuple(columns) if columns is not None else None)
-    for file in paths:
-        types = form.types(file)
-        if types is not None:
-            return FilesDataset(paths, dataclasses.replace(form, expected=types))
-    return FilesDataset(paths, form)
+    wanted = tuple(columns) if columns is not None else None
+    types = next(filter(None, (types_in(file, wanted) for file in paths)), {})
+    read = functools.partial(ParquetReader, columns=wanted, expected=types)
+    return FilesDataset(paths, Format("parquet_rows", ("row",), read))
 
 
-@dataclasses.dataclass(frozen=True)
-class ParquetFormat(Format):
-    """A record is a row.
-
-    Attributes:
-      columns: the columns to read; None for all.
-      expected: the columns of the first non-empty file, with the names of their types.
-    """
-
-    columns: tuple[str, ...] | None
-    expected: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    name: str = "parquet_rows"
-    places: tuple[str, ...] = ("row",)
-
-    def open(self, file: str) -> Reader:
-        types = self.types(file)
-        if types is None:
-            return Nothing(file, self.places)
-        if types != self.expected:
-            raise ValueError(
-                f"{file}: every file must have the same columns as the first one, {dict(self.expected)}, but here are "
-                f"{types}"
-            )
-        return ParquetReader(file, tuple(types))
-
-    def types(self, file: str) -> dict[str, str] | None:
-        """The columns to read of ``file``, and the names of their types; None if the file is empty."""
-        if not os.path.getsize(file):
-            return None
-        with opened(file) as parquet_file:
-            schema = parquet_file.schema_arrow
-        unknown = [column for column in self.columns or () if column not in schema.names]
-        if unknown:
-            raise ValueError(f"{file}: parquet_rows: columns names {unknown}, but the file has {schema.names}")
-        fields = [schema.field(column) for column in (self.columns or schema.names)]
-        for field in fields:
-            arrow.check_type(field.type, f"{file}: column {field.name!r}")
-        return {field.name: str(field.type) for field in fields}
+def types_in(file: str, columns: Sequence[str] | None) -> dict[str, str]:
+    """The columns to read of ``file`` (``None``: all), and the names of their types; none if the file is empty."""
+    if not os.path.getsize(file):
+        return {}
+    with opened(file) as parquet_file:
+        schema = parquet_file.schema_arrow
+    unknown = [column for column in columns or () if column not in schema.names]
+    if unknown:
+        raise ValueError(f"{file}: parquet_rows: columns names {unknown}, but the file has {schema.names}")
+    fields = [schema.field(column) for column in (columns or schema.names)]
+    for field in fields:
+        arrow.check_type(field.type, f"{file}: column {field.name!r}")
+    return {field.name: str(field.type) for field in fields}
 
 
 def opened(file: str) -> Any:
-    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``.
-
-    Raises:
-      ValueError: it is not one, or its end, where the index is, is damaged.
-    """
+    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``."""
     import pyarrow.parquet
 
     try:
         # With pre_buffer pyarrow would read row groups whole, before the first of their rows.
         return pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (ValueError, OSError) as error:  # the base classes of pyarrow's exceptions
-        if isinstance(error, FileNotFoundError):
-            raise
         raise ValueError(f"{file}: truncated, corrupt, or no Parquet file: {error}") from error
 
 
 class ParquetReader(Reader):
-    """Reads rows as dicts."""
+    """Reads rows as dicts; ``expected`` are the columns of the first file that is not empty, and their types."""
 
-    def __init__(self, file: str, columns: tuple[str, ...]) -> None:
+    def __init__(self, file: str, columns: Sequence[str] | None, expected: Mapping[str, str]) -> None:
+        types = types_in(file, columns)
+        if types and types != expected:
+            raise ValueError(
+                f"{file}: every file must have the same columns as the first one, {dict(expected)}, but here are "
+                f"{types}"
+            )
         self.file = file
-        self._columns = columns
-        self._file = opened(file)
-        self._row = 0
-        self._rows = self._from(0)
+        self._columns = list(types)
+        self._file = opened(file) if types else None
+        self._length = 0 if self._file is None else self._file.metadata.num_rows
+        self.seek({"row": 0})
 
     def __next__(self) -> dict[str, Any]:
         row = next(self._rows)
@@ -141,8 +114,6 @@ class ParquetReader(Reader):
         return row
 
     def skip(self, records: int) -> None:
-        if records > self._file.metadata.num_rows:
-            raise ended(self.file, self._file.metadata.num_rows, records)
         self.seek({"row": records})
 
     def position(self) -> dict[str, int]:
@@ -150,23 +121,26 @@ class ParquetReader(Reader):
 
     def seek(self, position: dict[str, int]) -> None:
         self._row = position["row"]
-        if self._row > self._file.metadata.num_rows:
-            raise ended(self.file, self._file.metadata.num_rows, self._row)
+        if self._row > self._length:
+            raise ended(self.file, self._length, self._row)
         self._rows = self._from(self._row)
 
     def close(self) -> None:
         self._rows.close()
-        self._file.close(force=True)
+        if self._file is not None:
+            self._file.close(force=True)
 
     def _from(self, row: int) -> Generator[dict[str, Any], None, None]:
         """The rows starting at number ``row``, which reads from the start of its row group."""
+        if self._file is None:
+            return
         groups = range(self._file.num_row_groups)
         starts = [0, *itertools.accumulate(self._file.metadata.row_group(group).num_rows for group in groups)]
         first = bisect.bisect_right(starts, row) - 1
         if first == len(groups):
             return
         start = starts[first]
-        batches = self._file.iter_batches(_ROWS, row_groups=list(groups[first:]), columns=list(self._columns))
+        batches = self._file.iter_batches(_ROWS, row_groups=list(groups[first:]), columns=self._columns)
         while True:
             try:
                 batch = next(batches, None)

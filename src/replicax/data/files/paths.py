@@ -23,12 +23,6 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
       files: a path, a glob (with ``*``, ``?``, ``[…]`` and ``**``), or several of them. A path that exists literally is
         not a glob.
       what: the function that was called, for messages.
-
-    Raises:
-      FileNotFoundError: a file does not exist, or a glob matches no file.
-      IsADirectoryError: a path is a directory.
-      ValueError: ``files`` is an empty list, has a path twice, or names files on another machine.
-      TypeError: something is not a path.
     """
     if isinstance(files, (str, os.PathLike)):
         patterns = [files]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,20 +45,8 @@ def text_lines(files: Path | Iterable[Path], *, encoding: str = "utf-8", errors:
     from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     check_encoding(encoding, errors, "text_lines")
-    return FilesDataset(expand(files, "text_lines"), TextFormat(encoding, errors))
-
-
-@dataclasses.dataclass(frozen=True)
-class TextFormat(Format):
-    """A record is a line."""
-
-    encoding: str
-    errors: str
-    name: str = "text_lines"
-    places: tuple[str, ...] = ("byte",)
-
-    def open(self, file: str) -> TextReader:
-        return TextReader(file, self.encoding, self.errors)
+    read = functools.partial(TextReader, encoding=encoding, errors=errors)
+    return FilesDataset(expand(files, "text_lines"), Format("text_lines", ("byte",), read))
 
 
 class TextReader(Lines, Reader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -44,18 +43,7 @@ def tfrecords(files: Path | Iterable[Path]) -> Any:
     """
     from replicax.data.files.file_source import FilesDataset  # loads Grain
 
-    return FilesDataset(expand(files, "tfrecords"), TFRecordFormat())
-
-
-@dataclasses.dataclass(frozen=True)
-class TFRecordFormat(Format):
-    """A record is its bytes."""
-
-    name: str = "tfrecords"
-    places: tuple[str, ...] = ("byte",)
-
-    def open(self, file: str) -> TFRecordReader:
-        return TFRecordReader(file)
+    return FilesDataset(expand(files, "tfrecords"), Format("tfrecords", ("byte",), TFRecordReader))
 
 
 def masked_crc32c(data: bytes) -> int:

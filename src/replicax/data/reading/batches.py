@@ -96,12 +96,7 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
-        """The state of a stream at the start.
-
-        Args:
-          files: the files of this stream; ``None`` for the whole dataset.
-          rows: the number of examples of each batch; ``None`` for the dataset's own.
-        """
+        """The state at the start of a stream of these files (``None``: all), in batches of so many examples."""
 
     def opened(self, state: State, own: Own | None = None, ahead: Any = None) -> Any:
         """A Grain iterator over the batches of a stream, from its present place.
@@ -127,11 +122,7 @@ class Reading(abc.ABC):
         """A Grain dataset of the stream's parts, and the size of batches that have yet to be made of it."""
 
     def check(self, state: State) -> None:
-        """Raise unless a stream can have reached the place in this state.
-
-        Raises:
-          ValueError: it can't, as far as is known without reading; the message says what is wrong.
-        """
+        """Raise a ValueError if a stream surely can't have reached the place in this state."""
         return  # opening the stream checks the rest
 
     def most_elements(self, states: Sequence[State]) -> int | None:
@@ -139,11 +130,7 @@ class Reading(abc.ABC):
         return None
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
-        """Divide the rest of all streams among new streams with batches of these sizes.
-
-        Raises:
-          ValueError: that is impossible; the message says why.
-        """
+        """Divide the rest of all streams among new streams with batches of these sizes, or raise a ValueError."""
         begun = any(state["native"] is not None and state["rows"] is not None for state in states)
         if why := self.why_not_regrouped(begun):
             raise ValueError(why)

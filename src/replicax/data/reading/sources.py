@@ -47,11 +47,7 @@ class Source:
 
 
 def as_source(dataset: Any, method: str) -> Source:
-    """Convert ``dataset`` to a Grain dataset.
-
-    Raises:
-      TypeError: ``dataset`` is an iterator, not iterable, or a function with required arguments.
-    """
+    """Convert ``dataset`` to a Grain dataset."""
     name = type(dataset).__name__
     unrepeatable, length = None, None
     if isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):

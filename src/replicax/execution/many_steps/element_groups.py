@@ -51,6 +51,7 @@ class ElementGroup:
       mesh: the replicas' devices.
       bare: whether elements are bare arrays.
       masks: of padded elements; ``None`` if they are not padded.
+      states: the places of their pass before, between and after them; empty if these are not needed.
     """
 
     tree: Any
@@ -59,6 +60,7 @@ class ElementGroup:
     mesh: Mesh
     bare: bool
     masks: Masks | None = None
+    states: Sequence[bytes] = ()
 
     @property
     def inputs(self) -> list[jax.Array]:
@@ -123,7 +125,8 @@ class ElementGroup:
             array, counts = (_slice(a, first, size, axis) for a, axis in ((masks.array, 1), (masks.counts, 0)))
             masks = self._masks(array, counts, masks.sizes[start : start + size])
         arrays = [put(_slice(a, first, size, self._axis), self._layout) for a in self.arrays]
-        return dataclasses.replace(self, arrays=arrays, count=size, masks=masks)
+        states = self.states[start : start + size + 1]
+        return dataclasses.replace(self, arrays=arrays, count=size, masks=masks, states=states)
 
     def _place(self, index: int) -> jax.Array:
         """``index`` on the devices, by an explicit transfer, which ``jax.transfer_guard("disallow")`` permits."""
@@ -149,6 +152,7 @@ class Single:
 
     element: Any
     count: int = 1
+    states: Sequence[bytes] = ()
 
     def elements(self) -> list[Any]:
         """The element."""
@@ -171,22 +175,21 @@ def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
     return dataclasses.replace(group, arrays=arrays, masks=masks)
 
 
-def joined(groups: Sequence[ElementGroup]) -> ElementGroup:
-    """Groups of one kind as one (a copy, on the devices)."""
+def joined(groups: Sequence[Any]) -> Any:
+    """Groups of one kind as one (a copy, on the devices); one group or :class:`Single` alone is returned unchanged."""
     first = groups[0]
     if len(groups) == 1:
         return first
-    arrays = [
-        put(_concatenate(column, first._axis), first._layout)
-        for column in zip(*(g.arrays for g in groups), strict=True)
-    ]
+    columns = zip(*(g.arrays for g in groups), strict=True)
+    arrays = [put(_concatenate(column, first._axis), first._layout) for column in columns]
     masks = None
     if first.masks is not None:
         masks_of = [g.masks for g in groups if g.masks is not None]
         sizes = tuple(size for m in masks_of for size in m.sizes)
         array, counts = _concatenate([m.array for m in masks_of], 1), _concatenate([m.counts for m in masks_of], 0)
         masks = first._masks(array, counts, sizes)
-    return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), masks=masks)
+    states = [*first.states, *(state for g in groups[1:] for state in g.states[1:])]
+    return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), masks=masks, states=states)
 
 
 # Compiled once for each shape, wherever in the group the slice is.

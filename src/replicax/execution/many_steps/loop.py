@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -29,14 +29,18 @@ from replicax.pytrees import registered
 from replicax.user_functions import checked_result, function_name
 
 
-class StepSource(Protocol):
-    """A source of elements."""
+class Taken(NamedTuple):
+    """The elements of one call of :func:`run_steps`."""
 
-    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """The next elements, at least one: fewer than ``steps`` if there are no more, or an error comes first."""
+    groups: list[ElementGroup | Single]
+    error: Exception | None = None
+    """The error in place of the element after them, if there is one."""
+    give_back: Callable[[int], None] = lambda count: None
+    """Takes back the last ``count`` elements, which have not been used."""
 
-    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """Take back the last groups that :meth:`take` gave, which have not been used."""
+
+StepSource = Callable[[int, bool], Taken]
+"""Gives the next elements: at least one (or raises), and at most so many. The flag says whether groups are of use."""
 
 
 class Step(Wrapper):
@@ -92,7 +96,7 @@ def run_steps(
     if call is not None:
         fn = call.fn
     per_replica = default_options().executor == "per_replica"
-    groups, error = source.take(steps, not per_replica)
+    groups, error, give_back = source(steps, not per_replica)
     if per_replica:
         groups = [Single(element) for group in groups for element in group.elements()]
     launches: list[list[Any]] = []
@@ -111,7 +115,7 @@ def run_steps(
                 returned = _run_group(programs, step, group, program, launched)
             launched.append(True)  # on the per-replica executor nothing else says so
     except BaseException:
-        source.give_back(groups[sum(map(bool, launches)) :])
+        give_back(sum(group.count for group in groups[sum(map(bool, launches)) :]))
         raise
     count = sum(group.count for group in groups)
     if error is not None:
@@ -135,11 +139,7 @@ def _one_by_one(
 
 
 def _run_group(
-    programs: ProgramCache,
-    step: Step,
-    group: ElementGroup,
-    program: Executable | None,
-    launched: list[Any],
+    programs: ProgramCache, step: Step, group: ElementGroup, program: Executable | None, launched: list[Any]
 ) -> Any:
     """Run a group, and return the result of its last step; ``launched`` gets an item when its variables are written."""
     assert program is not None

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from replicax.data.batches.global_batches import GlobalBatch
 from replicax.data.batches.groups import Staged
+from replicax.data.batches.local_batches import HostBatch
 from replicax.data.batches.rows import BatchRows
 from replicax.data.batches.to_devices import placer
 from replicax.devices.host_values import own_copy, room_for
@@ -74,7 +74,7 @@ class Feed:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._place: Callable[[GlobalBatch | Staged], Any] | None = None
+        self._place: Callable[[HostBatch | Staged], Any] | None = None
         self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
 
     def kind(self, data: Any) -> tuple[Any, list[Any]]:
@@ -124,7 +124,7 @@ class Feed:
         return runs
 
     @property
-    def _placer(self) -> Callable[[GlobalBatch | Staged], Any]:
+    def _placer(self) -> Callable[[HostBatch | Staged], Any]:
         if self._place is None:
             self._place = placer(self._replicas)
         return self._place
@@ -145,14 +145,14 @@ class Feed:
                 self._kinds[key] = kind
         return [leaf if type(leaf) is np.ndarray else np.asarray(leaf) for leaf in leaves], kind
 
-    def _element(self, leaves: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any) -> GlobalBatch:
+    def _element(self, leaves: Sequence[Any], sizes: tuple[int, ...], copies: int, structure: Any) -> HostBatch:
         batch = BatchRows(list(leaves), sum(sizes) // copies)
         if copies > 1:
             parts = [batch for _ in self._replicas.local_replicas]
         else:
             starts = list(itertools.accumulate(sizes, initial=0))
             parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local_replicas]
-        return GlobalBatch(structure, parts, sizes, len(set(sizes)) == 1)
+        return HostBatch(structure, parts, sizes)
 
 
 class _Run(Staged):
@@ -228,20 +228,6 @@ def _description(leaf: Any) -> str:
     if isinstance(leaf, np.ndarray | jax.Array):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return f"a {type(leaf).__name__}"
-
-
-class Group:
-    """The elements of one call of ``run_steps``; see :class:`replicax.execution.many_steps.loop.StepSource`."""
-
-    def __init__(self, groups: list[ElementGroup | Single]) -> None:
-        self._groups = groups
-
-    def take(self, steps: int, staged: bool) -> tuple[list[ElementGroup | Single], Exception | None]:
-        """Take all elements."""
-        return self._groups, None
-
-    def give_back(self, groups: Sequence[ElementGroup | Single]) -> None:
-        """Drop the elements that were not run, as Keras' own loop does."""
 
 
 def taken(iterator: Iterator[Any], count: int) -> tuple[Any, Iterator[Any]]:

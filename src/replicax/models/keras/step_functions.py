@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
-from replicax.execution.many_steps.loop import Step, run_steps
+from replicax.execution.many_steps.loop import Step, Taken, run_steps
 from replicax.execution.run import COMPILED, Dispatch, RunOptions, default_options, known
-from replicax.models.keras.batches import Batch, Feed, Group, taken
+from replicax.models.keras.batches import Batch, Feed, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
 from replicax.models.keras.multi_worker import check_same
 from replicax.models.keras.patches import patched
@@ -101,10 +101,10 @@ class StepFunction:
             for data in batches:
                 result = self._run(data)
         else:
-            groups = self._feed.groups(batches, steps)
-            count = sum(group.count for group in groups)
+            elements = Taken(self._feed.groups(batches, steps))
+            count = sum(group.count for group in elements.groups)
             programs = self._strategy.extended.programs
-            result = run_steps(programs, self._steps, Group(groups), count, None).last_step_outputs
+            result = run_steps(programs, self._steps, lambda *_: elements, count, None).last_step_outputs
         if self._method != "predict_step" and self._strategy.extended.replicas.num_replicas > 1:
             result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
         return result
