@@ -99,13 +99,14 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
             try:
                 _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
+                manifest.flush(os.path.dirname(save.path))
             except Exception as error:
                 problem = error
         exchange.gather(None, problem, _UNCERTAIN)
     except CheckpointError:
         if save.worker == save.group[0]:
             shutil.rmtree(save.unfinished, ignore_errors=True)
-            if exchange.has_failed and is_finished:  # finished here, but not on another disk
+            if exchange.has_failed and is_finished:  # but not on another disk, or its name was not flushed
                 shutil.rmtree(save.path, ignore_errors=True)
         raise
 
@@ -141,7 +142,6 @@ def _finish(
     manifest.write_flushed(os.path.join(save.unfinished, manifest.NAME), listed.dumps())
     manifest.flush(save.unfinished)
     os.rename(save.unfinished, save.path)
-    manifest.flush(os.path.dirname(save.path))
 
 
 class _Exchange:
