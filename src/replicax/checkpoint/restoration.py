@@ -21,7 +21,7 @@ from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArr
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, variables_named
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, tree_of_names
 from replicax.checkpoint.matching import check_fits
 from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of
 from replicax.checkpoint.storage.index import ArrayEntry, IteratorEntry, OptimizerEntry, PlainEntry
@@ -83,7 +83,7 @@ def _with_slots(
         try:
             if entry.parameters is None:
                 raise KeyError
-            parameters = variables_named(entry.parameters, variables)
+            parameters = jax.tree.map(variables.__getitem__, tree_of_names(entry.parameters))
         except KeyError:
             raise ValueError(
                 f"the checkpoint {source.path} has state of {name}, which has none here yet, as it does not know its "

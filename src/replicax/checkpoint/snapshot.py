@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from replicax import _jax
 from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf
 from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
-from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves
+from replicax.checkpoint.host_copies import HostCopier, Place
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.index import ArrayEntry, ArrayKind, Entry, IteratorEntry, PlainEntry
 from replicax.checkpoint.storage.shared_disks import Groups
@@ -21,23 +21,18 @@ from replicax.variables.slots import exchanging
 
 @dataclasses.dataclass
 class Snapshot:
-    """One worker's part of the values of some leaves at one time.
-
-    Attributes:
-      plan: the plan by which it is saved.
-      plain: entries other than arrays.
-      taken: this worker's pieces, on the host.
-      copies: this worker's copies of on-read variables, which are not combined yet.
-    """
+    """One worker's part of the values of some leaves at one time."""
 
     plan: SavePlan
     plain: dict[str, Entry]
-    taken: HostCopies
+    taken: Callable[[], dict[Place, HostArray]]
+    """Looks up this worker's pieces, on the host."""
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
+    """This worker's copies of on-read variables, which are not combined yet."""
 
     def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
         """The pieces that ``worker``, this one, writes, given the copies of all workers."""
-        found = self.taken.pieces()
+        found = self.taken()
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
@@ -62,7 +57,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
       ValueError: the place of an iterator can't be saved; says why.
     """
     found: dict[str, Entry] = {}
-    for name, leaf in leaves.others():
+    for name, leaf in leaves.of(PlainEntry, IteratorLeaf, OptimizerLeaf).items():
         if isinstance(leaf, PlainEntry):
             found[name] = leaf
         elif isinstance(leaf, IteratorLeaf):
