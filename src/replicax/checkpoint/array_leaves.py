@@ -304,8 +304,7 @@ def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: A
 def _arrays_here(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
     """A function from an array to this worker's single-device arrays of it; to the first if all are the same.
 
-    On CPU it uses the fastest way. Elsewhere it makes new arrays, because JAX keeps a host copy that was made of an
-    array as long as the array lives.
+    Off CPUs these are new arrays, because JAX keeps a host copy that was made of an array as long as the array lives.
     """
     if kind.generator is not None:
         return lambda keys: [_without_keys(shard.data) for shard in keys.addressable_shards]

@@ -20,11 +20,7 @@ SHUTDOWN_PATIENCE = 20.0
 
 
 class BackgroundSave:
-    """Runs at most one save at a time, and keeps the error of the last.
-
-    The next call of any method raises the error of a failed save. The end of the program waits until its checkpoint is
-    written.
-    """
+    """Runs at most one save at a time; the next call of any method raises its error. The end of the program waits."""
 
     def __init__(self) -> None:
         self._gives_up = threading.Event()
@@ -33,15 +29,10 @@ class BackgroundSave:
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
-        """Copy at once, and write in the background; waits for the previous save.
-
-        Args:
-          copy: copies the values to save, and returns a function that writes them.
-          needs_others: whether other workers take part.
+        """Copy at once, and write in the background what ``copy`` returns; waits for the previous save.
 
         Raises:
           CheckpointError: the previous save has failed.
-          Exception: raised by ``copy``.
         """
         self.wait()
         if self._jobs is None:
@@ -60,11 +51,7 @@ class BackgroundSave:
             self._jobs.put(job)
 
     def check(self) -> None:
-        """Raise if the last save has failed; does not wait for it.
-
-        Raises:
-          CheckpointError: it has failed. It is raised once.
-        """
+        """Raise the error of a save that is over, as :meth:`wait` does."""
         if self._last.is_over.is_set():
             self.wait()
 
@@ -72,7 +59,7 @@ class BackgroundSave:
         """Wait for the current save.
 
         Raises:
-          CheckpointError: this save or the previous one has failed. It is raised once.
+          CheckpointError: the last save has failed. It is raised once.
         """
         self._last.is_over.wait()
         error, self._last.error = self._last.error, None

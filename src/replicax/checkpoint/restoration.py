@@ -39,11 +39,7 @@ def restored(
 ) -> dict[str, Any]:
     """Restore saved values; returns the objects, with new ones for those that can't change.
 
-    Args:
-      objects: pytrees, by name.
-      source: the checkpoint.
-      lockstep: of all workers that restore together.
-      optional: beginnings of the names that may be only in the checkpoint or only here.
+    Names that begin with one of ``optional`` may be only in the checkpoint or only here.
 
     Raises:
       ValueError: names, shapes or dtypes don't fit, or an iterator can't continue from its place. Nothing has changed.
@@ -174,13 +170,7 @@ def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[lis
 
 
 class _Reader:
-    """Reads blocks of the saved arrays.
-
-    Args:
-      source: the checkpoint.
-      lockstep: of the workers, which call each method together.
-      arrays: the arrays to restore.
-    """
+    """Reads blocks of the saved arrays; all workers call each method together."""
 
     def __init__(
         self, source: CompleteCheckpoint, lockstep: Lockstep, arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]

@@ -33,15 +33,11 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Folder:
-    """The folder of a manager, on one disk.
-
-    Attributes:
-      id: the id of every checkpoint that is written here; ``None`` before :meth:`own`.
-    """
+    """The folder of a manager, on one disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.id: str | None = None
+        self.id: str | None = None  # of every checkpoint that is written here; known after `own`
 
     def own(self) -> None:
         """Read the folder's id, or create one.

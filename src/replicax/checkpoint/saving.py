@@ -31,19 +31,7 @@ PATIENCE = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """A checkpoint to write.
-
-    Attributes:
-      path: its folder, on this worker.
-      id: identifies the save.
-      time: the time of its start.
-      manager: the id of the manager; ``None`` without one.
-      step: its number for the manager.
-      metrics: from the user.
-      groups: the workers that share a disk.
-      worker: this one.
-      series: exchanges of the workers; ``None`` if there is only one.
-    """
+    """A checkpoint to write, and who writes it; see :class:`Manifest` and :class:`CheckpointIndex`."""
 
     path: str
     id: str
@@ -54,6 +42,7 @@ class Save:
     groups: Groups
     worker: int
     series: Series | None
+    """Exchanges of the workers; ``None`` if there is only one."""
 
     @property
     def unfinished(self) -> str:
@@ -155,13 +144,8 @@ class _Exchange:
     def gather(self, item: Any, problem: Exception | None = None, otherwise: str = _FAILED) -> list[Any]:
         """The items of all workers.
 
-        Args:
-          item: this worker's.
-          problem: its error.
-          otherwise: what has become of the checkpoint if a worker does not come.
-
         Raises:
-          CheckpointError: one has failed, or does not come.
+          CheckpointError: one has a ``problem``, or does not come: then the checkpoint is as ``otherwise`` says.
         """
         save = self._save
         what = f"the checkpoint {save.path} {_FAILED}"

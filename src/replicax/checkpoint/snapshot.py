@@ -68,19 +68,17 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``.
+    """Assigns the pieces of some leaves to workers, as long as it ``fits``.
 
     Attributes:
-      kinds: the kinds of the arrays, by name.
-      same: names of arrays that are written under another name.
-      writers: the pieces for one disk, with the worker that writes each.
-      digest: the digest of the list of pieces, the same on all workers that share a disk.
+      digest: of the list of pieces: the same on all workers that share a disk.
     """
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
+        self.leaves, self._groups = leaves, groups
         self.kinds: dict[str, ArrayKind] = {}
-        self.same: dict[str, str] = {}
-        self.writers: dict[Place, int] = {}
+        self.same: dict[str, str] = {}  # names of arrays that are written under another name
+        self.writers: dict[Place, int] = {}  # of the pieces for one disk
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
@@ -116,18 +114,15 @@ class SavePlan:
                 own_pieces.append(PartPiece.of(part, piece))
         return own_pieces
 
-    def fits(self, leaves: Leaves) -> bool:
-        """Return whether the plan still fits leaves of the same layout: those saved as one array still are one."""
+    def fits(self, leaves: Leaves, groups: Groups) -> bool:
+        """Return whether the plan is one for these leaves, whose values may be others: one array may now be two."""
         arrays: Any = leaves.by_name
-        return all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
+        is_same = leaves is self.leaves and groups == self._groups
+        return is_same and all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
 
-    def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
-        """The present values of the leaves, with their :func:`plain_entries`.
-
-        Raises:
-          VariableLostError: a variable has no value.
-        """
-        arrays: Any = leaves.by_name  # those with names here
+    def taken(self, plain: dict[str, Entry]) -> Snapshot:
+        """The present values of the leaves, with their :func:`plain_entries`."""
+        arrays: Any = self.leaves.by_name  # those with names here
         with exchanging():  # all values from one step, whatever other threads do
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             taken = self._copier.copied(arrays)

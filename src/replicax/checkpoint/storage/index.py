@@ -55,15 +55,11 @@ class ArrayKind:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """An array, in pieces.
-
-    Attributes:
-      kind: the kind of the array.
-      pieces: the place of each block: its folder and key.
-    """
+    """An array, in pieces."""
 
     kind: ArrayKind
     pieces: Mapping[Block, tuple[str, str]]
+    """The folder and key of each block."""
 
 
 @declared
@@ -102,18 +98,11 @@ Entry = ArrayEntry | PlainEntry | IteratorEntry | OptimizerEntry
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointIndex:
-    """The content of a checkpoint.
-
-    Attributes:
-      id: the id of the save.
-      time: the time of its start, in seconds since 1970 by the chief's clock.
-      step: its number; ``None`` without a manager.
-      metrics: from the user.
-      entries: by name.
-    """
+    """The content of a checkpoint; the id and step are those of its manifest."""
 
     id: str
     time: float
+    """When the save began, in seconds since 1970 by the chief's clock."""
     step: int | None
     metrics: Mapping[str, float]
     entries: Mapping[str, Entry]

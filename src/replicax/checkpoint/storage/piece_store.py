@@ -19,11 +19,7 @@ Request = tuple[str, str, tuple[slice, ...], np.dtype[Any]]
 
 
 def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays into a new folder.
-
-    Args:
-      folder: the folder to create.
-      pieces: the arrays, none of them empty, by key.
+    """Write arrays, none of them empty, into a new folder.
 
     Raises:
       OSError: they can't be written; says why.
