@@ -70,15 +70,15 @@ class HostCopier:
                     variable.stored()  # raises with the reason, if it is lost
             raise
 
-        def pieces() -> dict[Place, HostArray]:
-            found = dict(others)
+        def found() -> dict[Place, HostArray]:
+            pieces = dict(others)
             for segment in self._segments:
                 values = segment.of(memory)
                 for name, own in segment.pieces:
-                    found |= {(name, p.block): values[place].reshape(shape_of(p.block)) for p, place in own}
-            return found
+                    pieces |= {(name, p.block): values[place].reshape(shape_of(p.block)) for p, place in own}
+            return pieces
 
-        return pieces
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

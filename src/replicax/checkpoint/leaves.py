@@ -176,7 +176,7 @@ class Leaves:
         self._values[name] = value
         if isinstance(value, Optimizer):
             self._put_leaf(name, OptimizerLeaf(value))
-        elif not _has_variables(value):
+        elif not has_variables(value):
             self._put_leaf(name, self._leaf(name, value))
             return
         self._inside[name] = self._below(value)
@@ -223,7 +223,7 @@ def _same_layout(leaf: Any, before: Any) -> bool:
     return leaf.kind == before.kind and leaf.kind.is_weak == before.kind.is_weak and leaf.parts() == before.parts()
 
 
-def _has_variables(value: Any) -> bool:
+def has_variables(value: Any) -> bool:
     """Return whether ``value`` is a metric, or another object that lists its variables."""
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
 

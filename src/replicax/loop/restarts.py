@@ -18,15 +18,11 @@ _MOST_BYTES = 1 << 30
 
 @dataclasses.dataclass
 class PastAttempt:
-    """One process's part of a run.
-
-    Attributes:
-      resumed_at: the step that it went on from; 0 if it began anew.
-      notes: the steps that it had come to, each with the seconds that it had spent by then on each kind of work.
-    """
+    """One process's part of a run, from step ``resumed_at`` on."""
 
     resumed_at: int
     notes: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
+    """The steps that it had come to, each with the seconds that it had spent by then on each kind of work."""
 
 
 class Attempts:
@@ -76,9 +72,7 @@ class Attempts:
 def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict[str, float]:
     """The seconds of attempts by kind; what came after the step that later ones went on from is lost.
 
-    Args:
-      attempts: in their order.
-      resumed_at: the step that each went on from, and that of the attempt after them.
+    ``resumed_at`` has the step that each went on from, and that of the attempt after them.
 
     >>> from replicax.loop.restarts import PastAttempt, added_up
     >>> first = PastAttempt(

@@ -47,12 +47,7 @@ class RunStops(BaseException):  # no error: nothing that deals with errors may t
 
 
 class StopRequests:
-    """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered.
-
-    Args:
-      lockstep: the lockstep of the workers.
-      stop_file: a file whose existence is a request; ``None``: none.
-    """
+    """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered."""
 
     def __init__(self, lockstep: Lockstep, stop_file: pathlib.Path | None = None) -> None:
         # Why the run is to end: a signal to this worker; the first of all other requests.

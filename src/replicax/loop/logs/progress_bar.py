@@ -24,13 +24,7 @@ WIDTH = 24
 
 
 class Progress(Callback):
-    """Shows how far a run has come, on the chief.
-
-    Args:
-      console: where; ``None``: standard output.
-      clock: gives the time in seconds.
-      lines: seconds between two lines, where there is no terminal.
-    """
+    """Shows how far a run has come, on the chief; where there is no terminal, by a line every so many seconds."""
 
     def __init__(
         self,
