@@ -29,11 +29,7 @@ class BackgroundSave:
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
-        """Copy at once, and write in the background what ``copy`` returns; waits for the previous save.
-
-        Raises:
-          CheckpointError: the previous save has failed.
-        """
+        """Copy at once, and write in the background what ``copy`` returns; waits for the previous save first."""
         self.wait()
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
@@ -56,11 +52,7 @@ class BackgroundSave:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the current save.
-
-        Raises:
-          CheckpointError: the last save has failed. It is raised once.
-        """
+        """Wait for the current save; raises a CheckpointError, once, if the last one has failed."""
         self._last.is_over.wait()
         error, self._last.error = self._last.error, None
         if error is not None:

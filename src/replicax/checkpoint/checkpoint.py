@@ -192,10 +192,7 @@ class Checkpoint:
         first: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Copy the objects, and write them in the background.
-
-        Calls ``first`` before anything else, and ``then`` when all workers have written.
-        """
+        """Call ``first``, copy the objects, write them in the background, and ``then`` call that."""
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()
@@ -275,11 +272,7 @@ def lockstep_of(leaves: Leaves) -> Lockstep:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder, with its parents.
-
-    Raises:
-      OSError: it can't be created or written to.
-    """
+    """Create a folder, with its parents; raises an OSError if it can't be created or written to."""
     try:
         os.makedirs(path, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -46,11 +46,7 @@ class HostCopier:
         self._memory = _Memory(max(size, 1))
 
     def copied(self, leaves: Mapping[str, ArrayLeaf]) -> Callable[[], dict[Place, HostArray]]:
-        """Copy the pieces of leaves that have the same layout as the first ones; returns what looks the copies up.
-
-        Raises:
-          VariableLostError: a variable has no value.
-        """
+        """Copy the pieces of leaves that have the same layout as the first ones; returns what looks the copies up."""
         try:
             sent = {name: leaves[name].here() for name in self._sent}
             positions = {name: sorted({piece.position for piece in pieces}) for name, pieces in self._sent.items()}

@@ -55,11 +55,7 @@ class IteratorLeaf:
         return self.iterator._pipeline.workers.lockstep
 
     def state(self, name: str) -> Any:
-        """Return the leaf's place, as plain data.
-
-        Raises:
-          ValueError: it can't be saved; says why.
-        """
+        """Return the leaf's place, as plain data, or raise a ValueError that says why it can't be saved."""
         try:
             return json.loads(json.dumps(self.iterator.get_state(), allow_nan=False))
         except (ValueError, TypeError) as error:
@@ -87,9 +83,6 @@ Leaf = ArrayLeaf | PlainEntry | IteratorLeaf | OptimizerLeaf
 
 class Leaves:
     """The leaves of some objects.
-
-    Attributes:
-      by_name: the leaves, in the order of the objects.
 
     Raises:
       TypeError: an object can't be saved; names it.
@@ -162,8 +155,7 @@ class Leaves:
 
     def arrays(self) -> dict[str, ArrayLeaf]:
         """The leaves that are arrays, by name."""
-        others = PlainEntry | IteratorLeaf | OptimizerLeaf
-        return {name: leaf for name, leaf in self.by_name.items() if not isinstance(leaf, others)}
+        return self.of(ArrayLeaf)
 
     def rebuilt(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The objects, with other values for some leaves."""

@@ -27,15 +27,12 @@ _NUMBERS = {bool: np.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.
 
 
 def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional: tuple[str, ...]) -> None:
-    """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
+    """Raise a ValueError that lists all differences, unless each leaf has its entry, of the same kind, and vice versa.
 
     Those whose names begin with one of ``optional`` may be on one side only.
 
     A step makes JAX arrays of numbers and of NumPy's arrays. So a number fits an array of shape () of its kind that was
     saved, and the other way round; so do a NumPy array and one of the dtype that JAX has for its own.
-
-    Raises:
-      ValueError: lists all differences.
     """
     slots = tuple(f"{name}/" for name in _without_slots(leaves, entries))
     ours = [n for n in leaves.by_name if n not in entries and not n.startswith(slots or "\0")]

@@ -142,11 +142,7 @@ class _Exchange:
         self.has_failed = False  # reported by another worker; one that died may have finished before
 
     def gather(self, item: Any, problem: Exception | None = None, otherwise: str = _FAILED) -> list[Any]:
-        """The items of all workers.
-
-        Raises:
-          CheckpointError: one has a ``problem``, or does not come: then the checkpoint is as ``otherwise`` says.
-        """
+        """The items of all workers; an error if one has a ``problem``, or, as ``otherwise`` says, does not come."""
         save = self._save
         what = f"the checkpoint {save.path} {_FAILED}"
         if save.series is None:

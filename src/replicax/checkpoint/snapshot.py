@@ -51,11 +51,7 @@ class Snapshot:
 
 
 def plain_entries(leaves: Leaves) -> dict[str, Entry]:
-    """The entries of all leaves other than arrays.
-
-    Raises:
-      ValueError: the place of an iterator can't be saved; says why.
-    """
+    """The entries of all leaves other than arrays."""
     found: dict[str, Entry] = {}
     for name, leaf in leaves.of(PlainEntry, IteratorLeaf, OptimizerLeaf).items():
         if isinstance(leaf, PlainEntry):
@@ -68,11 +64,7 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers, as long as it ``fits``.
-
-    Attributes:
-      digest: of the list of pieces: the same on all workers that share a disk.
-    """
+    """Assigns the pieces of some leaves to workers, as long as it ``fits``."""
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
         self.leaves, self._groups = leaves, groups
@@ -97,6 +89,7 @@ class SavePlan:
                     own_pieces.setdefault(name, []).extend(assigned)
         self._copier = HostCopier(leaves.arrays(), own_pieces)
         text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        # The same on all workers that share a disk.
         self.digest = _jax.digested(text.encode())
 
     def _assign(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:

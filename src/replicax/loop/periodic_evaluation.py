@@ -58,12 +58,7 @@ class Evaluation:
         self._function = checked_function(how, "replicax.train", "evaluate")
 
     def __call__(self) -> dict[str, float]:
-        """The numbers by name.
-
-        Raises:
-          RunStops: the run is to end.
-          ValueError: the dataset has no examples.
-        """
+        """The numbers by name; raises :class:`RunStops` if the run is to end."""
         if self._function is not None:
             name = getattr(self._function, "__name__", "evaluate")
             return _floats(numbers_in(checked_result(self._function(), self._function, "replicax.train"), name))

@@ -26,12 +26,9 @@ class PastAttempt:
 
 
 class Attempts:
-    """The attempts at a run, the last of which is this one.
+    """The attempts at a run, the last of which is this one, in a file in ``folder``; none are known without a folder.
 
-    Args:
-      folder: where the file is; ``None``: nothing is written, and nothing known of others.
-      resumed_at: the step that this attempt goes on from.
-      goes_on: whether there may have been others; otherwise the file is begun anew.
+    Unless the run ``goes_on`` from another attempt, the file is begun anew.
     """
 
     def __init__(self, folder: pathlib.Path | None, resumed_at: int, goes_on: bool) -> None:
@@ -53,10 +50,7 @@ class Attempts:
             self._append({"step": step, "seconds": {k: round(s, 4) for k, s in seconds.items() if s}})
 
     def total(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """The seconds of all attempts by kind, this one's being ``seconds``; with what was lost as a kind of its own.
-
-        They add up to the wall time of all attempts.
-        """
+        """The seconds of all attempts by kind, of which this one has spent ``seconds``; lost work is a kind, too."""
         if not self.before:
             return dict(seconds)
         resumed_at = [attempt.resumed_at for attempt in self.before] + [self.resumed_at]
@@ -97,11 +91,7 @@ def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict
 
 
 def read(path: pathlib.Path) -> list[PastAttempt]:
-    """The attempts in a file. A line that its writer could not finish, or that is another's, is left out.
-
-    Raises:
-      OSError: it can't be read.
-    """
+    """The attempts in a file. A line that its writer could not finish, or that is another's, is left out."""
     attempts: list[PastAttempt] = []
     try:
         lines = read_regular(path, _MOST_BYTES).decode(errors="replace").splitlines()

@@ -104,11 +104,7 @@ class StopRequests:
         self._wake.set()
 
     def check_wait(self) -> None:
-        """Raise, while this worker waits for the input of its next call, if it need not wait for it.
-
-        Raises:
-          RunStops: no worker makes that call.
-        """
+        """Raise :class:`RunStops` if no worker makes the next call, for whose input this one waits."""
         is_last = self._last is not None and self._calls >= self._last
         if is_last or (self._client is None and self.why is not None):
             raise RunStops(self.why)

@@ -116,11 +116,7 @@ class CheckpointIndex:
 
 
 def loads_index(text: str) -> CheckpointIndex:
-    """Parse the text of ``dumps``.
-
-    Raises:
-      DamagedError: it is not an index, or has a later format.
-    """
+    """Parse the text of ``dumps``; raises a DamagedError if it is none, or has a later format."""
     try:
         data = parsed(text)
         if data["format"] > FORMAT:
@@ -133,11 +129,7 @@ def loads_index(text: str) -> CheckpointIndex:
 
 
 def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
-    """The index in ``folder``, whose manifest is ``listed``.
-
-    Raises:
-      DamagedError: it can't be read; or it names pieces in folders that are not in the manifest.
-    """
+    """The index in ``folder``; raises a DamagedError if it does not fit the manifest, which is ``listed``."""
     if NAME not in listed.files:
         raise DamagedError(f"{NAME} is not in the manifest")
     try:

@@ -341,15 +341,11 @@ class _Run:
 
 
 class _PartStore(DerivedStore):
-    """The store of a step on one micro-batch.
-
-    Attributes:
-      waiting: the variables that are changed when all micro-batches are through.
-    """
+    """The store of a step on one micro-batch."""
 
     def __init__(self, outer: Store, values: dict[Variable, Any], created: list[Variable]) -> None:
         super().__init__(outer, values)
-        self.waiting: set[Variable] = set()
+        self.waiting: set[Variable] = set()  # changed when all micro-batches are through
         self._created = created
         self._next = 0
 
