@@ -153,7 +153,7 @@ def test_a_failure_is_raised_at_the_next_call(tmp_path, call) -> None:
     manager.wait()
     with files_up_to(50_000):
         assert manager.save(4)
-        assert checkpoint._background._last.is_over.wait(60)
+        assert checkpoint._background._last.exception(60) is not None
     calls = {
         "save": lambda: manager.save(5),  # at which it would not save
         "restore": lambda: manager.restore(2),

@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicax.checkpoint.device_blocks import HostArray
-from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.snapshot import SavePlan, Snapshot
+from replicax.checkpoint.snapshot import Snapshot, folder_of
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
@@ -76,9 +74,9 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
                 f"the checkpoint {save.path} {_FAILED}: worker {worker} saves other objects than worker "
                 f"{first}, or they lie elsewhere there; all workers must save the same"
             )
-    keys, files, problem, is_finished = _keys(snapshot.plan), {}, None, False
+    files, problem, is_finished = {}, None, False
     try:
-        files = _write_own(save, snapshot.pieces([copies for _, copies in everyones], save.worker), keys)
+        files = _write_own(save, snapshot, [copies for _, copies in everyones])
     except Exception as error:
         problem = error
     try:
@@ -86,7 +84,7 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
         everyones = exchange.gather(files, problem, _FAILED if finishes_alone else _UNCERTAIN)
         if save.worker == save.group[0]:
             try:
-                _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
+                _finish(save, snapshot, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
                 manifest.flush(os.path.dirname(save.path))
             except Exception as error:
@@ -100,30 +98,21 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
         raise
 
 
-def _keys(plan: SavePlan) -> dict[Any, tuple[str, str]]:
-    """The place of each piece: a folder for each worker, and a number."""
-    return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(plan.writers.items())}
-
-
-def _write_own(
-    save: Save, pieces: dict[Place, HostArray], keys: Mapping[Place, tuple[str, str]]
-) -> dict[str, tuple[int, str]]:
-    """Write this worker's pieces, and free them; returns sizes and hashes of the files."""
+def _write_own(save: Save, snapshot: Snapshot, everyones: Sequence[Any]) -> dict[str, tuple[int, str]]:
+    """Write this worker's pieces, given the copies of all; returns sizes and hashes of the files."""
+    pieces = snapshot.pieces(everyones, save.worker)
     if not pieces:
         return {}
-    os.makedirs(save.unfinished, exist_ok=True)
-    own = f"arrays-{save.worker}"
+    own = folder_of(save.worker)
     folder = os.path.join(save.unfinished, own)
-    write_pieces(folder, {keys[place][1]: array for place, array in pieces.items()})
+    write_pieces(folder, {snapshot.plan.keys[place][1]: array for place, array in pieces.items()})
     pieces.clear()
     manifest.flush_below(folder)
     return manifest.hashes(save.unfinished, manifest.files_below(save.unfinished, own))
 
 
-def _finish(
-    save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]], files: dict[str, tuple[int, str]]
-) -> None:
-    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries(keys))
+def _finish(save: Save, snapshot: Snapshot, files: dict[str, tuple[int, str]]) -> None:
+    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries())
     os.makedirs(save.unfinished, exist_ok=True)
     manifest.write_flushed(os.path.join(save.unfinished, INDEX_NAME), index.dumps())
     files = {**files, **manifest.hashes(save.unfinished, [INDEX_NAME])}

@@ -36,18 +36,23 @@ class Snapshot:
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
-            for (owner, piece), writer in self.plan.writers.items():
-                if owner == name and writer == worker:
+            for (owner, piece), (folder, _) in self.plan.keys.items():
+                if owner == name and folder == folder_of(worker):
                     found[name, piece] = np.asarray(value[inside(piece, block)], order="C")
         return found
 
-    def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
+    def entries(self) -> dict[str, Entry]:
         """All entries, with the pieces on one disk."""
         kinds, same = self.plan.kinds, self.plan.same
         pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in kinds}
-        for (name, block), place in keys.items():
+        for (name, block), place in self.plan.keys.items():
             pieces[name][block] = place
         return {**self.plain, **{n: ArrayEntry(kind, pieces[same.get(n, n)]) for n, kind in kinds.items()}}
+
+
+def folder_of(worker: int) -> str:
+    """The folder, in a checkpoint, of the pieces that a worker writes."""
+    return f"arrays-{worker}"
 
 
 def plain_entries(leaves: Leaves) -> dict[str, Entry]:
@@ -70,7 +75,7 @@ class SavePlan:
         self.leaves, self._groups = leaves, groups
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}  # names of arrays that are written under another name
-        self.writers: dict[Place, int] = {}  # of the pieces for one disk
+        self.keys: dict[Place, tuple[str, str]] = {}  # of the pieces for one disk: the writer's folder, and a number
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
@@ -88,7 +93,7 @@ class SavePlan:
                 if assigned and not isinstance(leaf, CopiesLeaf):
                     own_pieces.setdefault(name, []).extend(assigned)
         self._copier = HostCopier(leaves.arrays(), own_pieces)
-        text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.keys.items())))
         # The same on all workers that share a disk.
         self.digest = _jax.digested(text.encode())
 
@@ -102,7 +107,7 @@ class SavePlan:
         for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
             loads[writer] += size_of(piece) * itemsize
-            self.writers[name, piece] = writer
+            self.keys[name, piece] = folder_of(writer), str(len(self.keys))
             if writer == worker:
                 own_pieces.append(PartPiece.of(part, piece))
         return own_pieces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ class PastAttempt:
     """One process's part of a run, from step ``resumed_at`` on."""
 
     resumed_at: int
-    notes: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
+    notes: list[tuple[int, Mapping[str, float]]] = dataclasses.field(default_factory=list)
     """The steps that it had come to, each with the seconds that it had spent by then on each kind of work."""
 
 
@@ -53,9 +54,7 @@ class Attempts:
         """The seconds of all attempts by kind, of which this one has spent ``seconds``; lost work is a kind, too."""
         if not self.before:
             return dict(seconds)
-        resumed_at = [attempt.resumed_at for attempt in self.before] + [self.resumed_at]
-        total = added_up(self.before, resumed_at)
-        return {kind: total[kind] + seconds.get(kind, 0.0) for kind in (*KINDS, LOST)}
+        return added_up([*self.before, PastAttempt(self.resumed_at, [(self.resumed_at, seconds)])])
 
     def _append(self, entry: dict[str, Any]) -> None:
         assert self._path is not None
@@ -63,29 +62,27 @@ class Attempts:
             file.write("\n" + json.dumps(entry))  # behind a line that its writer could not finish
 
 
-def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict[str, float]:
+def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
     """The seconds of attempts by kind; what came after the step that later ones went on from is lost.
-
-    ``resumed_at`` has the step that each went on from, and that of the attempt after them.
 
     >>> from replicax.loop.restarts import PastAttempt, added_up
     >>> first = PastAttempt(
     ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
     ... )
-    >>> {kind: s for kind, s in added_up([first], [0, 10]).items() if s}
+    >>> {kind: s for kind, s in added_up([first, PastAttempt(10)]).items() if s}
     {'start': 1.0, 'steps': 5.0, 'lost work': 2.0}
     """
     total = dict.fromkeys((*KINDS, LOST), 0.0)
     for number, attempt in enumerate(attempts):
-        kept_until = min(resumed_at[number + 1 :])
+        kept_until = min((later.resumed_at for later in attempts[number + 1 :]), default=math.inf)
         kept: Mapping[str, float] = {}
         last: Mapping[str, float] = {}
         for step, seconds in attempt.notes:
             last = seconds
             if step <= kept_until:
                 kept = seconds
-        for kind, spent in kept.items():
-            total[kind] = total.get(kind, 0.0) + spent
+        for kind in KINDS:
+            total[kind] += kept.get(kind, 0.0)
         total[LOST] += sum(last.values()) - sum(kept.values())
     return total
 

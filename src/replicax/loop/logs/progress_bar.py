@@ -144,8 +144,7 @@ class Progress(Callback):
     def _redraw(self) -> None:
         """Draw the line of a notebook anew."""
         run = self._run
-        if run is None:
-            return
+        assert run is not None
         self._shown = self._clock()
         full = WIDTH * run.step // max(self._steps, 1)
         self._write(self._line(run.step, self._shown, " " + "━" * full + "─" * (WIDTH - full)))

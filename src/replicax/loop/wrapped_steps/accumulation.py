@@ -138,13 +138,9 @@ class AccumulatedStep(Wrapper):
 
 
 class _Batch:
-    """The arguments of a step, and the pieces that a batch in them is split into.
+    """The arguments of a step, and the pieces ``[parts, rows, …]`` that the arrays of a batch in them are split into.
 
-    Attributes:
-      pieces: the pieces of each array that is split, ``[parts, rows, …]``.
-      masks: which rows of the pieces are examples: bool ``[parts, rows]``.
-      total: how many examples all replicas have together.
-      is_padded: whether some rows of the pieces may be padding.
+    ``masks`` says which rows of the pieces are examples, of which all replicas together have ``total``.
     """
 
     def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
