@@ -103,6 +103,7 @@ def _write_own(save: Save, snapshot: Snapshot, everyones: Sequence[Any]) -> dict
     pieces = snapshot.pieces(everyones, save.worker)
     if not pieces:
         return {}
+    os.makedirs(save.unfinished, exist_ok=True)
     own = folder_of(save.worker)
     folder = os.path.join(save.unfinished, own)
     write_pieces(folder, {snapshot.plan.keys[place][1]: array for place, array in pieces.items()})
