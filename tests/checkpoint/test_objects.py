@@ -280,8 +280,9 @@ def test_inside_a_scope_and_in_debug_mode(tmp_path) -> None:
     run.go(1)
 
 
-def test_a_lost_variable_is_not_saved_and_comes_back(tmp_path) -> None:
-    v = replicax.Variable(np.ones(3, np.float32))
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_])  # NumPy takes any object for a bool
+def test_a_lost_variable_is_not_saved_and_comes_back(tmp_path, dtype) -> None:
+    v = replicax.Variable(np.ones(3, dtype))
     checkpoint = replicax.Checkpoint(v=v)
     checkpoint.save(tmp_path / "a")
     v.slot.array.delete()

@@ -257,6 +257,11 @@ def test_an_evaluation_is_one_pass_that_ends(make: Any) -> None:
     assert values == {"loss": 1.5}
 
 
+def test_an_evaluation_without_examples_is_told() -> None:
+    with pytest.raises(ValueError, match="the dataset has no examples"):
+        run_of(lambda x: None, 1, evaluate=(replicax.compute_average_loss, [np.zeros(0, np.float32)]))
+
+
 def iterated(dataset: Any) -> Any:
     return dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
 

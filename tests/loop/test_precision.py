@@ -385,3 +385,27 @@ def test_what_a_step_would_change_in_a_copy_is_told() -> None:
 
     with pytest.raises(TypeError, match=r"args\[0\], of type Variable, was changed in place .*change would be lost"):
         model.strategy.run(Precision("bf16")(step), args=(nnx.Variable(jnp.float32(0)), batches()[0]))
+
+
+def test_a_step_may_cast_by_itself() -> None:
+    """One without ``value_and_grad``: gradients that come back through the cast are float32."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(4, np.float32), name="w")
+    precision = Precision("bf16")
+    dtypes = []
+
+    def step(x: Any) -> Any:
+        def loss_of(value: Any) -> Any:
+            cast = precision.cast({"w": value, "steps": 3})
+            dtypes.append((cast["w"].dtype.name, cast["steps"]))
+            return jnp.sum(x @ cast["w"])
+
+        return jax.grad(loss_of)(w.value)
+
+    [batch] = strategy.distribute_dataset([np.ones((8, 4), np.float32)])
+    gradient = strategy.reduce("sum", strategy.run(precision(step), args=(batch,)))
+    assert dtypes == [("bfloat16", 3)]
+    assert (gradient.dtype.name, gradient.tolist()) == ("float32", [8.0] * 4)
+    with strategy.scope(), pytest.raises(replicax.errors.ContextError, match="step is a step: call it by strategy.run"):
+        precision(step)(batch)

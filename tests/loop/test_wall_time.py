@@ -134,14 +134,14 @@ def test_what_a_later_attempt_did_not_go_on_from_is_lost() -> None:
         10, [(10, {"start": 2.0}), (20, {"start": 2.0, "steps": 6.0}), (21, {"start": 2.0, "steps": 7.0})]
     )
 
-    def of(resumed_at: list[int]) -> dict[str, float]:
-        return {kind: s for kind, s in added_up([first, second], resumed_at).items() if s}
+    def of(resumed_at: int) -> dict[str, float]:
+        return {kind: s for kind, s in added_up([first, second, PastAttempt(resumed_at)]).items() if s}
 
-    assert of([0, 10, 20]) == {"start": 3.0, "steps": 11.0, LOST: 3.5}
+    assert of(20) == {"start": 3.0, "steps": 11.0, LOST: 3.5}
     # The checkpoint of step 20 was broken: all of the second attempt was in vain, but for what came before its steps.
-    assert of([0, 10, 10]) == {"start": 3.0, "steps": 5.0, LOST: 9.5}
-    assert of([0, 10, 0]) == {"start": 1.0, LOST: 16.5}
-    for resumed_at in ([0, 10, 20], [0, 10, 10], [0, 10, 0]):
+    assert of(10) == {"start": 3.0, "steps": 5.0, LOST: 9.5}
+    assert of(0) == {"start": 1.0, LOST: 16.5}
+    for resumed_at in (20, 10, 0):
         assert sum(of(resumed_at).values()) == 17.5
 
 

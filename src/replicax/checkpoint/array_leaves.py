@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,8 @@ from replicax.variables.lost_arrays import LostArray
 from replicax.variables.slots import escaped, exchanging
 
 
-class ArrayLeaf(Protocol):
-    """An array in a checkpoint.
+class ArrayLeaf:
+    """An array in a checkpoint; as it is here, all workers have the whole array.
 
     Attributes:
       kind: must be the same when the array is restored.
@@ -55,22 +55,27 @@ class ArrayLeaf(Protocol):
 
     kind: ArrayKind
     owner: Any
-    is_on_host: bool
+    is_on_host = True
+    workers: int
 
     def parts(self) -> tuple[Part, ...]:
         """All blocks, each once; unchanged as long as the array keeps its layout."""
+        return (Part(whole_block(self.kind.shape), tuple(range(self.workers))),)
 
     def here(self) -> Sequence[Any]:
         """Return this worker's parts, by their positions: arrays of one device, or of the host."""
+        raise NotImplementedError
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
+        return [whole_block(self.kind.shape)]
 
     def restored(self, read: Read) -> Any:
         """Restore the saved value; returns the object that has it."""
+        raise NotImplementedError
 
 
-class VariableLeaf:
+class VariableLeaf(ArrayLeaf):
     """A variable with the same value on all replicas, whole or in parts."""
 
     def __init__(self, variable: Variable) -> None:
@@ -121,7 +126,7 @@ class VariableLeaf:
         return tuple((block, devices) for block, devices in clipped if block is not None)
 
 
-class CopiesLeaf:
+class CopiesLeaf(ArrayLeaf):
     """An on-read variable: a copy on each replica.
 
     With an aggregation, its value is that of a read outside a step, and restoring divides it among the copies. If no
@@ -129,10 +134,9 @@ class CopiesLeaf:
     gathered before they are written: usually they are small, so each worker's disk gets all of them.
     """
 
-    is_on_host = True
-
     def __init__(self, variable: Variable) -> None:
         self.owner = self.variable = variable
+        self.workers = variable.replicas.lockstep.workers.count
         self._count = variable.replicas.num_replicas
         kind = kind_of_array(variable)
         if keeps_each_copy(variable):
@@ -173,16 +177,6 @@ class CopiesLeaf:
             total = total / np.asarray(self._count, total.dtype)
         return np.asarray(total).astype(stacked.dtype)
 
-    def parts(self) -> tuple[Part, ...]:
-        everyone = tuple(range(self.variable.replicas.lockstep.workers.count))
-        return (Part(whole_block(self.kind.shape), everyone),)
-
-    def here(self) -> Sequence[Any]:
-        return ()  # the copies are combined later
-
-    def needed(self) -> list[Block]:
-        return [whole_block(self.kind.shape)]
-
     def restored(self, read: Read) -> Variable:
         variable = self.variable
         value = read(whole_block(self.kind.shape))
@@ -200,7 +194,7 @@ class CopiesLeaf:
         return variable
 
 
-class DeviceArrayLeaf:
+class DeviceArrayLeaf(ArrayLeaf):
     """A JAX array, which restoring replaces by another with the same sharding.
 
     If its devices belong to one worker only, all workers must have the same value.
@@ -210,14 +204,14 @@ class DeviceArrayLeaf:
         self.owner = self.array = array
         is_weak = getattr(array, "weak_type", None) or None  # keys have no such attribute
         self.kind = dataclasses.replace(kind_of_array(array), is_weak=is_weak)
-        self._workers = workers
+        self.workers = workers
         self._is_everywhere = workers > 1 and array.is_fully_addressable
         self._arrays_of = _arrays_here(array.sharding, self.kind)
         self.is_on_host = _is_on_cpu(array.sharding)
 
     def parts(self) -> tuple[Part, ...]:
         if self._is_everywhere:
-            return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
+            return super().parts()
         places = [(_with_data_dims(block, self.kind), devices) for block, devices in self._places()]
         return parts_of(places, self.array.sharding, self.array.shape)
 
@@ -242,24 +236,16 @@ class DeviceArrayLeaf:
         return device_blocks(self.array.sharding, self.array.shape)
 
 
-class HostArrayLeaf:
+class HostArrayLeaf(ArrayLeaf):
     """A NumPy array or scalar, which restoring replaces; all workers must have the same value."""
-
-    is_on_host = True
 
     def __init__(self, array: HostArray | np.generic, workers: int) -> None:
         self.owner = self.array = array
         self.kind = dataclasses.replace(kind_of_array(array), is_weak=False)
-        self._workers = workers
-
-    def parts(self) -> tuple[Part, ...]:
-        return (Part(whole_block(self.kind.shape), tuple(range(self._workers))),)
+        self.workers = workers
 
     def here(self) -> Sequence[Any]:
         return (self.array,)
-
-    def needed(self) -> list[Block]:
-        return [whole_block(self.kind.shape)]
 
     def restored(self, read: Read) -> Any:
         value = read(whole_block(self.kind.shape))
@@ -304,8 +290,7 @@ def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: A
 def _arrays_here(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
     """A function from an array to this worker's single-device arrays of it; to the first if all are the same.
 
-    On CPU it uses the fastest way. Elsewhere it makes new arrays, because JAX keeps a host copy that was made of an
-    array as long as the array lives.
+    Off CPUs these are new arrays, because JAX keeps a host copy that was made of an array as long as the array lives.
     """
     if kind.generator is not None:
         return lambda keys: [_without_keys(shard.data) for shard in keys.addressable_shards]

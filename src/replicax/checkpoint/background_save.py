@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import functools
 import logging
 import queue
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 
 log = logging.getLogger("replicax")
 
@@ -20,29 +22,15 @@ SHUTDOWN_PATIENCE = 20.0
 
 
 class BackgroundSave:
-    """Runs at most one save at a time, and keeps the error of the last.
-
-    The next call of any method raises the error of a failed save. The end of the program waits until its checkpoint is
-    written.
-    """
+    """Runs at most one save at a time; the next call of any method raises its error. The end of the program waits."""
 
     def __init__(self) -> None:
         self._gives_up = threading.Event()
-        self._last = _Job(False, self._gives_up)
-        self._last.is_over.set()
-        self._jobs: queue.SimpleQueue[_Job | None] | None = None
+        self._last: Future[None] | None = None  # not Thread.join: after an interrupt there Python 3.11 calls it ended
+        self._jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
-        """Copy at once, and write in the background; waits for the previous save.
-
-        Args:
-          copy: copies the values to save, and returns a function that writes them.
-          needs_others: whether other workers take part.
-
-        Raises:
-          CheckpointError: the previous save has failed.
-          Exception: raised by ``copy``.
-        """
+        """Copy at once, and write in the background what ``copy`` returns; waits for the previous save first."""
         self.wait()
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
@@ -50,85 +38,59 @@ class BackgroundSave:
             # copy and stays, because starting a thread waits until it runs.
             threading.Thread(target=_carry_out, args=(self._jobs,), name="replicax-checkpoint", daemon=True).start()
             weakref.finalize(self, self._jobs.put, None).atexit = False
-        job = _Job(needs_others, self._gives_up)
-        job.write = copy()
-        self._last = job
+        job = copy(), Future[None](), self._gives_up
+        self._last = job[1]
         try:
-            _unfinished.add(job)
+            _unfinished[self._last] = self._gives_up if needs_others else None
             _wait_at_exit()
         finally:
             self._jobs.put(job)
 
     def check(self) -> None:
-        """Raise if the last save has failed; does not wait for it.
-
-        Raises:
-          CheckpointError: it has failed. It is raised once.
-        """
-        if self._last.is_over.is_set():
+        """Raise the error of a save that is over, as :meth:`wait` does."""
+        if self._last is not None and self._last.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the current save.
-
-        Raises:
-          CheckpointError: this save or the previous one has failed. It is raised once.
-        """
-        self._last.is_over.wait()
-        error, self._last.error = self._last.error, None
+        """Wait for the current save; raises a CheckpointError, once, if the last one has failed."""
+        if self._last is None:
+            return
+        error = self._last.exception()
+        _unfinished.pop(self._last, None)
+        self._last = None
         if error is not None:
-            _unfinished.discard(self._last)
             raise error
 
 
-class _Job:
-    """A save, and its error."""
-
-    def __init__(self, needs_others: bool, gives_up: threading.Event) -> None:
-        self.write: Write | None = None
-        self.needs_others = needs_others
-        self.error: BaseException | None = None
-        # Not Thread.join: after an interrupt there Python 3.11 takes the thread for ended.
-        self.is_over = threading.Event()
-        self._gives_up = gives_up
-
-    def carry_out(self) -> None:
-        write, self.write = self.write, None
-        try:
-            if write is not None:
-                write(self._gives_up.is_set)
-        except BaseException as error:
-            self.error = error
-        finally:
-            del write  # with the memory of its copies, which the next save reuses
-            self.is_over.set()
-            if self.error is None:
-                _unfinished.discard(self)
-
-    def at_exit(self) -> None:
-        """Wait for the save at the end of the program."""
-        if not self.is_over.wait(SHUTDOWN_PATIENCE if self.needs_others else None):
-            self._gives_up.set()
-            self.is_over.wait(1.0)
-        if self.error is not None:
-            log.error("%s", self.error)  # no caller is left to raise it to
-
-
-def _carry_out(jobs: queue.SimpleQueue[_Job | None]) -> None:
+def _carry_out(jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None]) -> None:
     """Run saves one after the other, until the :class:`BackgroundSave` is gone."""
     while (job := jobs.get()) is not None:
-        job.carry_out()
+        write, save, gives_up = job
         del job
+        error = None
+        try:
+            write(gives_up.is_set)
+        except BaseException as why:
+            error = why
+        del write  # with the memory of its copies, which the next save reuses
+        if error is None:
+            _unfinished.pop(save, None)
+            save.set_result(None)
+        else:
+            save.set_exception(error)
+        del save, error
 
 
-_unfinished: set[_Job] = set()
-"""Saves of this process that are still running, or whose error has not been raised yet."""
+_unfinished: dict[Future[None], threading.Event | None] = {}
+"""The saves of this process that are still running, or whose error has not been raised yet.
+
+With one that needs other workers goes what ends its wait for them.
+"""
 
 
 def wait_for_all() -> None:
     """Wait for all saves of this process; their own callers get the errors."""
-    for job in list(_unfinished):
-        job.is_over.wait()
+    concurrent.futures.wait(list(_unfinished))
 
 
 @functools.cache
@@ -138,5 +100,10 @@ def _wait_at_exit() -> None:
 
 
 def _at_exit() -> None:
-    for job in list(_unfinished):
-        job.at_exit()
+    for save, gives_up in list(_unfinished.items()):
+        concurrent.futures.wait([save], None if gives_up is None else SHUTDOWN_PATIENCE)
+        if gives_up is not None and not save.done():
+            gives_up.set()
+            concurrent.futures.wait([save], 1.0)
+        if save.done() and (error := save.exception()) is not None:
+            log.error("%s", error)  # no caller is left to raise it to

@@ -84,8 +84,7 @@ class Checkpoint:
         self._optional: tuple[str, ...] = ()  # beginnings of names that a restored checkpoint need not have
         self._background = BackgroundSave()
         self._groups: dict[str, Groups] = {}
-        self._saved_leaves: Leaves | None = None
-        self._plan: tuple[Leaves, Groups, SavePlan] | None = None
+        self._plan: SavePlan | None = None
         self._lockstep = lockstep_of(Leaves(objects))
 
     def __getattr__(self, name: str) -> Any:
@@ -193,10 +192,7 @@ class Checkpoint:
         first: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Copy the objects, and write them in the background.
-
-        Calls ``first`` before anything else, and ``then`` when all workers have written.
-        """
+        """Call ``first``, copy the objects, write them in the background, and ``then`` call that."""
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()
@@ -222,15 +218,14 @@ class Checkpoint:
         id, began, plain, _ = told[0]
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
-        plan = self._plan
-        if plan is None or plan[0] is not leaves or plan[1] != groups or not plan[2].fits(leaves):
-            plan = self._plan = leaves, groups, SavePlan(leaves, groups, worker)
-        take = plan[2].taken
+        if self._plan is None or not self._plan.fits(leaves, groups):
+            self._plan = SavePlan(leaves, groups, worker)
+        take = self._plan.taken
         series = lockstep.series(f"checkpoint {id}") if lockstep.several else None
         save = Save(path, id, began, manager, step, metrics or {}, groups, worker, series)
 
         def copy() -> Write:
-            snapshot = take(leaves, plain)
+            snapshot = take(plain)
 
             def write(is_cancelled: Callable[[], bool]) -> None:
                 leads = worker == save.group[0]  # the others write only when this one has come
@@ -255,9 +250,9 @@ class Checkpoint:
 
     def _present_leaves(self) -> Leaves:
         """The present leaves; the same object as at the last save if only values have changed."""
-        if self._saved_leaves is None or not self._saved_leaves.are_still(self._objects):
-            self._saved_leaves = Leaves(self._objects, self._lockstep.workers.count)
-        return self._saved_leaves
+        if self._plan is not None and self._plan.leaves.are_still(self._objects):
+            return self._plan.leaves
+        return Leaves(self._objects, self._lockstep.workers.count)
 
     def _groups_at(self, folder: str) -> Groups:
         if folder not in self._groups:
@@ -277,11 +272,7 @@ def lockstep_of(leaves: Leaves) -> Lockstep:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder, with its parents.
-
-    Raises:
-      OSError: it can't be created or written to.
-    """
+    """Create a folder, with its parents; raises an OSError if it can't be created or written to."""
     try:
         os.makedirs(path, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

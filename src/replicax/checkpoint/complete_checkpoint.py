@@ -23,26 +23,16 @@ log = logging.getLogger("replicax")
 
 @dataclasses.dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A checkpoint with every byte as it was written.
-
-    Attributes:
-      path: its folder on this worker, even if it does not exist.
-      index: its content.
-      holders: the workers that have each piece.
-    """
+    """A checkpoint with every byte as it was written: its path on this worker, even if there is no such folder."""
 
     path: str
     index: CheckpointIndex
     holders: Mapping[Place, Sequence[int]]
+    """The workers that have each piece."""
 
 
 def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | None, str]:
-    """The checkpoint in ``path`` on which all workers agree if it is complete; otherwise what is wrong with it.
-
-    Args:
-      path: its folder on this worker.
-      lockstep: of all workers, each of which passes its own path.
-    """
+    """The checkpoint on which all workers, each with its own path, agree; otherwise what is wrong with it."""
     disk_index, problem = look_at(path)
     told = lockstep.exchange("looks for a checkpoint", (_summary_of(disk_index), problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}

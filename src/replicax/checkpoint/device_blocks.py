@@ -24,42 +24,32 @@ LARGE = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A block of an array, with its devices.
-
-    Attributes:
-      block: the block.
-      workers: the indices of the processes that have it.
-      is_here: whether this worker has it.
-      position: the number of this worker's device to copy it from, if one has exactly this block.
-      is_filled: whether the device also has padding, which is not part of the value.
-    """
+    """A block of an array, and the processes that have it."""
 
     block: Block
     workers: tuple[int, ...]
     is_here: bool = True
-    position: int | None = None
+    """Whether this worker has it."""
+    position: int = 0
+    """The number of this worker's device to copy it from."""
     is_filled: bool = False
+    """Whether the device also has padding, which is not part of the value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartPiece:
-    """A piece of a part.
-
-    Attributes:
-      block: the block of the piece, in the array.
-      position: the position of the worker's array that contains it.
-      cut: its slices in that array; ``None`` if it is all of it.
-    """
+    """A piece of a part."""
 
     block: Block
     position: int
     cut: tuple[slice, ...] | None
+    """Its slices in the worker's array of that position; ``None`` if it is all of it."""
 
     @classmethod
     def of(cls, part: Part, block: Block) -> PartPiece:
         """The piece of ``part`` with this ``block``."""
         cut = None if block == part.block and not part.is_filled else inside(block, part.block)
-        return cls(block, part.position or 0, cut)
+        return cls(block, part.position, cut)
 
 
 # --- the devices of each block -------------------------------------------------------------------------
@@ -97,20 +87,16 @@ def parts_of(
     shape: tuple[int, ...],
     is_filled: bool = False,
 ) -> tuple[Part, ...]:
-    """The parts in which an array of ``shape`` is saved.
+    """The parts in which an array is saved that has these blocks, in the places of their devices.
 
-    Args:
-      places: its blocks, each with all devices that have it.
-      sharding: the sharding of the array.
-      shape: the shape of the stored array, which may include padding.
-      is_filled: whether it does.
+    ``sharding`` and ``shape`` are those of the stored array, which includes padding if it ``is_filled``.
     """
     order = _local_devices(sharding, shape)
     found = []
     for block, devices in places:
-        position = next((order[device] for device in devices if device in order), None)
+        here = [order[device] for device in devices if device in order]
         workers = tuple(sorted({device.process_index for device in devices}))
-        found.append(Part(block, workers, position is not None, position, is_filled))
+        found.append(Part(block, workers, bool(here), min(here, default=0), is_filled))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,40 +28,11 @@ KEPT = 512 << 20
 ALIGNMENT = 64
 
 
-@dataclasses.dataclass
-class HostCopies:
-    """Pieces of arrays at the time of the save.
-
-    Attributes:
-      memory: the copied bytes.
-      segments: the places of the pieces in it.
-      others: pieces in separate memory.
-    """
-
-    memory: Bytes
-    segments: Sequence[_Segment]
-    others: dict[Place, HostArray]
-
-    def pieces(self) -> dict[Place, HostArray]:
-        """All pieces, by place."""
-        found = dict(self.others)
-        for segment in self.segments:
-            values = segment.of(self.memory)
-            for name, own in segment.pieces:
-                for piece, place in own:
-                    found[name, piece.block] = values[place].reshape(shape_of(piece.block))
-        return found
-
-
 class HostCopier:
-    """Copies the same pieces of arrays to the host for each save.
-
-    Args:
-      leaves: the arrays, by name.
-      own: the pieces to copy, by the name of the array.
-    """
+    """Copies the same pieces of arrays, ``own`` by the names of the arrays, to the host for each save."""
 
     def __init__(self, leaves: Mapping[str, ArrayLeaf], own: Mapping[str, Sequence[PartPiece]]) -> None:
+        self._names = list(own)
         self._sent = {name: pieces for name, pieces in own.items() if not leaves[name].is_on_host}
         alike: dict[np.dtype[Any], list[str]] = {}
         for name in (name for name in own if name not in self._sent):
@@ -74,12 +45,8 @@ class HostCopier:
             size += -(-segment.size // ALIGNMENT) * ALIGNMENT
         self._memory = _Memory(max(size, 1))
 
-    def copied(self, leaves: Mapping[str, ArrayLeaf]) -> HostCopies:
-        """The present pieces of leaves that have the same layout as the first ones.
-
-        Raises:
-          VariableLostError: a variable has no value.
-        """
+    def copied(self, leaves: Mapping[str, ArrayLeaf]) -> Callable[[], dict[Place, HostArray]]:
+        """Copy the pieces of leaves that have the same layout as the first ones; returns what looks the copies up."""
         try:
             sent = {name: leaves[name].here() for name in self._sent}
             positions = {name: sorted({piece.position for piece in pieces}) for name, pieces in self._sent.items()}
@@ -94,28 +61,31 @@ class HostCopier:
                 data = {position: np.asarray(sent[name][position]) for position in positions[name]}
                 others |= {(name, piece.block): data[piece.position][piece.cut or ...] for piece in pieces}
         except Exception:
-            for name in (*self._sent, *(name for segment in self._segments for name, _ in segment.pieces)):
+            for name in self._names:
                 if isinstance(variable := leaves[name].owner, Variable):
                     variable.stored()  # raises with the reason, if it is lost
             raise
-        return HostCopies(memory, self._segments, others)
+
+        def found() -> dict[Place, HostArray]:
+            pieces = dict(others)
+            for segment in self._segments:
+                values = segment.of(memory)
+                for name, own in segment.pieces:
+                    pieces |= {(name, p.block): values[place].reshape(shape_of(p.block)) for p, place in own}
+            return pieces
+
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """A part of the memory that holds pieces of one dtype.
-
-    Attributes:
-      start: its first byte.
-      size: the number of bytes.
-      dtype: the dtype of the pieces.
-      pieces: by the names of their leaves, in order; each with its elements in the segment.
-    """
+    """A part of the memory, of so many bytes from ``start`` on, that holds pieces of one dtype."""
 
     start: int
     size: int
     dtype: np.dtype[Any]
     pieces: Sequence[tuple[str, Sequence[tuple[PartPiece, slice]]]]
+    """Of each leaf the pieces, with their elements in the segment."""
 
     @classmethod
     def laid_out(cls, start: int, dtype: np.dtype[Any], own: Mapping[str, Sequence[PartPiece]]) -> _Segment:

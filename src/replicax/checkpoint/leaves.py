@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import json
 import numbers
-import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ from replicax.checkpoint.array_leaves import (
 from replicax.checkpoint.storage.index import OptimizerEntry, PlainEntry
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.errors import shortened
-from replicax.pytrees import Contents, are_unchanged, is_leaf, registered
+from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
 from replicax.training import Optimizer
 from replicax.values import PerReplica
@@ -56,11 +55,7 @@ class IteratorLeaf:
         return self.iterator._pipeline.workers.lockstep
 
     def state(self, name: str) -> Any:
-        """Return the leaf's place, as plain data.
-
-        Raises:
-          ValueError: it can't be saved; says why.
-        """
+        """Return the leaf's place, as plain data, or raise a ValueError that says why it can't be saved."""
         try:
             return json.loads(json.dumps(self.iterator.get_state(), allow_nan=False))
         except (ValueError, TypeError) as error:
@@ -89,9 +84,6 @@ Leaf = ArrayLeaf | PlainEntry | IteratorLeaf | OptimizerLeaf
 class Leaves:
     """The leaves of some objects.
 
-    Attributes:
-      by_name: the leaves, in the order of the objects.
-
     Raises:
       TypeError: an object can't be saved; names it.
       ValueError: two leaves have one name, or JAX can't flatten an object.
@@ -104,7 +96,6 @@ class Leaves:
         self._trees: dict[str, tuple[Any, list[str]]] = {}
         self._inside: dict[str, list[int]] = {}
         self._places: list[tuple[Variable, Any]] = []
-        self._seen: dict[str, tuple[Any, list[Contents]] | None] = {}
         for name, tree in objects.items():
             if isinstance(tree, Iterator) and not isinstance(tree, DistributedIterator):
                 raise _refusal(name, tree)
@@ -119,10 +110,6 @@ class Leaves:
             self._trees[name] = structure, names
             for full, (_, value) in zip(names, paths, strict=True):
                 self._add(full, value)
-            containers = _containers(tree, {id(value) for _, value in paths})
-            self._seen[name] = None if containers is None else (tree, containers)
-        arrays = self.arrays()
-        self._not_arrays = [name for name in self.by_name if name not in arrays]
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
         """Return whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
@@ -131,17 +118,12 @@ class Leaves:
         """
         fresh: dict[str, Any] = {}
         for name, tree in objects.items():
-            if self._is_just(name, tree):
-                continue
-            self._seen[name] = None  # it will probably be another one next time, too
             structure, names = self._trees[name]
             leaves, now = jax.tree_util.tree_flatten(registered(tree), is_leaf=_stays_whole)
             if now != structure:
                 return False
             old = [self._values[full] for full in names]
-            if not all(map(operator.is_, leaves, old)):
-                pairs = zip(names, leaves, old, strict=True)
-                fresh |= {full: value for full, value, before in pairs if value is not before}
+            fresh |= {full: value for full, value, was in zip(names, leaves, old, strict=True) if value is not was}
         if any(variable.layout is not layout for variable, layout in self._places):
             return False
         if any(self._below(self._values[name]) != below for name, below in self._inside.items()):
@@ -156,11 +138,6 @@ class Leaves:
             self._values[name], self.by_name[name] = value, leaf
         return True
 
-    def _is_just(self, name: str, tree: Any) -> bool:
-        """Return whether an object has the same leaves as before, as one does in which only variables change."""
-        seen = self._seen[name]
-        return seen is not None and tree is seen[0] and are_unchanged(seen[1])
-
     def variables(self) -> Iterator[tuple[str, Variable]]:
         """The variables, including slots, with their names."""
         for name, leaf in self.by_name.items():
@@ -172,20 +149,13 @@ class Leaves:
         """The names of variables, by their ids."""
         return {id(variable): name for name, variable in self.variables()}
 
-    def others(self) -> Iterator[tuple[str, PlainEntry | IteratorLeaf | OptimizerLeaf]]:
-        """The leaves other than arrays, with their names."""
-        for name in self._not_arrays:
-            leaf: Any = self.by_name[name]
-            yield name, leaf
-
-    def of(self, kind: type[Any]) -> dict[str, Any]:
-        """The leaves of one class, by name."""
-        return {name: leaf for name, leaf in self.by_name.items() if isinstance(leaf, kind)}
+    def of(self, *kinds: type[Any]) -> dict[str, Any]:
+        """The leaves of some classes, by name."""
+        return {name: leaf for name, leaf in self.by_name.items() if isinstance(leaf, kinds)}
 
     def arrays(self) -> dict[str, ArrayLeaf]:
         """The leaves that are arrays, by name."""
-        others = PlainEntry | IteratorLeaf | OptimizerLeaf
-        return {name: leaf for name, leaf in self.by_name.items() if not isinstance(leaf, others)}
+        return self.of(ArrayLeaf)
 
     def rebuilt(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The objects, with other values for some leaves."""
@@ -198,7 +168,7 @@ class Leaves:
         self._values[name] = value
         if isinstance(value, Optimizer):
             self._put_leaf(name, OptimizerLeaf(value))
-        elif not _has_variables(value):
+        elif not has_variables(value):
             self._put_leaf(name, self._leaf(name, value))
             return
         self._inside[name] = self._below(value)
@@ -245,26 +215,9 @@ def _same_layout(leaf: Any, before: Any) -> bool:
     return leaf.kind == before.kind and leaf.kind.is_weak == before.kind.is_weak and leaf.parts() == before.parts()
 
 
-def _has_variables(value: Any) -> bool:
+def has_variables(value: Any) -> bool:
     """Return whether ``value`` is a metric, or another object that lists its variables."""
     return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
-
-
-def _containers(tree: Any, leaves: set[int]) -> list[Contents] | None:
-    """The lists and dicts in a pytree; ``None`` if it has containers of another kind that may change."""
-    containers, nodes = [], [tree]
-    while nodes:
-        node = nodes.pop()
-        if id(node) in leaves:
-            continue
-        if type(node) in (list, dict):
-            containers.append(Contents(node))
-            nodes += node.values() if isinstance(node, dict) else node
-        elif type(node) is tuple or (isinstance(node, tuple) and hasattr(node, "_fields")):
-            nodes += node
-        else:
-            return None
-    return containers
 
 
 def _stays_whole(value: Any) -> bool:
@@ -344,29 +297,18 @@ def _names_in(tree: Any, names: Mapping[int, str]) -> Any:
     raise KeyError(type(tree))
 
 
-def names_by_place(parameters: Any) -> dict[str, str]:
-    """The names in ``_names_in``'s data by their places, such as ``[0]['w']``."""
-    if parameters is None:
-        return {}
-    if isinstance(parameters, str):
-        return {"": parameters}
-    kind, content = parameters
-    items = content.items() if kind == "dict" else enumerate(content)
-    return {f"[{key!r}]{rest}": name for key, value in items for rest, name in names_by_place(value).items()}
-
-
-def variables_named(parameters: Any, variables: Mapping[str, Variable]) -> Any:
-    """The pytree for ``_names_in``'s data, with this program's variables.
-
-    Raises:
-      KeyError: there is no variable of this name.
-    """
-    if parameters is None:
-        return None
-    if isinstance(parameters, str):
-        return variables[parameters]
-    kind, content = parameters
+def tree_of_names(data: Any) -> Any:
+    """The pytree for ``_names_in``'s data, with the names of variables as leaves."""
+    if data is None or isinstance(data, str):
+        return data
+    kind, content = data
     if kind == "dict":
-        return {key: variables_named(value, variables) for key, value in content.items()}
-    items: Sequence[Any] = [variables_named(value, variables) for value in content]
+        return {key: tree_of_names(value) for key, value in content.items()}
+    items = map(tree_of_names, content)
     return tuple(items) if kind == "tuple" else list(items)
+
+
+def names_by_place(data: Any) -> dict[str, str]:
+    """The names in ``_names_in``'s data by their places, such as ``[0]['w']``."""
+    pairs = jax.tree_util.tree_flatten_with_path(tree_of_names(data))[0]
+    return {jax.tree_util.keystr(path): name for path, name in pairs}

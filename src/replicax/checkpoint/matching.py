@@ -27,17 +27,19 @@ _NUMBERS = {bool: np.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.
 
 
 def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional: tuple[str, ...]) -> None:
-    """Raise unless each leaf has its entry, of the same kind, shape and dtype, and each entry its leaf.
+    """Raise a ValueError that lists all differences, unless each leaf has its entry, of the same kind, and vice versa.
 
     Those whose names begin with one of ``optional`` may be on one side only.
 
     A step makes JAX arrays of numbers and of NumPy's arrays. So a number fits an array of shape () of its kind that was
     saved, and the other way round; so do a NumPy array and one of the dtype that JAX has for its own.
-
-    Raises:
-      ValueError: lists all differences.
     """
-    slots = tuple(f"{name}/" for name in _without_slots(leaves, entries))
+    optimizers = {
+        name: (leaf, entry)
+        for name, leaf in leaves.of(OptimizerLeaf).items()
+        if isinstance(entry := entries.get(name), OptimizerEntry)
+    }
+    slots = tuple(f"{name}/" for name, (_, entry) in optimizers.items() if not entry.built)  # those here are reset
     ours = [n for n in leaves.by_name if n not in entries and not n.startswith(slots or "\0")]
     theirs = [name for name in entries if name not in leaves.by_name]
     missing, extra = ([n for n in names if not n.startswith(optional)] for names in (ours, theirs))
@@ -45,7 +47,7 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional
     for name, leaf in leaves.by_name.items():
         if name in entries and (what := _difference(leaf, entries[name])) is not None:
             different.append(f"{name}: {what}")
-    moved = [text for name in leaves.of(OptimizerLeaf) for text in _moved_slots(name, leaves, entries)]
+    moved = [text for name, pair in optimizers.items() for text in _moved_slots(name, *pair, leaves, entries)]
     different += moved
     if not (missing or extra or different):
         return
@@ -62,21 +64,11 @@ def check_fits(leaves: Leaves, entries: Mapping[str, Entry], path: str, optional
     )
 
 
-def _without_slots(leaves: Leaves, entries: Mapping[str, Entry]) -> list[str]:
-    """Optimizers that were saved before they had slots, which are reset."""
-    return [
-        name
-        for name in leaves.of(OptimizerLeaf)
-        if isinstance(entry := entries.get(name), OptimizerEntry) and not entry.built
-    ]
-
-
-def _moved_slots(name: str, leaves: Leaves, entries: Mapping[str, Entry]) -> Iterator[str]:
+def _moved_slots(
+    name: str, leaf: OptimizerLeaf, entry: OptimizerEntry, leaves: Leaves, entries: Mapping[str, Entry]
+) -> Iterator[str]:
     """The places where an optimizer, whose slots are named by place, had another variable when it was saved."""
-    leaf, entry, here = leaves.by_name[name], entries.get(name), leaves.arrays()
-    if not isinstance(leaf, OptimizerLeaf) or not isinstance(entry, OptimizerEntry):
-        return
-    saved = names_by_place(entry.parameters)
+    saved, here = names_by_place(entry.parameters), leaves.arrays()
     for place, now in names_by_place(leaf.entry(leaves.names_of_variables).parameters).items():
         was = saved.get(place, now)  # perhaps another name of the variable
         is_other = was in here and here[was].owner is not here[now].owner

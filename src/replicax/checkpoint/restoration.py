@@ -21,7 +21,7 @@ from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArr
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
 from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, variables_named
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf, tree_of_names
 from replicax.checkpoint.matching import check_fits
 from replicax.checkpoint.storage.blocks import Block, common, inside, shape_of
 from replicax.checkpoint.storage.index import ArrayEntry, IteratorEntry, OptimizerEntry, PlainEntry
@@ -39,11 +39,7 @@ def restored(
 ) -> dict[str, Any]:
     """Restore saved values; returns the objects, with new ones for those that can't change.
 
-    Args:
-      objects: pytrees, by name.
-      source: the checkpoint.
-      lockstep: of all workers that restore together.
-      optional: beginnings of the names that may be only in the checkpoint or only here.
+    Names that begin with one of ``optional`` may be only in the checkpoint or only here.
 
     Raises:
       ValueError: names, shapes or dtypes don't fit, or an iterator can't continue from its place. Nothing has changed.
@@ -83,7 +79,7 @@ def _with_slots(
         try:
             if entry.parameters is None:
                 raise KeyError
-            parameters = variables_named(entry.parameters, variables)
+            parameters = jax.tree.map(variables.__getitem__, tree_of_names(entry.parameters))
         except KeyError:
             raise ValueError(
                 f"the checkpoint {source.path} has state of {name}, which has none here yet, as it does not know its "
@@ -174,13 +170,7 @@ def _batches(arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]) -> Iterator[lis
 
 
 class _Reader:
-    """Reads blocks of the saved arrays.
-
-    Args:
-      source: the checkpoint.
-      lockstep: of the workers, which call each method together.
-      arrays: the arrays to restore.
-    """
+    """Reads blocks of the saved arrays; all workers call each method together."""
 
     def __init__(
         self, source: CompleteCheckpoint, lockstep: Lockstep, arrays: Mapping[str, tuple[ArrayLeaf, ArrayEntry]]

@@ -33,22 +33,14 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Folder:
-    """The folder of a manager, on one disk.
-
-    Attributes:
-      id: the id of every checkpoint that is written here; ``None`` before :meth:`own`.
-    """
+    """The folder of a manager, on one disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.id: str | None = None
+        self.id: str | None = None  # of every checkpoint that is written here; known after `own`
 
     def own(self) -> None:
-        """Read the folder's id, or create one.
-
-        Raises:
-          OSError: it can't be read, or written.
-        """
+        """Read the folder's id, or create one."""
         file = os.path.join(self.path, OWNER)
         if not os.path.lexists(file):
             new = f"{file}.{uuid.uuid4().hex[:8]}"
@@ -85,11 +77,7 @@ class Folder:
         return {step: dict(index.metrics) for step, index in indices.items() if index is not None}
 
     def make_room(self, step: int, is_damaged: bool) -> None:
-        """Rename an incomplete checkpoint of a step.
-
-        Raises:
-          FileExistsError: it is complete.
-        """
+        """Rename an incomplete checkpoint of a step; raises a FileExistsError if it is complete."""
         path = self.path_of(step)
         if not os.path.lexists(path):
             return
@@ -102,11 +90,7 @@ class Folder:
         log.warning("%s is damaged, and has been renamed to %s.damaged-%d", path, path, number)
 
     def keep(self, newest: int | None, best: Best | None) -> None:
-        """Delete this manager's checkpoints except the newest and the best, and the remains of interrupted saves.
-
-        Raises:
-          OSError: a file can't be deleted.
-        """
+        """Delete this manager's checkpoints except the newest and the best, and the remains of interrupted saves."""
         with locked(self.path, alone=True) as is_free:
             for name in self.unfinished() if is_free else ():
                 if f"{UNFINISHED}{str(self.id)[:8]}-" in name:

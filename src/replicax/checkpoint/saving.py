@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicax.checkpoint.device_blocks import HostArray
-from replicax.checkpoint.host_copies import Place
-from replicax.checkpoint.snapshot import SavePlan, Snapshot
+from replicax.checkpoint.snapshot import Snapshot, folder_of
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.index import NAME as INDEX_NAME, CheckpointIndex
 from replicax.checkpoint.storage.manifest import Manifest
@@ -31,19 +29,7 @@ PATIENCE = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """A checkpoint to write.
-
-    Attributes:
-      path: its folder, on this worker.
-      id: identifies the save.
-      time: the time of its start.
-      manager: the id of the manager; ``None`` without one.
-      step: its number for the manager.
-      metrics: from the user.
-      groups: the workers that share a disk.
-      worker: this one.
-      series: exchanges of the workers; ``None`` if there is only one.
-    """
+    """A checkpoint to write, and who writes it; see :class:`Manifest` and :class:`CheckpointIndex`."""
 
     path: str
     id: str
@@ -54,6 +40,7 @@ class Save:
     groups: Groups
     worker: int
     series: Series | None
+    """Exchanges of the workers; ``None`` if there is only one."""
 
     @property
     def unfinished(self) -> str:
@@ -87,9 +74,9 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
                 f"the checkpoint {save.path} {_FAILED}: worker {worker} saves other objects than worker "
                 f"{first}, or they lie elsewhere there; all workers must save the same"
             )
-    keys, files, problem, is_finished = _keys(snapshot.plan), {}, None, False
+    files, problem, is_finished = {}, None, False
     try:
-        files = _write_own(save, snapshot.pieces([copies for _, copies in everyones], save.worker), keys)
+        files = _write_own(save, snapshot, [copies for _, copies in everyones])
     except Exception as error:
         problem = error
     try:
@@ -97,43 +84,36 @@ def carry_out(save: Save, snapshot: Snapshot, is_cancelled: Callable[[], bool] =
         everyones = exchange.gather(files, problem, _FAILED if finishes_alone else _UNCERTAIN)
         if save.worker == save.group[0]:
             try:
-                _finish(save, snapshot, keys, {name: f for w in save.group for name, f in everyones[w].items()})
+                _finish(save, snapshot, {name: f for w in save.group for name, f in everyones[w].items()})
                 is_finished = True
+                manifest.flush(os.path.dirname(save.path))
             except Exception as error:
                 problem = error
         exchange.gather(None, problem, _UNCERTAIN)
     except CheckpointError:
         if save.worker == save.group[0]:
             shutil.rmtree(save.unfinished, ignore_errors=True)
-            if exchange.has_failed and is_finished:  # finished here, but not on another disk
+            if exchange.has_failed and is_finished:  # but not on another disk, or its name was not flushed
                 shutil.rmtree(save.path, ignore_errors=True)
         raise
 
 
-def _keys(plan: SavePlan) -> dict[Any, tuple[str, str]]:
-    """The place of each piece: a folder for each worker, and a number."""
-    return {place: (f"arrays-{writer}", str(number)) for number, (place, writer) in enumerate(plan.writers.items())}
-
-
-def _write_own(
-    save: Save, pieces: dict[Place, HostArray], keys: Mapping[Place, tuple[str, str]]
-) -> dict[str, tuple[int, str]]:
-    """Write this worker's pieces, and free them; returns sizes and hashes of the files."""
+def _write_own(save: Save, snapshot: Snapshot, everyones: Sequence[Any]) -> dict[str, tuple[int, str]]:
+    """Write this worker's pieces, given the copies of all; returns sizes and hashes of the files."""
+    pieces = snapshot.pieces(everyones, save.worker)
     if not pieces:
         return {}
     os.makedirs(save.unfinished, exist_ok=True)
-    own = f"arrays-{save.worker}"
+    own = folder_of(save.worker)
     folder = os.path.join(save.unfinished, own)
-    write_pieces(folder, {keys[place][1]: array for place, array in pieces.items()})
+    write_pieces(folder, {snapshot.plan.keys[place][1]: array for place, array in pieces.items()})
     pieces.clear()
     manifest.flush_below(folder)
     return manifest.hashes(save.unfinished, manifest.files_below(save.unfinished, own))
 
 
-def _finish(
-    save: Save, snapshot: Snapshot, keys: Mapping[Any, tuple[str, str]], files: dict[str, tuple[int, str]]
-) -> None:
-    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries(keys))
+def _finish(save: Save, snapshot: Snapshot, files: dict[str, tuple[int, str]]) -> None:
+    index = CheckpointIndex(save.id, save.time, save.step, save.metrics, snapshot.entries())
     os.makedirs(save.unfinished, exist_ok=True)
     manifest.write_flushed(os.path.join(save.unfinished, INDEX_NAME), index.dumps())
     files = {**files, **manifest.hashes(save.unfinished, [INDEX_NAME])}
@@ -141,7 +121,6 @@ def _finish(
     manifest.write_flushed(os.path.join(save.unfinished, manifest.NAME), listed.dumps())
     manifest.flush(save.unfinished)
     os.rename(save.unfinished, save.path)
-    manifest.flush(os.path.dirname(save.path))
 
 
 class _Exchange:
@@ -153,16 +132,7 @@ class _Exchange:
         self.has_failed = False  # reported by another worker; one that died may have finished before
 
     def gather(self, item: Any, problem: Exception | None = None, otherwise: str = _FAILED) -> list[Any]:
-        """The items of all workers.
-
-        Args:
-          item: this worker's.
-          problem: its error.
-          otherwise: what has become of the checkpoint if a worker does not come.
-
-        Raises:
-          CheckpointError: one has failed, or does not come.
-        """
+        """The items of all workers; an error if one has a ``problem``, or, as ``otherwise`` says, does not come."""
         save = self._save
         what = f"the checkpoint {save.path} {_FAILED}"
         if save.series is None:

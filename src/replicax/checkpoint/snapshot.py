@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from replicax import _jax
 from replicax.checkpoint.array_leaves import ArrayLeaf, CopiesLeaf
 from replicax.checkpoint.device_blocks import HostArray, Part, PartPiece
-from replicax.checkpoint.host_copies import HostCopier, HostCopies, Place
-from replicax.checkpoint.leaves import IteratorLeaf, Leaves
+from replicax.checkpoint.host_copies import HostCopier, Place
+from replicax.checkpoint.leaves import IteratorLeaf, Leaves, OptimizerLeaf
 from replicax.checkpoint.storage.blocks import Block, inside, pieces_of, size_of, whole_block
 from replicax.checkpoint.storage.index import ArrayEntry, ArrayKind, Entry, IteratorEntry, PlainEntry
 from replicax.checkpoint.storage.shared_disks import Groups
@@ -21,48 +21,44 @@ from replicax.variables.slots import exchanging
 
 @dataclasses.dataclass
 class Snapshot:
-    """One worker's part of the values of some leaves at one time.
-
-    Attributes:
-      plan: the plan by which it is saved.
-      plain: entries other than arrays.
-      taken: this worker's pieces, on the host.
-      copies: this worker's copies of on-read variables, which are not combined yet.
-    """
+    """One worker's part of the values of some leaves at one time."""
 
     plan: SavePlan
     plain: dict[str, Entry]
-    taken: HostCopies
+    taken: Callable[[], dict[Place, HostArray]]
+    """Looks up this worker's pieces, on the host."""
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
+    """This worker's copies of on-read variables, which are not combined yet."""
 
     def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
         """The pieces that ``worker``, this one, writes, given the copies of all workers."""
-        found = self.taken.pieces()
+        found = self.taken()
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
-            for (owner, piece), writer in self.plan.writers.items():
-                if owner == name and writer == worker:
+            for (owner, piece), (folder, _) in self.plan.keys.items():
+                if owner == name and folder == folder_of(worker):
                     found[name, piece] = np.asarray(value[inside(piece, block)], order="C")
         return found
 
-    def entries(self, keys: Mapping[Place, tuple[str, str]]) -> dict[str, Entry]:
+    def entries(self) -> dict[str, Entry]:
         """All entries, with the pieces on one disk."""
         kinds, same = self.plan.kinds, self.plan.same
         pieces: dict[str, dict[Block, tuple[str, str]]] = {name: {} for name in kinds}
-        for (name, block), place in keys.items():
+        for (name, block), place in self.plan.keys.items():
             pieces[name][block] = place
         return {**self.plain, **{n: ArrayEntry(kind, pieces[same.get(n, n)]) for n, kind in kinds.items()}}
 
 
-def plain_entries(leaves: Leaves) -> dict[str, Entry]:
-    """The entries of all leaves other than arrays.
+def folder_of(worker: int) -> str:
+    """The folder, in a checkpoint, of the pieces that a worker writes."""
+    return f"arrays-{worker}"
 
-    Raises:
-      ValueError: the place of an iterator can't be saved; says why.
-    """
+
+def plain_entries(leaves: Leaves) -> dict[str, Entry]:
+    """The entries of all leaves other than arrays."""
     found: dict[str, Entry] = {}
-    for name, leaf in leaves.others():
+    for name, leaf in leaves.of(PlainEntry, IteratorLeaf, OptimizerLeaf).items():
         if isinstance(leaf, PlainEntry):
             found[name] = leaf
         elif isinstance(leaf, IteratorLeaf):
@@ -73,19 +69,13 @@ def plain_entries(leaves: Leaves) -> dict[str, Entry]:
 
 
 class SavePlan:
-    """Assigns the pieces of some leaves to workers; for leaves of the same layout, as long as it ``fits``.
-
-    Attributes:
-      kinds: the kinds of the arrays, by name.
-      same: names of arrays that are written under another name.
-      writers: the pieces for one disk, with the worker that writes each.
-      digest: the digest of the list of pieces, the same on all workers that share a disk.
-    """
+    """Assigns the pieces of some leaves to workers, as long as it ``fits``."""
 
     def __init__(self, leaves: Leaves, groups: Groups, worker: int) -> None:
+        self.leaves, self._groups = leaves, groups
         self.kinds: dict[str, ArrayKind] = {}
-        self.same: dict[str, str] = {}
-        self.writers: dict[Place, int] = {}
+        self.same: dict[str, str] = {}  # names of arrays that are written under another name
+        self.keys: dict[Place, tuple[str, str]] = {}  # of the pieces for one disk: the writer's folder, and a number
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
@@ -103,7 +93,8 @@ class SavePlan:
                 if assigned and not isinstance(leaf, CopiesLeaf):
                     own_pieces.setdefault(name, []).extend(assigned)
         self._copier = HostCopier(leaves.arrays(), own_pieces)
-        text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.writers.items())))
+        text = repr((sorted(map(repr, self.kinds.items())), sorted(self.same.items()), list(self.keys.items())))
+        # The same on all workers that share a disk.
         self.digest = _jax.digested(text.encode())
 
     def _assign(self, name: str, leaf: ArrayLeaf, part: Part, loads: dict[int, int], worker: int) -> list[PartPiece]:
@@ -116,23 +107,20 @@ class SavePlan:
         for piece in pieces_of(part.block, itemsize):
             writer = min(having, key=lambda w: loads[w])
             loads[writer] += size_of(piece) * itemsize
-            self.writers[name, piece] = writer
+            self.keys[name, piece] = folder_of(writer), str(len(self.keys))
             if writer == worker:
                 own_pieces.append(PartPiece.of(part, piece))
         return own_pieces
 
-    def fits(self, leaves: Leaves) -> bool:
-        """Return whether the plan still fits leaves of the same layout: those saved as one array still are one."""
+    def fits(self, leaves: Leaves, groups: Groups) -> bool:
+        """Return whether the plan is one for these leaves, whose values may be others: one array may now be two."""
         arrays: Any = leaves.by_name
-        return all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
+        is_same = leaves is self.leaves and groups == self._groups
+        return is_same and all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())
 
-    def taken(self, leaves: Leaves, plain: dict[str, Entry]) -> Snapshot:
-        """The present values of the leaves, with their :func:`plain_entries`.
-
-        Raises:
-          VariableLostError: a variable has no value.
-        """
-        arrays: Any = leaves.by_name  # those with names here
+    def taken(self, plain: dict[str, Entry]) -> Snapshot:
+        """The present values of the leaves, with their :func:`plain_entries`."""
+        arrays: Any = self.leaves.by_name  # those with names here
         with exchanging():  # all values from one step, whatever other threads do
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
             taken = self._copier.copied(arrays)

@@ -61,11 +61,7 @@ class HuggingFaceRows(BatchedSource):
 
 
 def to_numpy(row: Any, where: str) -> Any:
-    """Return ``row``, which must hold only arrays of numbers.
-
-    Raises:
-      TypeError: it does not; the message has the path.
-    """
+    """Return ``row``; raises a TypeError, with the path, unless it holds only arrays of numbers."""
     return convert_leaves(row, where, lambda leaf, path: check_array(leaf, path, _CURE))
 
 

@@ -69,11 +69,7 @@ class TorchDataset:
 
 
 def to_numpy(element: Any, where: str) -> Any:
-    """``element`` with arrays instead of tensors.
-
-    Raises:
-      TypeError: a leaf is not a dense array of numbers; the message has its path.
-    """
+    """``element`` with arrays instead of tensors; raises a TypeError, with the path, if a leaf has no numbers."""
     return convert_leaves(element, where, _leaf)
 
 

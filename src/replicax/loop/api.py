@@ -134,7 +134,6 @@ def train(
     wall = WallTime(began=time.perf_counter() - since_process_start())
     steps = checked_integer(steps, "replicax.train: steps", 0)
     checked_integer(log_every, "replicax.train: log_every")
-    _check_checkpoints(checkpoints)
     folder = None if logs is None else pathlib.Path(checked_path(logs, "replicax.train: logs"))
     file = None if stop_file is None else pathlib.Path(checked_path(stop_file, "replicax.train: stop_file"))
     if file is not None and file.is_dir():
@@ -201,19 +200,15 @@ def _strategy_of(dataset: Any, given: Any) -> Strategy:
     return owner.strategy
 
 
-def _check_checkpoints(checkpoints: Any) -> None:
-    """Raise a TypeError unless ``checkpoints`` is a folder, a manager or None."""
-    from replicax.checkpoint import CheckpointManager
+def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping | None) -> CheckpointManager | None:
+    """The manager itself; or one for the objects of the step, if only the folder is given."""
+    from replicax.checkpoint import Checkpoint, CheckpointManager
 
     if checkpoints is not None and not isinstance(checkpoints, CheckpointManager | str | os.PathLike):
         raise TypeError(
             "replicax.train(checkpoints=…) takes a folder, or a replicax.CheckpointManager, which knows what to save "
             f"and when: replicax.CheckpointManager(checkpoint, 'FOLDER', every_steps=…), got {checkpoints!r}"
         )
-
-
-def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping | None) -> CheckpointManager | None:
-    """The manager itself; or one for the objects of the step, if only the folder is given."""
     wanted = None if best is None else (best.metric, best.mode)
     if not isinstance(checkpoints, str | os.PathLike):
         if best is not None and (checkpoints is None or checkpoints._best != wanted):
@@ -222,8 +217,6 @@ def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping 
                 f"folder as checkpoints, or a replicax.CheckpointManager(…, best={wanted!r})"
             )
         return checkpoints
-    from replicax.checkpoint import Checkpoint, CheckpointManager
-
     objects = objects_of(step)
     if not objects:
         raise ValueError(

@@ -187,11 +187,7 @@ class EarlyStopping(Callback):
 
 
 def best_of(callbacks: Sequence[Callback]) -> EarlyStopping | None:
-    """The callback whose best evaluation is to be restored at the end; ``None`` if none is.
-
-    Raises:
-      ValueError: there are two.
-    """
+    """The callback whose best evaluation is to be restored at the end; ``None`` if none is."""
     found = [c for c in callbacks if isinstance(c, EarlyStopping) and c.restore_best]
     if len(found) > 1:
         raise ValueError(f"replicax.train(callbacks=…): only one can restore the best checkpoint, got {found}")

@@ -21,12 +21,7 @@ from replicax.workers.replicas import Replicas
 class EndlessInput:
     """The elements for a run.
 
-    Args:
-      dataset: a distributed dataset, or an iterator of one, which goes on from where it is.
-      replicas: those that it is for.
-      wall: told how long is waited for elements.
-      requests: may end the run while it waits, and before a step gets its elements.
-      is_saved: whether its place is to be part of checkpoints.
+    Its requests may end the run while it waits, and before a step gets its elements.
 
     Attributes:
       iterator: the pass that is going on; each pass is one of the same iterator.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,24 +19,17 @@ _MOST_BYTES = 1 << 30
 
 @dataclasses.dataclass
 class PastAttempt:
-    """One process's part of a run.
-
-    Attributes:
-      resumed_at: the step that it went on from; 0 if it began anew.
-      notes: the steps that it had come to, each with the seconds that it had spent by then on each kind of work.
-    """
+    """One process's part of a run, from step ``resumed_at`` on."""
 
     resumed_at: int
-    notes: list[tuple[int, dict[str, float]]] = dataclasses.field(default_factory=list)
+    notes: list[tuple[int, Mapping[str, float]]] = dataclasses.field(default_factory=list)
+    """The steps that it had come to, each with the seconds that it had spent by then on each kind of work."""
 
 
 class Attempts:
-    """The attempts at a run, the last of which is this one.
+    """The attempts at a run, the last of which is this one, in a file in ``folder``; none are known without a folder.
 
-    Args:
-      folder: where the file is; ``None``: nothing is written, and nothing known of others.
-      resumed_at: the step that this attempt goes on from.
-      goes_on: whether there may have been others; otherwise the file is begun anew.
+    Unless the run ``goes_on`` from another attempt, the file is begun anew.
     """
 
     def __init__(self, folder: pathlib.Path | None, resumed_at: int, goes_on: bool) -> None:
@@ -57,15 +51,10 @@ class Attempts:
             self._append({"step": step, "seconds": {k: round(s, 4) for k, s in seconds.items() if s}})
 
     def total(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """The seconds of all attempts by kind, this one's being ``seconds``; with what was lost as a kind of its own.
-
-        They add up to the wall time of all attempts.
-        """
+        """The seconds of all attempts by kind, of which this one has spent ``seconds``; lost work is a kind, too."""
         if not self.before:
             return dict(seconds)
-        resumed_at = [attempt.resumed_at for attempt in self.before] + [self.resumed_at]
-        total = added_up(self.before, resumed_at)
-        return {kind: total[kind] + seconds.get(kind, 0.0) for kind in (*KINDS, LOST)}
+        return added_up([*self.before, PastAttempt(self.resumed_at, [(self.resumed_at, seconds)])])
 
     def _append(self, entry: dict[str, Any]) -> None:
         assert self._path is not None
@@ -73,41 +62,33 @@ class Attempts:
             file.write("\n" + json.dumps(entry))  # behind a line that its writer could not finish
 
 
-def added_up(attempts: Sequence[PastAttempt], resumed_at: Sequence[int]) -> dict[str, float]:
+def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
     """The seconds of attempts by kind; what came after the step that later ones went on from is lost.
-
-    Args:
-      attempts: in their order.
-      resumed_at: the step that each went on from, and that of the attempt after them.
 
     >>> from replicax.loop.restarts import PastAttempt, added_up
     >>> first = PastAttempt(
     ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
     ... )
-    >>> {kind: s for kind, s in added_up([first], [0, 10]).items() if s}
+    >>> {kind: s for kind, s in added_up([first, PastAttempt(10)]).items() if s}
     {'start': 1.0, 'steps': 5.0, 'lost work': 2.0}
     """
     total = dict.fromkeys((*KINDS, LOST), 0.0)
     for number, attempt in enumerate(attempts):
-        kept_until = min(resumed_at[number + 1 :])
+        kept_until = min((later.resumed_at for later in attempts[number + 1 :]), default=math.inf)
         kept: Mapping[str, float] = {}
         last: Mapping[str, float] = {}
         for step, seconds in attempt.notes:
             last = seconds
             if step <= kept_until:
                 kept = seconds
-        for kind, spent in kept.items():
-            total[kind] = total.get(kind, 0.0) + spent
+        for kind in KINDS:
+            total[kind] += kept.get(kind, 0.0)
         total[LOST] += sum(last.values()) - sum(kept.values())
     return total
 
 
 def read(path: pathlib.Path) -> list[PastAttempt]:
-    """The attempts in a file. A line that its writer could not finish, or that is another's, is left out.
-
-    Raises:
-      OSError: it can't be read.
-    """
+    """The attempts in a file. A line that its writer could not finish, or that is another's, is left out."""
     attempts: list[PastAttempt] = []
     try:
         lines = read_regular(path, _MOST_BYTES).decode(errors="replace").splitlines()

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax.checkpoint.leaves import Leaves
 from replicax.errors import shortened
 from replicax.loop.callbacks import Callback
 from replicax.loop.endless_input import EndlessInput
-from replicax.loop.step_objects import variables_in
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wrapped_steps.precision import Precision
 from replicax.pytrees import is_leaf, registered
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
-    from replicax.checkpoint import Checkpoint, CheckpointManager
+    from replicax.checkpoint import CheckpointManager
 
 NAME = "train"
 """What the loop's own objects are called in a checkpoint."""
@@ -28,26 +27,17 @@ NAME = "train"
 OWN = "replicax.train/"
 """What the names of the loop's own variables begin with."""
 
-_extended: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
-
 
 class SavedRuns:
     """The checkpoints of a run: besides the user's objects the place in the input, the last numbers, callbacks' states.
 
+    The metrics and the loss scale of the run are saved, too, unless they are among the user's objects. Without a
+    ``manager`` nothing is ever saved.
+
     Args:
-      manager: the manager of the checkpoints; ``None``: there are none, and nothing is ever saved.
-      run: the run, whose last numbers and evaluation are saved.
-      input: the input of the run.
-      metrics: those of the run, which are saved unless they are among the user's objects.
-      callbacks: those that may have something to remember.
-      precision: the precision of the run; its loss scale is saved unless it is among the user's objects.
       watched: the variables of the strategy, if the loop has found out by itself what to save.
 
-    Attributes:
-      evaluated: the step of the last evaluation; ``None`` if there was none.
-
     Raises:
-      TypeError: it is no manager.
       ValueError: the checkpoint has an object of the user's whose name the loop needs.
     """
 
@@ -61,7 +51,7 @@ class SavedRuns:
         precision: Precision | None = None,
         watched: Iterable[Variable] = (),
     ) -> None:
-        self.evaluated: int | None = None
+        self.evaluated: int | None = None  # the step of the last evaluation
         self._manager = manager
         self._run = run
         self._at: int | None = None  # the step that is restored or saved
@@ -73,7 +63,7 @@ class SavedRuns:
         if manager is None:
             return
         objects = manager.checkpoint._objects
-        if NAME in objects and manager.checkpoint not in _extended:
+        if NAME in objects and not manager.checkpoint._optional:  # which an earlier run would have set
             raise ValueError(
                 f"replicax.train keeps what it needs to go on in the checkpoint, under the name {NAME!r}, and "
                 f"{manager.checkpoint!r} has an object of that name already: call it something else"
@@ -88,7 +78,6 @@ class SavedRuns:
             added["precision"] = precision
         objects[NAME] = added
         manager.checkpoint._optional = (f"{NAME}/metrics/", f"{NAME}/precision/")
-        _extended.add(manager.checkpoint)
 
     @property
     def is_on(self) -> bool:
@@ -126,25 +115,17 @@ class SavedRuns:
         return step
 
     def watch(self) -> None:
-        """Watch the first call of the step, which follows.
-
-        Raises:
-          TypeError: the state of a callback does not go into JSON; names it.
-        """
+        """Watch the first call of the step, which follows."""
         if self._manager is not None:
             self._state()  # raises before anything is trained if it can't be saved
             # The arrays of models are the models'.
             self._before = [(v, v.slot.array) for v in self._watched if v.slot.view is None]
 
     def check_all_saved(self) -> None:
-        """Raise if the first call of the step has changed a variable that is not saved.
-
-        Raises:
-          ValueError: names it.
-        """
+        """Raise a ValueError if the first call of the step has changed a variable that is not saved."""
         if self._manager is None or not self._before:
             return
-        saved = set(variables_in(self._manager.checkpoint._objects))
+        saved = {variable for _, variable in Leaves(self._manager.checkpoint._objects).variables()}
         before, self._before = self._before, []
         for variable, array in before:
             if variable.slot.array is not array and variable not in saved and not variable.name.startswith(OWN):
@@ -160,12 +141,7 @@ class SavedRuns:
         return self._manager is not None and self._manager._is_time(step)
 
     def save(self, step: int, evaluation: Mapping[str, float] | None) -> bool:
-        """Save, unless it has been saved already; returns whether it does.
-
-        Args:
-          step: how many steps have been run.
-          evaluation: the numbers of an evaluation of this step, if there was one.
-        """
+        """Save, with the numbers of an evaluation of this step, unless it is saved already; returns whether it does."""
         manager = self._manager
         if manager is None or self._at == step:
             return False

@@ -35,11 +35,7 @@ step_outcome: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
 
 
 class NumberedStep(Step):
-    """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name.
-
-    Attributes:
-      finite: notes the first step with a number that is not finite; ``None`` if that is not wanted.
-    """
+    """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name."""
 
     def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
         super().__init__(fn, None, None if finite is None else _jax.ById(finite))
@@ -113,11 +109,7 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
 
 
 def check_number(value: Any, whose: str, name: str) -> None:
-    """Raise unless ``value``, which a function has returned, is one real number.
-
-    Raises:
-      TypeError, ValueError: names it.
-    """
+    """Raise a TypeError or ValueError unless ``value``, which a function has returned, is one real number."""
     check_numbers(value, _source(whose, name))
     if np.ndim(value):
         raise ValueError(
@@ -145,11 +137,7 @@ def check_names(names: Iterable[str], source: str, taken: Mapping[str, str] = TA
 
 
 def results_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of metrics by name; resets the metrics.
-
-    Raises:
-      TypeError, ValueError: a result is no number; names it.
-    """
+    """The results of metrics by name, which must be numbers; resets the metrics."""
     results = {name: metric.result() for name, metric in metrics.items()}
     for name, metric in metrics.items():
         check_number(results[name], f"{type(metric).__name__}.result()", name)
@@ -161,17 +149,7 @@ def results_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Combination:
-    """The way in which numbers that differ between replicas become one.
-
-    Args:
-      ops: ``"sum"`` or ``"mean"`` for all, or a dict with one of them for some of the names; for others ``"sum"``.
-
-    Attributes:
-      functions: how many functions return numbers that it combines.
-
-    Raises:
-      ValueError: something else.
-    """
+    """The way in which numbers that differ between replicas become one: ``replicax.train``'s ``reduce``."""
 
     def __init__(self, ops: ReduceOp | str | Mapping[str, ReduceOp | str]) -> None:
         self._of_all = ReduceOp.SUM
@@ -180,7 +158,7 @@ class Combination:
             self._of = {name: ReduceOp.parse(op) for name, op in ops.items()}
         else:
             self._of_all = ReduceOp.parse(ops)
-        self.functions = 1
+        self.functions = 1  # that return numbers
         self._returned: dict[str, list[str]] = {}
         self._looked_at: set[str] = set()
 
@@ -192,11 +170,7 @@ class Combination:
         return frozenset(name for name, op in self._of.items() if op is ReduceOp.MEAN)
 
     def check(self, numbers: Mapping[str, Any], whose: str = "the step") -> None:
-        """Note the names of the numbers of a function; when all have run, raise if a name is none of theirs.
-
-        Raises:
-          ValueError: names it.
-        """
+        """Note the names of a function's numbers; when all have run, raise a ValueError if a name is none of theirs."""
         self._returned[whose] = list(filter(is_shown, numbers))
         if len(self._returned) < self.functions:
             return
@@ -244,19 +218,14 @@ class Combination:
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """Numbers on their way from the devices.
-
-    Attributes:
-      step: the step whose numbers they are.
-      numbers: by name; scalar arrays, and numbers of Python.
-      examples: how many examples this process had had by then.
-      launched: when the step was launched, in seconds of training.
-    """
+    """Numbers of a step on their way from the devices: scalar arrays, and numbers of Python."""
 
     step: int
     numbers: Mapping[str, Any]
     examples: int
+    """How many examples this process had had by then."""
     launched: float
+    """When the step was launched, in seconds of training."""
 
     def __post_init__(self) -> None:
         for value in self.numbers.values():
@@ -324,11 +293,7 @@ class FiniteWatch:
         return first
 
     def check(self, numbers: Mapping[str, Any]) -> None:
-        """Raise if a number was not finite, up to the step that has ``numbers``; waits for these.
-
-        Raises:
-          FloatingPointError: names the step.
-        """
+        """Raise a FloatingPointError if a number was not finite up to the step with these numbers; waits for them."""
         first = int(np.asarray(numbers[NOT_FINITE]))
         if first:
             raise FloatingPointError(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from replicax.checkpoint import Checkpoint
+from replicax.checkpoint.leaves import has_variables
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import holds_state
 from replicax.pytrees import is_leaf, register
@@ -59,22 +60,11 @@ def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
 
 def is_saved(value: Any) -> bool:
     """Return whether ``value`` holds state of a run: a variable, optimizer, metric or model, or a pytree of these."""
-    if isinstance(value, Variable | Optimizer) or _has_variables(value) or holds_state(value):
+    if isinstance(value, Variable | Optimizer) or _has_some_variables(value) or holds_state(value):
         return True
     if isinstance(value, types.ModuleType | type | types.FunctionType | str) or value is None:
         return False
     return any(leaf is not value and is_saved(leaf) for leaf in _leaves(value))
-
-
-def variables_in(objects: Mapping[str, Any]) -> Iterator[Variable]:
-    """The variables of objects, as they are now: those of an optimizer only after its first update."""
-    for leaf in _leaves(dict(objects)):
-        if isinstance(leaf, Variable):
-            yield leaf
-        elif isinstance(leaf, Optimizer):
-            yield from leaf.variables
-        elif _has_variables(leaf):
-            yield from leaf.variables.values()
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -127,11 +117,8 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
     return free
 
 
-def _has_variables(value: Any) -> bool:
-    if isinstance(value, Variable | type):
-        return False
-    variables = getattr(value, "variables", None)
-    return isinstance(variables, Mapping) and len(variables) > 0
+def _has_some_variables(value: Any) -> bool:
+    return has_variables(value) and not isinstance(value, type) and len(value.variables) > 0
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -144,4 +131,4 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 def is_whole(value: Any) -> bool:
     """Return whether ``value`` is an object with variables of its own, or an iterator, and no container of leaves."""
-    return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_variables(value) or holds_state(value)
+    return is_leaf(value) or isinstance(value, Optimizer | Iterator) or _has_some_variables(value) or holds_state(value)

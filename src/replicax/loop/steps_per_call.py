@@ -33,20 +33,13 @@ MOST_BYTES = 64 * 2**20
 
 
 class StepsPerCall:
-    """The number of steps of each call: as the user says, or the one that measurements make best.
+    """The number of steps of each call: as the user has ``given``, or the one that measurements make best.
 
     Args:
-      given: the user's number of steps; ``None``: to be chosen.
       periods: numbers of steps after which something happens between two calls. The choice divides them all.
-      lockstep: makes all workers choose alike.
-      clock: returns the time in seconds.
 
     Attributes:
-      chosen: how many steps are joined.
       is_per_replica: whether steps run as plain Python, where nothing is joined.
-
-    Raises:
-      ValueError: ``given`` is not an int of at least 1.
     """
 
     def __init__(
@@ -75,12 +68,9 @@ class StepsPerCall:
         return self.chosen if until_boundary >= self.chosen else 1
 
     def ran(self, done: Any, bytes_per_step: int, left: int) -> None:
-        """Measure a call that has been launched, and choose when there have been enough.
+        """Measure a call that has been launched, by an output of it, and choose when there have been enough.
 
-        Args:
-          done: an output of the step.
-          bytes_per_step: how large an element is, on all devices.
-          left: how many steps there are still to be.
+        An element has ``bytes_per_step`` on all devices, and so many steps are ``left``.
         """
         if not self._open:
             return
@@ -103,12 +93,9 @@ class StepsPerCall:
 
 
 def joined_steps(seconds: float, period: int, size: int) -> int:
-    """Return the number of steps to join in a call.
+    """Return how many steps to join that take so many ``seconds``, with elements of ``size`` bytes.
 
-    Args:
-      seconds: the time that one step takes.
-      period: a number that the result must divide; 0: any.
-      size: bytes of an element.
+    It divides ``period``, unless that is 0.
 
     >>> from replicax.loop.steps_per_call import joined_steps
     >>> joined_steps(0.0005, 100, 1000), joined_steps(0.0005, 0, 1000), joined_steps(0.05, 100, 1000)

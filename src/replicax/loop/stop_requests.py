@@ -47,12 +47,7 @@ class RunStops(BaseException):  # no error: nothing that deals with errors may t
 
 
 class StopRequests:
-    """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered.
-
-    Args:
-      lockstep: the lockstep of the workers.
-      stop_file: a file whose existence is a request; ``None``: none.
-    """
+    """The requests to end one run; a context manager, which takes over Ctrl-C and SIGTERM while it is entered."""
 
     def __init__(self, lockstep: Lockstep, stop_file: pathlib.Path | None = None) -> None:
         # Why the run is to end: a signal to this worker; the first of all other requests.
@@ -109,11 +104,7 @@ class StopRequests:
         self._wake.set()
 
     def check_wait(self) -> None:
-        """Raise, while this worker waits for the input of its next call, if it need not wait for it.
-
-        Raises:
-          RunStops: no worker makes that call.
-        """
+        """Raise :class:`RunStops` if no worker makes the next call, for whose input this one waits."""
         is_last = self._last is not None and self._calls >= self._last
         if is_last or (self._client is None and self.why is not None):
             raise RunStops(self.why)

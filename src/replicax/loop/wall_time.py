@@ -34,9 +34,7 @@ _MEANINGS = {
 class WallTime:
     """A clock that always runs for one kind of work: the kinds' times add up to the wall time by construction.
 
-    Args:
-      clock: gives the time in seconds.
-      began: when the first kind, ``"start"``, began; ``None``: now.
+    The first kind, ``"start"``, began at ``began``, or begins now.
 
     >>> from replicax.loop.wall_time import WallTime
     >>> times = iter([0.0, 2.0, 2.5, 6.0])

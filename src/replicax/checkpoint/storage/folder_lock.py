@@ -15,11 +15,7 @@ NAME = "manager.json"
 
 @contextlib.contextmanager
 def locked(folder: str, alone: bool = False) -> Iterator[bool]:
-    """Lock a manager's folder, together with others or alone; alone it does not wait.
-
-    Yields:
-      Whether others have no lock now. File systems without locks can't tell.
-    """
+    """Lock a manager's folder, with others, or alone: then without waiting; yields whether others have no lock now."""
     is_free = True
     with contextlib.ExitStack() as stack:
         try:
@@ -29,5 +25,5 @@ def locked(folder: str, alone: bool = False) -> Iterator[bool]:
         except BlockingIOError:
             is_free = False
         except OSError:
-            pass
+            pass  # a file system without locks, which can't tell
         yield is_free

@@ -55,15 +55,11 @@ class ArrayKind:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """An array, in pieces.
-
-    Attributes:
-      kind: the kind of the array.
-      pieces: the place of each block: its folder and key.
-    """
+    """An array, in pieces."""
 
     kind: ArrayKind
     pieces: Mapping[Block, tuple[str, str]]
+    """The folder and key of each block."""
 
 
 @declared
@@ -102,18 +98,11 @@ Entry = ArrayEntry | PlainEntry | IteratorEntry | OptimizerEntry
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointIndex:
-    """The content of a checkpoint.
-
-    Attributes:
-      id: the id of the save.
-      time: the time of its start, in seconds since 1970 by the chief's clock.
-      step: its number; ``None`` without a manager.
-      metrics: from the user.
-      entries: by name.
-    """
+    """The content of a checkpoint; the id and step are those of its manifest."""
 
     id: str
     time: float
+    """When the save began, in seconds since 1970 by the chief's clock."""
     step: int | None
     metrics: Mapping[str, float]
     entries: Mapping[str, Entry]
@@ -127,11 +116,7 @@ class CheckpointIndex:
 
 
 def loads_index(text: str) -> CheckpointIndex:
-    """Parse the text of ``dumps``.
-
-    Raises:
-      DamagedError: it is not an index, or has a later format.
-    """
+    """Parse the text of ``dumps``; raises a DamagedError if it is none, or has a later format."""
     try:
         data = parsed(text)
         if data["format"] > FORMAT:
@@ -144,11 +129,7 @@ def loads_index(text: str) -> CheckpointIndex:
 
 
 def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
-    """The index in ``folder``, whose manifest is ``listed``.
-
-    Raises:
-      DamagedError: it can't be read; or it names pieces in folders that are not in the manifest.
-    """
+    """The index in ``folder``; raises a DamagedError if it does not fit the manifest, which is ``listed``."""
     if NAME not in listed.files:
         raise DamagedError(f"{NAME} is not in the manifest")
     try:

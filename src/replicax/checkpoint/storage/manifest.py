@@ -77,21 +77,13 @@ def read_manifest(folder: str) -> Manifest:
 
 
 def check_inside(name: str) -> None:
-    """Raise unless ``name`` is a path inside the folder of the checkpoint.
-
-    Raises:
-      ValueError: it leads outside.
-    """
+    """Raise a ValueError unless ``name`` is a path inside the folder of the checkpoint."""
     if os.path.isabs(name) or not {"", os.curdir, os.pardir}.isdisjoint(name.split("/")):
         raise ValueError(f"{name!r} is not in the folder of the checkpoint")
 
 
 def check_sizes(folder: str, manifest: Manifest) -> None:
-    """Raise unless all files exist with their sizes; takes no time.
-
-    Raises:
-      DamagedError: a file is missing or has another size.
-    """
+    """Raise a DamagedError unless all files exist with their sizes; takes no time."""
     for name, (size, _) in manifest.files.items():
         try:
             there = os.stat(os.path.join(folder, name))
@@ -105,11 +97,7 @@ def check_sizes(folder: str, manifest: Manifest) -> None:
 
 
 def check_hashes(folder: str, manifest: Manifest) -> None:
-    """Raise unless every byte is as it was written. Ignores further files.
-
-    Raises:
-      DamagedError: a byte differs.
-    """
+    """Raise a DamagedError unless every byte is as it was written. Ignores further files."""
     check_sizes(folder, manifest)
     try:
         with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

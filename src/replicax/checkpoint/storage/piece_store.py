@@ -19,15 +19,7 @@ Request = tuple[str, str, tuple[slice, ...], np.dtype[Any]]
 
 
 def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays into a new folder.
-
-    Args:
-      folder: the folder to create.
-      pieces: the arrays, none of them empty, by key.
-
-    Raises:
-      OSError: they can't be written; says why.
-    """
+    """Write arrays, none of them empty, into a new folder; raises an OSError that says why they can't be written."""
     import tensorstore as ts
 
     os.makedirs(folder, exist_ok=True)
@@ -48,11 +40,7 @@ def write_pieces(folder: str, pieces: Mapping[str, np.ndarray[Any, Any]]) -> Non
 
 
 def read_pieces(requests: Sequence[Request]) -> list[np.ndarray[Any, Any]]:
-    """Read parts of stored arrays in parallel.
-
-    Raises:
-      OSError: one can't be read; says why.
-    """
+    """Read parts of stored arrays in parallel; raises an OSError that says why one can't be read."""
     if not requests:
         return []
     import tensorstore as ts

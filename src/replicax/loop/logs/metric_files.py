@@ -52,12 +52,7 @@ class CSVLog(NumbersLog):
 
 
 class _Table:
-    """A CSV file that grows.
-
-    Args:
-      path: the path of the file.
-      keep: rows of later steps are taken away; ``None``: all are.
-    """
+    """A CSV file that grows; of a file that is there, rows up to step ``keep`` stay, or none if that is ``None``."""
 
     def __init__(self, path: pathlib.Path, keep: int | None) -> None:
         self._path = path

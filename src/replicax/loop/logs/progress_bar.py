@@ -24,13 +24,7 @@ WIDTH = 24
 
 
 class Progress(Callback):
-    """Shows how far a run has come, on the chief.
-
-    Args:
-      console: where; ``None``: standard output.
-      clock: gives the time in seconds.
-      lines: seconds between two lines, where there is no terminal.
-    """
+    """Shows how far a run has come, on the chief; where there is no terminal, by a line every so many seconds."""
 
     def __init__(
         self,
@@ -150,8 +144,7 @@ class Progress(Callback):
     def _redraw(self) -> None:
         """Draw the line of a notebook anew."""
         run = self._run
-        if run is None:
-            return
+        assert run is not None
         self._shown = self._clock()
         full = WIDTH * run.step // max(self._steps, 1)
         self._write(self._line(run.step, self._shown, " " + "━" * full + "─" * (WIDTH - full)))

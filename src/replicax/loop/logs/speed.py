@@ -15,16 +15,10 @@ RATED = 4
 
 
 class Speed:
-    """The speed of the steps of a run.
-
-    Args:
-      strategy: the one whose devices run the steps.
-      tokens_per_example: gives tokens per second; ``None``: they are not reported.
-      plan: the step's plan, which gives the speed as a share of the predicted one.
+    """The speed of the steps of a run, in examples, tokens, and as shares of the devices' peak and of the plan's speed.
 
     Attributes:
       flops: the operations of a step on all replicas; 0: unknown.
-      peak: see :func:`peak_of`.
     """
 
     def __init__(self, strategy: Strategy, tokens_per_example: int | None, plan: Plan | None = None) -> None:
@@ -90,11 +84,7 @@ def flops_of(jaxpr: Any) -> int:
 
 
 def predicted_seconds(plan: Plan) -> float:
-    """Return the seconds that a step takes, according to the plan.
-
-    Raises:
-      ValueError: it does not say.
-    """
+    """Return the seconds that a step takes, according to the plan; raises a ValueError if it does not say."""
     if plan.timeline is None:
         raise ValueError(
             f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is "

@@ -12,7 +12,7 @@ from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 
 def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any], old: Sequence[Any]) -> None:
-    """Raise if the gradients of micro-batches would not add up.
+    """Raise a ValueError if the gradients of micro-batches would not add up.
 
     Args:
       name: of the step.
@@ -20,12 +20,8 @@ def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any
       has_update: whether an optimizer takes gradients.
       new: those results that are new values of variables, and of arrays in objects.
       old: the results that are their values before.
-
-    Raises:
-      ValueError: the loss is no share, or the step updates by itself.
     """
-    by_itself = not has_update and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old))
-    if by_itself:
+    if not has_update and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
         raise ValueError(
             f"{name}: the step differentiates its loss, and calls no apply_gradients (of a replicax.Optimizer) or "
             "update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its own update would be one "

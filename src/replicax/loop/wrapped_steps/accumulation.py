@@ -141,13 +141,9 @@ class AccumulatedStep(Wrapper):
 
 
 class _Batch:
-    """The arguments of a step, and the pieces that a batch in them is split into.
+    """The arguments of a step, and the pieces ``[parts, rows, …]`` that the arrays of a batch in them are split into.
 
-    Attributes:
-      pieces: the pieces of each array that is split, ``[parts, rows, …]``.
-      masks: which rows of the pieces are examples: bool ``[parts, rows]``.
-      total: how many examples all replicas have together.
-      is_padded: whether some rows of the pieces may be padding.
+    ``masks`` says which rows of the pieces are examples, of which all replicas together have ``total``.
     """
 
     def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
@@ -201,7 +197,7 @@ class _Update:
 
 
 class _Run:
-    """The step on micro-batches, as the body of a scan.
+    """The step on micro-batches, as the body of a scan; as the hook of updates, it takes gradients.
 
     Attributes:
       written: the variables that it writes.
@@ -209,9 +205,6 @@ class _Run:
       updates: those that wait.
       shapes: the shapes of the gradients of all updates.
       tree: the tree of what the step returns.
-      awaited: the arrays of objects, by number, as updates that wait will leave them: inputs of the program in which
-        it is found out what the step does, so that their uses are found there. Otherwise empty.
-      waiting: the numbers of those that such an update changes, and their names.
     """
 
     def __init__(
@@ -231,23 +224,25 @@ class _Run:
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
-        self.awaited: Sequence[Any] = ()
-        self.waiting: dict[int, str] = {}
+        # The arrays of objects as updates that wait will leave them: inputs of the program in which it is found out
+        # what the step does, so that their uses are found there. Which such an update changes, and their names.
+        self._awaited: Sequence[Any] = ()
+        self._waiting: dict[int, str] = {}
 
     def found(self, pieces: list[Any], mask: Any) -> list[bool]:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""
         held = [] if self._parts is None else self._parts.values
 
         def traced(pieces: list[Any], mask: Any, awaited: list[Any]) -> Any:
-            self.awaited = awaited
+            self._awaited = awaited
             store, gradients, numbers, left = self._run_step([], held, pieces, mask)
-            self.awaited = ()
-            for number, name in self.waiting.items():
+            self._awaited = ()
+            for number, name in self._waiting.items():
                 if left[number] is not awaited[number]:
                     raise used_too_early(name, "written")
             self.written = list(store.written)
             self.must_be_mirrored = dict(store.written)
-            others = [pair for number, pair in enumerate(zip(left, held, strict=True)) if number not in self.waiting]
+            others = [pair for number, pair in enumerate(zip(left, held, strict=True)) if number not in self._waiting]
             written = [(store.values[v], self._outer.read(v)) for v in self.written]
             return numbers, gradients, [*written, *others]
 
@@ -257,7 +252,7 @@ class _Run:
         for v, equation in uses:
             if not isinstance(v, _jax.Literal) and v in later:
                 where = "" if equation is None else f" at {_jax.source_line(equation)}"
-                raise used_too_early(self.waiting[later[v]], f"read{where}")
+                raise used_too_early(self._waiting[later[v]], f"read{where}")
 
         outputs = program.jaxpr.outvars
         numbers, changes = outputs[: self.tree.num_leaves], outputs[self.tree.num_leaves + len(self.shapes) :]
@@ -281,12 +276,11 @@ class _Run:
         self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any
     ) -> tuple[DerivedStore, list[Any], list[Any], list[Any]]:
         """Run the step; returns what it writes, its gradients, its numbers, and the objects' arrays afterwards."""
-        store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
-        gradients: list[Any] = []
+        self._store = store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
+        self._gradients: list[Any] = []
         self.updates = []
         if not self._batch.is_padded:
             mask = jnp.ones(mask.shape, jnp.bool_)  # a constant, by which the compiler selects nothing
-        collector = _Collector(self, store, gradients)
         copies = () if self._parts is None else self._parts.copies(held)
         fn, args, kwargs = self._call_with(copies, *self._batch.arguments(pieces))
         objects = mutable_objects(self._step.fn, fn, args, kwargs)
@@ -294,9 +288,9 @@ class _Run:
             stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
             self._communicator.examples = ReplicaExamples(mask, self._batch.total, self._step._parts)
             stack.enter_context(use_store(store))
-            stack.enter_context(using(update_hook, collector))
+            stack.enter_context(using(update_hook, self))
             if self._parts is not None:
-                stack.enter_context(self._parts.collecting(copies, collector.take))
+                stack.enter_context(self._parts.collecting(copies, self.take))
             returned = checked_result(fn(*args, **kwargs), self._step.fn, "accumulated(step, parts)")
         left = [] if self._parts is None else self._parts.values_of(copies)
         leaves, self.tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_whole)
@@ -311,14 +305,7 @@ class _Run:
                 )
             array = as_array(value, f"what {self._step.__name__} returned")
             numbers.append(lax.convert_element_type(array, array.dtype))
-        return store, gradients, numbers, left
-
-
-class _Collector:
-    """Takes gradients, instead of the optimizer."""
-
-    def __init__(self, run: _Run, store: _PartStore, gradients: list[Any]) -> None:
-        self._run, self._store, self._gradients = run, store, gradients
+        return store, self._gradients, numbers, left
 
     def update(
         self,
@@ -346,22 +333,18 @@ class _Collector:
                 "the gradients are accumulated over several: use a transformation that needs the gradients alone"
             )
         self._gradients += gradients
-        self._run.updates.append(_Update(variables, len(gradients), apply, extra is not None))
-        for (name, number), cell in cells().items() if self._run.awaited else ():
-            self._run.waiting[number] = name
-            cell.set_raw_value(self._run.awaited[number])
+        self.updates.append(_Update(variables, len(gradients), apply, extra is not None))
+        for (name, number), cell in cells().items() if self._awaited else ():
+            self._waiting[number] = name
+            cell.set_raw_value(self._awaited[number])
 
 
 class _PartStore(DerivedStore):
-    """The store of a step on one micro-batch.
-
-    Attributes:
-      waiting: the variables that are changed when all micro-batches are through.
-    """
+    """The store of a step on one micro-batch."""
 
     def __init__(self, outer: Store, values: dict[Variable, Any], created: list[Variable]) -> None:
         super().__init__(outer, values)
-        self.waiting: set[Variable] = set()
+        self.waiting: set[Variable] = set()  # changed when all micro-batches are through
         self._created = created
         self._next = 0
 
