@@ -22,8 +22,9 @@ import pytest
 
 from replicax.cli import main, plan
 from replicax.cli.search import case_processes, choices, plan_search
-from replicax.cli.search.case_processes import CaseOutcome, outcomes
+from replicax.cli.search.case_processes import outcomes
 from replicax.cli.search.choices import SearchCase
+from replicax.cli.search.ranking import CaseOutcome
 from replicax.planning.strategy_spec import strategy_of
 from tests.cli.unread_output import unread_output
 
@@ -131,11 +132,11 @@ def faked(monkeypatch):
 
 def test_the_order_of_a_search(model, capsys, faked) -> None:
     asked = faked(
-        CaseOutcome(case("a"), found(2.0)),
-        CaseOutcome(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
-        CaseOutcome(case("c"), None, "KeyError"),
-        CaseOutcome(case("d"), found(1.0)),
-        CaseOutcome(case("b"), found(9.0, fits=False, total=2**31)),
+        CaseOutcome.of(case("a"), found(2.0)),
+        CaseOutcome.of(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
+        CaseOutcome.failed(case("c"), "KeyError"),
+        CaseOutcome.of(case("d"), found(1.0)),
+        CaseOutcome.of(case("b"), found(9.0, fits=False, total=2**31)),
     )
     given = ["--chip", "chip.json", "--strategy", "sharded", "--with", "kind=x", "--search", "microbatches=2"]
     assert main(["plan", "model.py", *given]) == 0
@@ -147,7 +148,7 @@ def test_the_order_of_a_search(model, capsys, faked) -> None:
 
 
 def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -> None:
-    faked(CaseOutcome(case("a"), found(2.0)), CaseOutcome(case("b"), found(1.0)))
+    faked(CaseOutcome.of(case("a"), found(2.0)), CaseOutcome.of(case("b"), found(1.0)))
     given = ["--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]
     with unread_output():
         assert main(["plan", "model.py", *given, "--json", "found.json"]) == 0
@@ -157,10 +158,10 @@ def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -
 @pytest.mark.parametrize(
     ("results", "status", "message"),
     [
-        ([CaseOutcome(case("a"), found(1.0)), KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
+        ([CaseOutcome.of(case("a"), found(1.0)), KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
         ([KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
-        ([CaseOutcome(case("a"), None, "it is late")], 1, "none of 2 cases fits"),
-        ([CaseOutcome(case("a"), found(1.0, fits=False))], 1, "none of 2 cases fits"),
+        ([CaseOutcome.failed(case("a"), "it is late")], 1, "none of 2 cases fits"),
+        ([CaseOutcome.of(case("a"), found(1.0, fits=False))], 1, "none of 2 cases fits"),
     ],
 )
 def test_the_ends_of_a_search(model, capsys, faked, results, status, message) -> None:
@@ -330,7 +331,8 @@ PLAYED = """
 import json, os, signal, subprocess, sys, time
 what, path = sys.argv[1], sys.argv[-1]
 if what == "writes":
-    open(path, "w").write(json.dumps({"number": 1}))
+    memory = {"total": 1, "capacity": None}
+    open(path, "w").write(json.dumps({"fits": None, "memory": memory, "examples": 3, "replicas": 1}))
 elif what == "fails":
     sys.exit("Traceback\\nreplicax plan: error: it is wrong")
 elif what == "dies":
@@ -383,22 +385,23 @@ def children_of(folder, count: int) -> list[int]:
 def test_what_becomes_of_processes(played, jobs) -> None:
     cases, arguments, folder = played
     results = {
-        str(outcome.case): (outcome.found, outcome.reason)
+        str(outcome.case): (outcome.state, outcome.reason)
         for outcome in outcomes([c for name, c in cases.items() if name != "hangs"], arguments, jobs, 600, folder)
     }
+    memory = "perhaps the machine had too little memory"
     assert results == {
-        "writes": ({"number": 1}, ""),
-        "fails": (None, "it is wrong"),
-        "dies": (None, "its process was ended by SIGKILL: perhaps the machine had too little memory; try fewer --jobs"),
-        "silent": (None, "exit status 7"),
-        "half": (None, "exit status 1"),
+        "writes": ("fits", ""),
+        "fails": ("failed", "it is wrong"),
+        "dies": ("failed", f"its process was ended by SIGKILL: {memory}; try fewer --jobs"),
+        "silent": ("failed", "exit status 7"),
+        "half": ("failed", "exit status 1"),
     }
 
 
 def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) -> None:
     cases, arguments, folder = played
     [late] = outcomes([cases["hangs"]], arguments, 2, 1.0, folder)
-    assert (late.found, late.reason) == (None, "not planned within 1 s (--deadline)")
+    assert (late.state, late.reason) == ("failed", "not planned within 1 s (--deadline)")
     wait_for_ends(children_of(folder, 1))
 
 
