@@ -135,13 +135,7 @@ class Exchange:
 
 
 def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:
-    """The columns for ``devices`` in a placement.
-
-    Args:
-      replicas: those of the placement.
-      devices: those of its mesh, in that order, and others that hold variables.
-      groups: the number of groups of neighbouring replicas that the variables are split over.
-    """
+    """The columns for the devices of the mesh, in its order, and then for others that hold variables."""
     each, logical = replicas.per_device, replicas.logical_devices.shape[1]
     slices = max(replicas.slices, 1)
     columns = []
@@ -202,23 +196,7 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
 def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     """The communication in one run of a compiled program, in the order of first appearance.
 
-    Args:
-      text: the text of the program.
-      devices: the number of devices that run it.
-      slices: the number of slices of these devices, one after the other. Each has its own program, and the text is
-        that of the first; the others are alike.
-
-    >>> from replicax.drawing.holdings import exchanges_in
-    >>> exchanges_in(
-    ...     '''
-    ... ENTRY %main (x: f32[8]) -> f32[8] {
-    ...   %x = f32[8]{0} parameter(0)
-    ...   %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ...   ROOT %z = f32[8]{0} all-reduce(%y), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ... }''',
-    ...     4,
-    ... )
-    [Exchange(kind='all-reduce', groups=((0, 2), (1, 3)), count=2, bytes=64)]
+    Each of the ``slices`` has its own program: the text is that of the first, and the others are alike.
     """
     counts, sizes = (collections.Counter[tuple[str, tuple[tuple[int, ...], ...]]]() for _ in range(2))
     each = devices // slices

@@ -148,21 +148,7 @@ class ProgramDevices:
 
 
 def collectives_of(module: Module, placement: ProgramDevices) -> list[CollectiveUse]:
-    """The collectives of a program, equal ones as one, in the order of their first appearance.
-
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
-    >>> module = parse('''
-    ... ENTRY %main (x: f32[8]) -> f32[8] {
-    ...   %x = f32[8]{0} parameter(0)
-    ...   ROOT %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ... }''')
-    >>> found = collectives_of(module, ProgramDevices({"replica": 2, "logical0": 2}))
-    >>> [(c.kind, c.bytes, c.axes, c.participants) for c in found]
-    [('all-reduce', 32, ('replica',), 2)]
-    >>> [c.axes for c in collectives_of(module, ProgramDevices({"replica": 4}, slices=2))]
-    [('slice',)]
-    """
+    """The collectives of a program, equal ones as one, in the order of their first appearance."""
     uses = uses_in(module, placement)
     counts = collections.Counter[CollectiveUse]()
     for run in executed(module):

@@ -195,15 +195,7 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
 
 
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
-    """The topology of TPU slices, derived from their devices, and the devices.
-
-    Args:
-      devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index``, ``device_kind``, and ``slice_index``
-        if there are several slices.
-      name: the name of the topology.
-
-    Returns:
-      The topology of each slice, and the devices: ``[slices * tasks, devices of a task]``.
+    """The topology of each TPU slice, derived from the devices, and these: ``[slices * tasks, devices of a task]``.
 
     Raises:
       ValueError: the devices are not TPUs, or of slices that differ, or processes drive different numbers of them.

@@ -34,15 +34,7 @@ class Torus:
         object.__setattr__(self, "wrap", around)
 
     def hops(self, a: ArrayLike, b: ArrayLike) -> np.ndarray:
-        """The number of links from chip ``a`` to chip ``b`` on the shortest way; 0 if they are the same.
-
-        Args:
-          a: integer coordinates ``[..., 3]``.
-          b: the same; shapes broadcast.
-
-        Returns:
-          int64 ``[...]``.
-        """
+        """The number of links on the shortest way from each chip in ``a`` to the one in ``b``, both ``[..., 3]``."""
         straight = np.abs(np.asarray(a, np.int64) - np.asarray(b, np.int64))
         around = np.asarray(self.shape) - straight
         return np.where(self.wrap, np.minimum(straight, around), straight).sum(-1)

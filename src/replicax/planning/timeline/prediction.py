@@ -104,11 +104,7 @@ class Timeline:
 
 
 def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
-    """The prediction of a step from its programs, which run one after the other.
-
-    Args:
-      runs: the runs of each program, with the lines that its instructions come from.
-    """
+    """The prediction of a step from its programs, which run one after the other."""
     kernels = [kernel for run, _ in runs for kernel in run.kernels.values()]
     transfers = [transfer for run, _ in runs for transfer in run.transfers.values()]
     seconds = sum(run.seconds for run, _ in runs)

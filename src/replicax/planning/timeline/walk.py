@@ -89,27 +89,7 @@ class _Started:
 
 
 class ScheduleWalk:
-    """Walks through the schedule of a program.
-
-    >>> import replicax
-    >>> from replicax.hlo.collective_instructions import ProgramDevices
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.planning.timeline.walk import ScheduleWalk
-    >>> module = parse('''
-    ... ENTRY %main (x: f32[1000], y: f32[500]) -> f32[1000] {
-    ...   %x = f32[1000]{0} parameter(0)
-    ...   %y = f32[500]{0} parameter(1)
-    ...   %start = (f32[500]{0}, f32[1000]{0}) all-gather-start(%y), replica_groups={{0,1}}, dimensions={0}
-    ...   %z = f32[1000]{0} negate(%x)
-    ...   %done = f32[1000]{0} all-gather-done(%start)
-    ...   ROOT %sum = f32[1000]{0} add(%done, %z)
-    ... }''')
-    >>> card = replicax.planning.Chip("card", flops=1e12, memory=1e9, bandwidth=1e6, is_serial=True)
-    >>> walk = ScheduleWalk(module, card, ProgramDevices({"replica": 2}))
-    >>> run = walk.run(lambda use: 0.010)  # a kernel takes 8 ms here, and then one takes 12 ms
-    >>> round(run.seconds, 6), round(run.transfers["start"].exposed, 6), list(run.transfers["start"].reasons)
-    (0.022, 0.002, ['the kernels between its start and its end are shorter'])
-    """
+    """Walks through the schedule of a program."""
 
     def __init__(self, module: Module, chip: Chip, devices: ProgramDevices) -> None:
         self.module = module
