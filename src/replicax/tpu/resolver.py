@@ -14,7 +14,13 @@ from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.argument_checks import checked_integer
-from replicax.cluster.accelerators import JOB, AcceleratorResolver, devices_by_process, emulated_devices
+from replicax.cluster.accelerators import (
+    JOB,
+    AcceleratorResolver,
+    attached_devices,
+    devices_by_process,
+    emulated_devices,
+)
 from replicax.cluster.resolver import url
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import slice_of
@@ -235,15 +241,11 @@ def _attached_devices(tpu: str | None) -> list[jax.Device]:
             f"TPUClusterResolver(tpu={tpu!r}): JAX drives the TPUs of the machines that it runs on, and connects to no "
             "others by name or address. Run this on the TPU VM, one process a host, with tpu=None."
         )
-    try:
-        return list(jax.devices("tpu"))
-    except RuntimeError as error:
-        others = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
-        raise RuntimeError(
-            f"there is no TPU: JAX has {others}. To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); "
-            "to compile for one that is not there: TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install "
-            "'replicax[tpu]', and leave JAX_PLATFORMS unset."
-        ) from error
+    return attached_devices(
+        "tpu",
+        "To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); to compile for one that is not there: "
+        "TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install 'replicax[tpu]', and leave JAX_PLATFORMS unset.",
+    )
 
 
 def _absent(name: str, slices: int) -> list[jax.Device]:
