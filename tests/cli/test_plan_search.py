@@ -147,6 +147,17 @@ def test_the_order_of_a_search(model, capsys, faked) -> None:
     assert [cell for cell in cells if cell in "abcde"] == ["d", "a", "b", "e", "c"]
 
 
+def test_cases_of_other_batches_are_in_the_order_of_the_time_for_an_example(model, capsys, faked) -> None:
+    faked(CaseOutcome.of(case("a"), found(2.0, examples=8)), CaseOutcome.of(case("b"), found(3.0, examples=16)))
+    assert main(["plan", "model.py", "--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]) == 0
+    table = capsys.readouterr().out.partition("strategy ")[2]
+    assert [line.split()[:2] for line in table.splitlines() if line.strip()[:2] in ("a ", "b ")] == [
+        ["b", "16"],
+        ["a", "8"],
+    ]
+    assert "The cases differ in the examples of a step" in table
+
+
 def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -> None:
     faked(CaseOutcome.of(case("a"), found(2.0)), CaseOutcome.of(case("b"), found(1.0)))
     given = ["--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]
@@ -211,6 +222,10 @@ def test_sigterm_while_devices_are_measured_ends_all(model, monkeypatch, capsys)
         ),
         (["--with", "width=8", "--search", "width=1"], "width is given, and --search varies it"),
         (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),
+        (
+            ["--microbatches", "2", "--strategy", "sharded", "--with", "width=8", "--search"],
+            "--search has nothing to vary: all choices are given",
+        ),
         (["--search", "--html", "page.html"], "--html is the page of one plan"),
         (["--search", "--topology", "v9:4x4"], "there is no TPU generation 'v9'"),
         (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "can send to other slices or hosts: give it"),
