@@ -130,15 +130,15 @@ def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, netw
     def of_instruction(computation: Computation, instruction: Instruction, is_fused: bool) -> list[float]:
         flops = matrix_flops(instruction, computation)
         use = uses.get(instruction.name)
-        sending = 0.0 if use is None else network.seconds(use)
-        is_between = use is not None and SLICE_AXIS in use.axes
-        if use is not None and device.is_serial:  # measured as a whole, with what it reads, adds and writes
-            return [0.0, 0.0, 0.0 if is_between else sending, sending if is_between else 0.0, 0.0, 0.0]
+        sending = [0.0, 0.0]
+        if use is not None:
+            sending[SLICE_AXIS in use.axes] = network.seconds(use)
+            if device.is_serial:  # measured as a whole, with what it reads, adds and writes
+                return [0.0, 0.0, *sending, 0.0, 0.0]
         return [
             flops and flops / peak_of(arithmetic_of(instruction, computation), device),
             0.0 if is_fused else bytes_moved(module, computation, instruction) / device.bandwidth,
-            0.0 if is_between else sending,
-            sending if is_between else 0.0,
+            *sending,
             other_flops(instruction, computation) / device.arithmetic if device.arithmetic else 0.0,
             0.0 if is_fused else is_launched(instruction) * device.launch,
         ]
