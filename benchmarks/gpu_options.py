@@ -51,7 +51,6 @@ def planned(case: str) -> dict[str, Any]:
     timeline = found.timeline
     assert timeline is not None
     return {
-        "hidden_bytes": timeline.hidden_bytes / timeline.sent,
         "waiting_s": timeline.exposed,
         "communication_s": timeline.communication,
         "step_s": timeline.seconds,
@@ -70,12 +69,11 @@ def main() -> None:
         earlier = json.loads(path.read_text())["cases"] if path.exists() else {}
         _measure.write(path.name, {"cases": {**earlier, name: found}})
     cases = json.loads(path.read_text())["cases"]
-    table = Table("options", "bytes hidden", "waiting", "collectives", "a step", "temporaries")
+    table = Table("options", "waiting", "collectives", "a step", "temporaries")
     for name in CASES:
         if (case := cases.get(name)) is not None:
             table.add_row(
                 name,
-                f"{case['hidden_bytes']:.1%}",
                 f"{1e3 * case['waiting_s']:.0f} of {1e3 * case['communication_s']:.0f} ms",
                 f"{case['collectives']:,}",
                 f"{case['step_s']:.3f} s",

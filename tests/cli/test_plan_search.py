@@ -22,8 +22,9 @@ import pytest
 
 from replicax.cli import main, plan
 from replicax.cli.search import case_processes, choices, plan_search
-from replicax.cli.search.case_processes import CaseOutcome, outcomes
+from replicax.cli.search.case_processes import outcomes
 from replicax.cli.search.choices import SearchCase
+from replicax.cli.search.ranking import CaseOutcome
 from replicax.planning.strategy_spec import strategy_of
 from tests.cli.unread_output import unread_output
 
@@ -131,11 +132,11 @@ def faked(monkeypatch):
 
 def test_the_order_of_a_search(model, capsys, faked) -> None:
     asked = faked(
-        CaseOutcome(case("a"), found(2.0)),
-        CaseOutcome(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
-        CaseOutcome(case("c"), None, "KeyError"),
-        CaseOutcome(case("d"), found(1.0)),
-        CaseOutcome(case("b"), found(9.0, fits=False, total=2**31)),
+        CaseOutcome.of(case("a"), found(2.0)),
+        CaseOutcome.of(case("e"), found(9.0, fits=False, total=2**40, is_pruned=True)),
+        CaseOutcome.failed(case("c"), "KeyError"),
+        CaseOutcome.of(case("d"), found(1.0)),
+        CaseOutcome.of(case("b"), found(9.0, fits=False, total=2**31)),
     )
     given = ["--chip", "chip.json", "--strategy", "sharded", "--with", "kind=x", "--search", "microbatches=2"]
     assert main(["plan", "model.py", *given]) == 0
@@ -146,8 +147,19 @@ def test_the_order_of_a_search(model, capsys, faked) -> None:
     assert [cell for cell in cells if cell in "abcde"] == ["d", "a", "b", "e", "c"]
 
 
+def test_cases_of_other_batches_are_in_the_order_of_the_time_for_an_example(model, capsys, faked) -> None:
+    faked(CaseOutcome.of(case("a"), found(2.0, examples=8)), CaseOutcome.of(case("b"), found(3.0, examples=16)))
+    assert main(["plan", "model.py", "--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]) == 0
+    table = capsys.readouterr().out.partition("strategy ")[2]
+    assert [line.split()[:2] for line in table.splitlines() if line.strip()[:2] in ("a ", "b ")] == [
+        ["b", "16"],
+        ["a", "8"],
+    ]
+    assert "The cases differ in the examples of a step" in table
+
+
 def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -> None:
-    faked(CaseOutcome(case("a"), found(2.0)), CaseOutcome(case("b"), found(1.0)))
+    faked(CaseOutcome.of(case("a"), found(2.0)), CaseOutcome.of(case("b"), found(1.0)))
     given = ["--chip", "chip.json", "--search", "strategy=mirrored", "microbatches=1"]
     with unread_output():
         assert main(["plan", "model.py", *given, "--json", "found.json"]) == 0
@@ -157,10 +169,10 @@ def test_a_search_whose_output_nobody_reads_goes_on_for_its_file(model, faked) -
 @pytest.mark.parametrize(
     ("results", "status", "message"),
     [
-        ([CaseOutcome(case("a"), found(1.0)), KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
+        ([CaseOutcome.of(case("a"), found(1.0)), KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
         ([KeyboardInterrupt()], 130, "interrupted: 2 of 2 cases are not known"),
-        ([CaseOutcome(case("a"), None, "it is late")], 1, "none of 2 cases fits"),
-        ([CaseOutcome(case("a"), found(1.0, fits=False))], 1, "none of 2 cases fits"),
+        ([CaseOutcome.failed(case("a"), "it is late")], 1, "none of 2 cases fits"),
+        ([CaseOutcome.of(case("a"), found(1.0, fits=False))], 1, "none of 2 cases fits"),
     ],
 )
 def test_the_ends_of_a_search(model, capsys, faked, results, status, message) -> None:
@@ -210,6 +222,10 @@ def test_sigterm_while_devices_are_measured_ends_all(model, monkeypatch, capsys)
         ),
         (["--with", "width=8", "--search", "width=1"], "width is given, and --search varies it"),
         (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),
+        (
+            ["--microbatches", "2", "--strategy", "sharded", "--with", "width=8", "--search"],
+            "--search has nothing to vary: all choices are given",
+        ),
         (["--search", "--html", "page.html"], "--html is the page of one plan"),
         (["--search", "--topology", "v9:4x4"], "there is no TPU generation 'v9'"),
         (["--search", "--topology", "v4:2x2x1", "--slices", "2"], "can send to other slices or hosts: give it"),
@@ -330,7 +346,8 @@ PLAYED = """
 import json, os, signal, subprocess, sys, time
 what, path = sys.argv[1], sys.argv[-1]
 if what == "writes":
-    open(path, "w").write(json.dumps({"number": 1}))
+    memory = {"total": 1, "capacity": None}
+    open(path, "w").write(json.dumps({"fits": None, "memory": memory, "examples": 3, "replicas": 1}))
 elif what == "fails":
     sys.exit("Traceback\\nreplicax plan: error: it is wrong")
 elif what == "dies":
@@ -383,22 +400,23 @@ def children_of(folder, count: int) -> list[int]:
 def test_what_becomes_of_processes(played, jobs) -> None:
     cases, arguments, folder = played
     results = {
-        str(outcome.case): (outcome.found, outcome.reason)
+        str(outcome.case): (outcome.state, outcome.reason)
         for outcome in outcomes([c for name, c in cases.items() if name != "hangs"], arguments, jobs, 600, folder)
     }
+    memory = "perhaps the machine had too little memory"
     assert results == {
-        "writes": ({"number": 1}, ""),
-        "fails": (None, "it is wrong"),
-        "dies": (None, "its process was ended by SIGKILL: perhaps the machine had too little memory; try fewer --jobs"),
-        "silent": (None, "exit status 7"),
-        "half": (None, "exit status 1"),
+        "writes": ("fits", ""),
+        "fails": ("failed", "it is wrong"),
+        "dies": ("failed", f"its process was ended by SIGKILL: {memory}; try fewer --jobs"),
+        "silent": ("failed", "exit status 7"),
+        "half": ("failed", "exit status 1"),
     }
 
 
 def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) -> None:
     cases, arguments, folder = played
     [late] = outcomes([cases["hangs"]], arguments, 2, 1.0, folder)
-    assert (late.found, late.reason) == (None, "not planned within 1 s (--deadline)")
+    assert (late.state, late.reason) == ("failed", "not planned within 1 s (--deadline)")
     wait_for_ends(children_of(folder, 1))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.drawing.holdings import devices_that_hold, exchanges_in, holding_of
+from replicax.drawing.holdings import Exchange, devices_that_hold, exchanges_in, holding_of
 from tests.conftest import logical_strategy, strategy_of
 
 PLACEMENTS = {
@@ -74,3 +74,17 @@ def test_exchanges_are_counted_as_often_as_they_run() -> None:
     assert gather.count in (1, 3)  # once before the loop, or in each of its turns
     assert (found["all-reduce"].count, found["all-reduce"].bytes) == (1, 256)
     assert gather.groups == found["all-reduce"].groups == ((0, 1, 2, 3),)
+
+
+def test_exchanges_of_slices_that_are_alike() -> None:
+    """The text is the program of the first slice: what its devices do, those of the second do, too."""
+    text = """
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
+  %s = (f32[4]{0}, u32[], token[]) recv(%t), frontend_attributes={_xla_megascale_transfer_type="ALL_GATHER"}
+  ROOT %z = f32[8]{0} all-reduce(%y), replica_groups={{0,2},{1,3}}, to_apply=%add
+}"""
+    inside, between = exchanges_in(text, 8, slices=2)
+    assert inside == Exchange("all-reduce", ((0, 2), (1, 3), (4, 6), (5, 7)), count=2, bytes=64)
+    assert between == Exchange("all-gather", ((0, 4), (1, 5), (2, 6), (3, 7)), count=1, bytes=16)

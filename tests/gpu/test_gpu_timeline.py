@@ -36,9 +36,6 @@ def test_the_walk_goes_through_the_whole_program(plan) -> None:
     """What it computes and sends, what of that is hidden, and which kernels are the dearest."""
     timeline = plan.timeline
     assert timeline.flops == plan.cost.matrix_flops
-    assert timeline.sent == sum(
-        c.count * c.bytes * (c.participants if c.kind == "reduce-scatter" else 1) for c in plan.collectives
-    )
     assert timeline.communication == pytest.approx(sum(c.count * c.seconds for c in plan.collectives))
     # Each layer is computed once more in the backward pass, which is a fourth of what is computed of it.
     assert 0.7 < timeline.model_flops / timeline.flops < 0.8
@@ -90,21 +87,22 @@ def test_gathers_are_started_a_layer_ahead(monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in GATHERS_AHEAD.items()))
     left = plan_of(LARGER)
     assert left.cost.matrix_flops == plan.cost.matrix_flops
-    assert plan.timeline.hidden_bytes / plan.timeline.sent > left.timeline.hidden_bytes / left.timeline.sent + 0.1
+    assert plan.timeline.hidden > left.timeline.hidden + 0.1
     assert sum(c.count for c in plan.collectives) < sum(c.count for c in left.collectives)
 
 
 @pytest.mark.soak
-def test_of_a_model_of_7_billion_parameters_nine_tenths_of_the_bytes_are_hidden() -> None:
+def test_of_a_model_of_7_billion_parameters_nine_tenths_of_communication_are_hidden() -> None:
     """Llama 2 7B on 8 x 8 H100s, fully sharded, 2 texts of 4,096 words for each; ``benchmarks/gpu_options.py``."""
     strategy = replicax.ShardedStrategy(list(devices("h100:8x8").flat))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         found = replicax.plan(strategy, *language_model.plan(strategy, "7b", 2, 4096))
     assert found.fits
     assert {c.kind for c in found.collectives} == {"all-gather", "reduce-scatter", "all-reduce"}
+    sent = sum(c.count * c.bytes for c in found.collectives)
     summed = sum(c.count * c.bytes for c in found.collectives if c.kind == "all-reduce")
-    assert summed < 1e-4 * found.timeline.sent  # so what is hidden is gathered and scattered
-    assert found.timeline.hidden_bytes >= 0.9 * found.timeline.sent
+    assert summed < 1e-4 * sent  # so what is hidden is gathered and scattered
+    assert found.timeline.hidden >= 0.9
     assert (found.tokens, found.examples) == (4097, 128)
     memory = found.memory
     assert sum(memory.peak.values()) == memory.total

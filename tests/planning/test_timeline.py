@@ -108,7 +108,7 @@ ENTRY %main (x: f32[1000]) -> f32[1000] {{
   ROOT %y = f32[1000]{{0:{target}}} copy-done(%start)
 }}""")
     run = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 1})).run(lambda use: 0.0)
-    assert run.seconds == run.copies == 4000 / CHIP.bandwidth
+    assert run.seconds == 4000 / CHIP.bandwidth
 
 
 def test_loops_run_as_often_as_they_say() -> None:
@@ -149,7 +149,7 @@ def test_a_branch_hides_what_was_started_before_it() -> None:
     arm = f"%arm (p: {ARRAY}) -> {ARRAY} {{\n  %p = {ARRAY} parameter(0)\n  ROOT %k = {ARRAY} negate(%p)\n}}\n"
     branch = f"%c = {ARRAY} conditional(%i, %x), branch_computations={{%arm}}"
     found = run(f"  %i = s32[] constant(0)\n  {OLD[0]}\n  {branch}\n  ROOT {OLD[1]}", inside=arm)
-    assert found.transfers["s"].exposed == found.transfers["s"].alone == pytest.approx(GATHER - KERNEL)
+    assert found.transfers["s"].exposed == pytest.approx(GATHER - KERNEL)
 
 
 def test_each_arm_of_a_branch_has_collectives_of_its_own() -> None:
@@ -193,8 +193,6 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
     assert (wait.seconds, wait.exposed) == (pytest.approx(GATHER), pytest.approx(GATHER - KERNEL))
     assert wait.where == "model.py:7"
     assert found.hidden == pytest.approx(0.8)
-    assert found.hidden_bytes == pytest.approx(0.8 * found.sent, abs=1)
-    assert found.sent == 4000
     assert [(k.kind, k.count, k.seconds, k.flops, k.bytes) for k in found.dearest] == [
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),

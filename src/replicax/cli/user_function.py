@@ -19,11 +19,7 @@ _FOLDER = "{} is a folder: expected a Python file, or a module"
 
 
 def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
-    """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``.
-
-    Raises:
-      InputError: there is no such function, or its module can't be imported.
-    """
+    """The module and the function of ``FILE_OR_MODULE[:FUNCTION]``; by default the function ``plan``."""
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "plan")
     if not place or not name.isidentifier():
         raise InputError(f"{target!r}: expected SCRIPT_OR_MODULE:FUNCTION, such as examples/digits.py:plan")
@@ -47,11 +43,7 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
 
 
 def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], target: str) -> None:
-    """Check that a function takes a strategy and these arguments.
-
-    Raises:
-      InputError: it does not take them.
-    """
+    """Check that a function takes a strategy and these arguments."""
     if not keywords:
         return
     try:
@@ -61,11 +53,7 @@ def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], ta
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The arguments of ``--with`` by name.
-
-    Raises:
-      InputError: one is given twice.
-    """
+    """The arguments of ``--with`` by name."""
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"--with gives an argument twice: {', '.join(twice)}")

@@ -72,6 +72,15 @@ def emulated_devices(count: int, need: str) -> np.ndarray:
     return np.array(have[:count], dtype=object)
 
 
+def attached_devices(platform: str, to_do: str) -> list[jax.Device]:
+    """The devices of a platform that JAX drives; if there are none, the message of the error ends with ``to_do``."""
+    try:
+        return list(jax.devices(platform))
+    except RuntimeError as error:
+        there = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
+        raise RuntimeError(f"there is no {platform.upper()}: JAX has {there}. {to_do}") from error
+
+
 def devices_by_process(devices: Sequence[jax.Device], what: str) -> np.ndarray:
     """The devices, which messages call ``what``, in the order of their ids: ``[processes, devices of each]``."""
     ordered = sorted(devices, key=lambda d: (d.process_index, d.id))

@@ -6,6 +6,7 @@ program.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ import jax
 from jax.sharding import Mesh
 
 from replicax.devices.host_values import kind_of
-from replicax.hlo.collective_instructions import as_collective, groups_of, is_repeated, use_between_slices
-from replicax.hlo.executed import executed
+from replicax.devices.mesh import REPLICA_AXIS
+from replicax.hlo.collective_instructions import SLICE_AXIS, ProgramDevices, collectives_of
 from replicax.hlo.instructions import parse
 from replicax.system.printable import printable
 from replicax.variables.layout import Copies, Split
@@ -134,13 +135,7 @@ class Exchange:
 
 
 def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:
-    """The columns for ``devices`` in a placement.
-
-    Args:
-      replicas: those of the placement.
-      devices: those of its mesh, in that order, and others that hold variables.
-      groups: the number of groups of neighbouring replicas that the variables are split over.
-    """
+    """The columns for the devices of the mesh, in its order, and then for others that hold variables."""
     each, logical = replicas.per_device, replicas.logical_devices.shape[1]
     slices = max(replicas.slices, 1)
     columns = []
@@ -201,40 +196,13 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
 def exchanges_in(text: str, devices: int, slices: int = 1) -> list[Exchange]:
     """The communication in one run of a compiled program, in the order of first appearance.
 
-    Args:
-      text: the text of the program.
-      devices: the number of devices that run it.
-      slices: the number of slices of these devices, one after the other. Each has its own program, and the text is
-        that of the first; the others are alike.
-
-    >>> from replicax.drawing.holdings import exchanges_in
-    >>> exchanges_in(
-    ...     '''
-    ... ENTRY %main (x: f32[8]) -> f32[8] {
-    ...   %x = f32[8]{0} parameter(0)
-    ...   %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ...   ROOT %z = f32[8]{0} all-reduce(%y), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ... }''',
-    ...     4,
-    ... )
-    [Exchange(kind='all-reduce', groups=((0, 2), (1, 3)), count=2, bytes=64)]
+    Each of the ``slices`` has its own program: the text is that of the first, and the others are alike.
     """
-    exchanges: dict[tuple[str, tuple[tuple[int, ...], ...]], Exchange] = {}
-    issued: dict[str, str] = {}
-    for run in executed(parse(text)):
-        instruction, each = run.instruction, devices // slices
-        met = use_between_slices(instruction, each, slices) if slices > 1 else None
-        if met is not None:
-            groups = [tuple(member + place for member in met.members) for place in range(each)]
-            kind, size = met.kind, met.bytes
-        else:
-            collective = as_collective(instruction)
-            if collective is None or is_repeated(instruction, issued):
-                continue
-            inside = groups_of(instruction, each)
-            groups = [tuple(i + first for i in group) for first in range(0, devices, each) for group in inside]
-            kind, size = collective.kind, collective.bytes
-        key = kind, tuple(groups)
-        before = exchanges.get(key, Exchange(*key, 0, 0))
-        exchanges[key] = Exchange(*key, before.count + run.times, before.bytes + run.times * size)
-    return list(exchanges.values())
+    counts, sizes = (collections.Counter[tuple[str, tuple[tuple[int, ...], ...]]]() for _ in range(2))
+    each = devices // slices
+    for use in collectives_of(parse(text), ProgramDevices({REPLICA_AXIS: devices}, slices, programs=slices)):
+        alike = range(each) if SLICE_AXIS in use.axes else range(0, devices, each)
+        key = use.kind, tuple(tuple(member + first for member in group) for first in alike for group in use.groups)
+        counts[key] += use.count
+        sizes[key] += use.count * use.bytes
+    return [Exchange(*key, count, sizes[key]) for key, count in counts.items()]

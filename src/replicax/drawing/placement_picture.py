@@ -94,15 +94,7 @@ def placement_picture(
     holdings: Sequence[Holding],
     exchanges: Sequence[Exchange] | None,
 ) -> str:
-    """The text of an SVG.
-
-    Args:
-      title: the title of the picture.
-      facts: a description of the placement.
-      columns: the devices, in the order of the mesh.
-      holdings: their parts of each variable.
-      exchanges: the communication of a step; ``None`` without a step.
-    """
+    """The text of an SVG."""
     page = _Page(columns)
     page.head(title, facts, len(columns))
     top = page.y

@@ -27,12 +27,7 @@ _LINES = 2  # of what the process has written, in a message
 
 
 class CompileProcess:
-    """A process that compiles programs for described GPUs; it starts with the first program.
-
-    Args:
-      target_config: as :func:`replicax.gpu.cuda_compiler.described_devices` takes it.
-      topology: the same.
-    """
+    """A process that compiles programs for described GPUs; it starts with the first program."""
 
     def __init__(self, target_config: str, topology: str) -> None:
         self._describe = target_config, topology
@@ -50,14 +45,18 @@ class CompileProcess:
         with self._lock:
             messages: list[Any] = [request]
             if self._process is None:
-                self._start()
+                self._process = self._started()
                 messages = [self._describe, request]
+            requests, answers = self._process.stdin, self._process.stdout
+            assert requests is not None
+            assert answers is not None
             try:
                 for message in messages:
-                    self._send(message)
-                answer = self._receive()
+                    pickle.dump(message, requests)
+                requests.flush()
+                answer = pickle.load(answers)
             except (EOFError, OSError) as error:
-                raise CompilationError(self._death()) from error
+                raise CompilationError(self._death(self._process)) from error
             except BaseException:  # such as an interrupt: the next answer would be for this request
                 self._end()
                 raise
@@ -65,37 +64,24 @@ class CompileProcess:
             raise RuntimeError(answer)
         return int(answer)
 
-    def _start(self) -> None:
+    def _started(self) -> subprocess.Popen[bytes]:
         package = str(Path(__file__).parents[2])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         # What the compiler writes, of drivers that are not there, is of use only if it fails.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
+        atexit.register(self._end)
+        return subprocess.Popen(
             _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
         )
-        atexit.register(self._end)
 
-    def _send(self, message: Any) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        pickle.dump(message, self._process.stdin)
-        self._process.stdin.flush()
-
-    def _receive(self) -> Any:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return pickle.load(self._process.stdout)
-
-    def _death(self) -> str:
+    def _death(self, process: subprocess.Popen[bytes]) -> str:
         """Describe the process's end."""
-        assert self._process is not None
         assert self._errors is not None
-        self._process.wait()
-        code = self._process.returncode
+        code = process.wait()
         how = f"with exit status {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
         self._errors.seek(0)
         written = self._errors.read().decode(errors="replace")

@@ -206,9 +206,6 @@ _ALIASES = {
 def gpu_model(name: str) -> GpuModel:
     """The model of that name.
 
-    Raises:
-      ValueError: there is none; the message names those that sound alike, and all.
-
     >>> from replicax.gpu.gpu_models import gpu_model
     >>> gpu_model("h100").sms
     132
@@ -246,9 +243,6 @@ def parse_cluster(name: str) -> tuple[GpuModel, int, int]:
     Args:
       name: ``"h100:16x8"``, 16 hosts with 8 GPUs each; ``"h100:8"``, one host; or a machine that a cloud sells, such as
         ``"a3-megagpu-8g"``, with how many: ``"a3-megagpu-8g:16"``.
-
-    Raises:
-      ValueError: it means nothing; the message has names that do.
 
     >>> from replicax.gpu.gpu_models import parse_cluster
     >>> [(model.name, hosts, gpus) for model, hosts, gpus in map(parse_cluster, ("h100:16x8", "p5.48xlarge:2"))]

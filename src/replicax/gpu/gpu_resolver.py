@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.cluster.accelerators import AcceleratorResolver, devices_by_process, emulated_devices
+from replicax.cluster.accelerators import AcceleratorResolver, attached_devices, devices_by_process, emulated_devices
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import describe_slices
 from replicax.gpu.cuda_compiler import described_devices
@@ -126,12 +126,9 @@ def _parse_emulated(text: str) -> tuple[GpuModel | None, int, int]:
 
 
 def _attached_gpus() -> list[jax.Device]:
-    try:
-        return list(jax.devices("gpu"))
-    except RuntimeError as error:
-        there = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
-        raise RuntimeError(
-            f"there is no GPU: JAX has {there}. To compile for GPUs that are not there: "
-            "GPUClusterResolver(topology='h100:8'); to run with none, emulate some: GPUClusterResolver(emulate='1x8'). "
-            "On a machine with GPUs, install 'jax[cuda12]', and leave JAX_PLATFORMS unset."
-        ) from error
+    return attached_devices(
+        "gpu",
+        "To compile for GPUs that are not there: GPUClusterResolver(topology='h100:8'); to run with none, emulate "
+        "some: GPUClusterResolver(emulate='1x8'). On a machine with GPUs, install 'jax[cuda12]', and "
+        "leave JAX_PLATFORMS unset.",
+    )

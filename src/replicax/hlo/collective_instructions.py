@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
@@ -57,19 +58,15 @@ def collectives_in(text: str) -> list[Collective]:
     return [
         found
         for instruction in instructions(text)
-        if (found := as_collective(instruction)) is not None and not is_repeated(instruction, issued)
+        if (found := _as_collective(instruction)) is not None and not _is_repeated(instruction, issued)
     ]
 
 
-def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
-    """Return whether an instruction is part of a collective that an earlier instruction has been counted for.
+def _is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
+    """Return whether a collective is part of an earlier one, by the names of those ``issued`` so far, by channel.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
     under different names, but with the same channel.
-
-    Args:
-      instruction: a collective.
-      issued: the names of those counted so far, by their channels; grows.
     """
     channel = re.search(r"channel_id=(\d+)", instruction.attributes)
     if channel is None or "chain_id=" not in instruction.attributes:
@@ -77,7 +74,7 @@ def is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
     return issued.setdefault(channel[1], instruction.name) != instruction.name
 
 
-def as_collective(instruction: Instruction) -> Collective | None:
+def _as_collective(instruction: Instruction) -> Collective | None:
     """The collective that an instruction is, or starts; ``None`` if it is none."""
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS:
@@ -151,52 +148,36 @@ class ProgramDevices:
 
 
 def collectives_of(module: Module, placement: ProgramDevices) -> list[CollectiveUse]:
-    """The collectives of a program, equal ones as one, in the order of their first appearance.
+    """The collectives of a program, equal ones as one, in the order of their first appearance."""
+    uses = uses_in(module, placement)
+    counts = collections.Counter[CollectiveUse]()
+    for run in executed(module):
+        if (use := uses.get(run.instruction.name)) is not None:
+            counts[use] += run.times
+    return [dataclasses.replace(use, count=count) for use, count in counts.items()]
 
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
-    >>> module = parse('''
-    ... ENTRY %main (x: f32[8]) -> f32[8] {
-    ...   %x = f32[8]{0} parameter(0)
-    ...   ROOT %y = f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add
-    ... }''')
-    >>> found = collectives_of(module, ProgramDevices({"replica": 2, "logical0": 2}))
-    >>> [(c.kind, c.bytes, c.axes, c.participants) for c in found]
-    [('all-reduce', 32, ('replica',), 2)]
-    >>> [c.axes for c in collectives_of(module, ProgramDevices({"replica": 4}, slices=2))]
-    [('slice',)]
-    """
-    uses: dict[tuple[object, ...], CollectiveUse] = {}
+
+def uses_in(module: Module, placement: ProgramDevices) -> dict[str, CollectiveUse]:
+    """The collectives of a program, each issued once, by the name of the instruction that is or starts it."""
+    uses: dict[str, CollectiveUse] = {}
     issued: dict[str, str] = {}
     for run in executed(module):
-        use = use_of(run.instruction, run.computation.name, module, placement)
-        if use is None or is_repeated(run.instruction, issued):
-            continue
-        use = dataclasses.replace(use, count=run.times)
-        key = (use.kind, use.bytes, use.groups, use.where)
-        if key in uses:
-            use = dataclasses.replace(use, count=use.count + uses[key].count)
-        uses[key] = use
-    return list(uses.values())
+        use = _use_of(run.instruction, run.computation.name, module, placement)
+        if use is not None and not _is_repeated(run.instruction, issued):
+            uses[run.instruction.name] = use
+    return uses
 
 
-def use_of(
+def _use_of(
     instruction: Instruction, computation: str, module: Module, placement: ProgramDevices
 ) -> CollectiveUse | None:
-    """Return one issue of the collective that an instruction is, or starts; ``None`` if it is none.
-
-    Args:
-      instruction: which.
-      computation: the name of the computation that it stands in.
-      module: the one that has both.
-      placement: the places of the devices.
-    """
+    """Return one issue of the collective that an instruction is, or starts; ``None`` if it is none."""
     devices = math.prod(placement.axes.values())
     if placement.programs > 1:
-        between = use_between_slices(instruction, devices // placement.slices, placement.slices)
+        between = _use_between_slices(instruction, devices // placement.slices, placement.slices)
         if between is not None:
             return between
-    collective = as_collective(instruction)
+    collective = _as_collective(instruction)
     if collective is None:
         return None
     collective = _as_issued(collective, computation, module)
@@ -216,7 +197,7 @@ def use_of(
     )
 
 
-def use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:
+def _use_between_slices(instruction: Instruction, each: int, slices: int) -> CollectiveUse | None:
     """Return what a slice's first device receives from those of other slices, if an instruction does that."""
     transfer = _TRANSFER.search(instruction.attributes) if instruction.opcode == "recv" else None
     if transfer is None:
@@ -245,9 +226,7 @@ def _as_issued(collective: Collective, computation: str, module: Module) -> Coll
 def groups_of(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:
     """Return the groups of a collective, as places in the mesh. Of a permute, the chains of senders and receivers.
 
-    Args:
-      instruction: a collective.
-      devices: the number of devices, which are the group if none is named.
+    All ``devices`` are the group if none is named.
     """
     text = instruction.attributes
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):

@@ -19,19 +19,7 @@ _TARGET = re.compile(r'custom_call_target="(__cublas\$(?=gemm|lt\$matmul)|__cudn
 
 
 def product_kind(instruction: Instruction) -> str:
-    """``"dot"`` or ``"convolution"``, by XLA or a library; ``""`` if the instruction is neither.
-
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.products import product_kind
-    >>> main = parse('''
-    ... ENTRY %main (x: f32[4,8], y: f32[8,3]) -> (f32[4,3], s8[64]) {
-    ...   %x = f32[4,8]{1,0} parameter(0)
-    ...   %y = f32[8,3]{1,0} parameter(1)
-    ...   ROOT %z = (f32[4,3]{1,0}, s8[64]{0}) custom-call(%x, %y), custom_call_target="__cublas$lt$matmul"
-    ... }''').computations["main"]
-    >>> product_kind(main.root), product_kind(main.instructions["x"])
-    ('dot', '')
-    """
+    """``"dot"`` or ``"convolution"``, by XLA or a library; ``""`` if the instruction is neither."""
     if instruction.opcode in ("dot", "convolution"):
         return instruction.opcode
     if instruction.opcode != "custom-call" or (found := _TARGET.search(instruction.attributes)) is None:
@@ -45,23 +33,7 @@ def is_library_product(instruction: Instruction) -> bool:
 
 
 def arithmetic_of(product: Instruction, computation: Computation) -> str:
-    """The dtype in which a product multiplies, and the precision or number of products, where the step asks for it.
-
-    Args:
-      product: one of the kind ``"dot"`` or ``"convolution"``.
-      computation: where it is.
-
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.products import arithmetic_of
-    >>> main = parse('''
-    ... ENTRY %main (x: f32[8,8]) -> (f32[8,8], f32[8,8]) {
-    ...   %x = f32[8,8]{1,0} parameter(0)
-    ...   %y = f32[8,8]{1,0} dot(%x, %x), operand_precision={highest,highest}
-    ...   %z = f32[8,8]{1,0} dot(%x, %y), algorithm=dot_bf16_bf16_f32_x3, metadata={}
-    ... }''').computations["main"]
-    >>> [arithmetic_of(main.instructions[name], main) for name in ("y", "z")]
-    ['f32 highest', 'bf16 x3']
-    """
+    """The dtype in which a product multiplies, and the precision or number of products, where the step asks for it."""
     if found := _ALGORITHM.search(product.attributes):
         dtype, products = found[1].lower(), (found[2] or "").lower()
         return f"{dtype} {'highest' if dtype == 'f32' else products}".strip()
@@ -70,23 +42,13 @@ def arithmetic_of(product: Instruction, computation: Computation) -> str:
 
 
 def dot_dims(dot: Instruction, role: str) -> list[int]:
-    """The dims of a matrix product that have a role, such as ``"lhs_contracting"`` or ``"rhs_batch"``.
-
-    Args:
-      dot: one of the kind ``"dot"``.
-      role: the side and what the dims do.
-    """
+    """The dims of a matrix product that have a role, such as ``"lhs_contracting"`` or ``"rhs_batch"``."""
     found = re.search(rf'{role}_(?:dims=\{{|dimensions":\[)([^}}\]]*)', dot.attributes)
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
 
 
 def convolution_dims(instruction: Instruction, computation: Computation) -> tuple[Dims, Dims, Dims]:
-    """The dims of the input, the kernel and the result of a convolution, or of the one whose gradient it is.
-
-    Args:
-      instruction: one of the kind ``"convolution"``.
-      computation: where it is.
-    """
+    """The dims of the input, the kernel and the result of a convolution, or of the one whose gradient it is."""
     first, second = (computation.instructions[name].arrays[0].dims for name in instruction.operands[:2])
     result = instruction.arrays[0].dims
     match is_gradient_of(instruction):
@@ -97,10 +59,11 @@ def convolution_dims(instruction: Instruction, computation: Computation) -> tupl
     return first, second, result
 
 
-def convolution_labels(convolution: Instruction) -> tuple[str, str, str] | None:
+def convolution_labels(convolution: Instruction) -> tuple[str, str, str]:
     """Return the dims of the input, the kernel and the result, such as ``("b01f", "01io", "b01f")``."""
     found = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
-    return None if found is None else (found[1], found[2], found[3])
+    assert found is not None, convolution.attributes
+    return found[1], found[2], found[3]
 
 
 def is_gradient_of(convolution: Instruction) -> str:

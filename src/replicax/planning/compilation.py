@@ -51,12 +51,6 @@ class Compilation:
 def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: jax.Device) -> Compilation:
     """Compile a program for devices that need not be there.
 
-    Args:
-      lower: gives the program.
-      name: the name of the step.
-      device: one of those that it is for. For a GPU that is only described, a process of its own compiles, which XLA
-        may end when it fails.
-
     The compiler is asked to write its program and its layout of memory to files. It does so even if the program turns
     out not to fit.
 

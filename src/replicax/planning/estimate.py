@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse, ProgramDevices, is_repeated, use_of
+from replicax.hlo.collective_instructions import SLICE_AXIS, CollectiveUse, ProgramDevices, uses_in
 from replicax.hlo.executed import calls_of
 from replicax.hlo.instructions import Computation, Instruction, Module
 from replicax.hlo.products import arithmetic_of
@@ -101,14 +101,7 @@ class ScalingPoint:
 def estimate_of(
     programs: Sequence[tuple[Module, ProgramDevices]], sends: Sequence[CollectiveUse], device: Chip, network: Network
 ) -> Estimate:
-    """The bounds of a step.
-
-    Args:
-      programs: those that a device runs, one after the other, and where their devices lie.
-      sends: what it sends to other devices in between.
-      device: what it has of a chip.
-      network: between the devices.
-    """
+    """The bounds of a step."""
     found = {module: _least_seconds(module, placement, device, network) for module, placement in dict(programs).items()}
     total: np.ndarray = sum((found[module] for module, _ in programs), np.zeros(len(_RESOURCES)))
     total[_RESOURCES.index("communication")] += sum(use.count * network.seconds(use) for use in sends)
@@ -120,7 +113,7 @@ _RESOURCES = ("compute", "memory", "communication", "between_slices", "arithmeti
 
 def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, network: Network) -> np.ndarray:
     """Seconds of each resource in a run of a program; of a branch, the least that an arm needs of each."""
-    issued: dict[str, str] = {}
+    uses = uses_in(module, placement)
 
     def of_computation(name: str, is_fused: bool) -> np.ndarray:
         computation = module.computations[name]
@@ -136,16 +129,16 @@ def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, netw
 
     def of_instruction(computation: Computation, instruction: Instruction, is_fused: bool) -> list[float]:
         flops = matrix_flops(instruction, computation)
-        use = use_of(instruction, computation.name, module, placement)
-        sending = 0.0 if use is None or is_repeated(instruction, issued) else network.seconds(use)
-        is_between = use is not None and SLICE_AXIS in use.axes
-        if use is not None and device.is_serial:  # measured as a whole, with what it reads, adds and writes
-            return [0.0, 0.0, 0.0 if is_between else sending, sending if is_between else 0.0, 0.0, 0.0]
+        use = uses.get(instruction.name)
+        sending = [0.0, 0.0]
+        if use is not None:
+            sending[SLICE_AXIS in use.axes] = network.seconds(use)
+            if device.is_serial:  # measured as a whole, with what it reads, adds and writes
+                return [0.0, 0.0, *sending, 0.0, 0.0]
         return [
             flops and flops / peak_of(arithmetic_of(instruction, computation), device),
             0.0 if is_fused else bytes_moved(module, computation, instruction) / device.bandwidth,
-            0.0 if is_between else sending,
-            sending if is_between else 0.0,
+            *sending,
             other_flops(instruction, computation) / device.arithmetic if device.arithmetic else 0.0,
             0.0 if is_fused else is_launched(instruction) * device.launch,
         ]

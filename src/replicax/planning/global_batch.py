@@ -11,9 +11,6 @@ import jax
 def examples_of(element_spec: Any) -> int | None:
     """Return a replica's number of examples: the size of dim 0 of each described array; ``None`` if there are none.
 
-    Raises:
-      ValueError: the arrays differ in it.
-
     >>> import jax
     >>> from replicax.planning.global_batch import examples_of
     >>> examples_of({"x": jax.ShapeDtypeStruct((32, 784), "float32"), "y": jax.ShapeDtypeStruct((32,), "int32")})
@@ -54,9 +51,6 @@ def tokens_of(element_spec: Any) -> int | None:
 
 def with_examples(element_spec: Any, examples: int | Fraction) -> Any:
     """``element_spec`` with another number of examples in each described array.
-
-    Raises:
-      ValueError: it is no whole number; or the arrays differ in the number of examples.
 
     >>> import jax
     >>> from replicax.planning.global_batch import with_examples

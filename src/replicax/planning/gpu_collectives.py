@@ -54,18 +54,6 @@ def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: C
       hosts: the number of hosts of its participants.
       gpus: the number of participants.
       chip: the kind of GPU. Without links, they share a device's memory.
-
-    >>> import dataclasses
-    >>> import replicax
-    >>> from replicax.planning.gpu_collectives import seconds_between_gpus
-    >>> h100 = replicax.planning.Chip("H100", 989e12, 80e9, 3.35e12, link=25e9, links=18, network=50e9)
-    >>> round(1e6 * seconds_between_gpus("all-gather", 1e9, 1, 8, h100))  # microseconds
-    2392
-    >>> round(1e6 * seconds_between_gpus("all-gather", 1e9, 8, 8, h100))  # one GPU of each host: the network alone
-    19565
-    >>> fast = dataclasses.replace(h100, network=100e9)
-    >>> round(1e6 * seconds_between_gpus("all-gather", 1e9, 8, 64, fast))  # links inside hosts are slower
-    2966
     """
     links = chip.link * chip.links * LINK_SHARE
     network = chip.network * NETWORK_SHARE

@@ -79,13 +79,7 @@ class Memory:
 
 
 def memory_of(allocations: Iterable[Allocation], code: int, buffers: Iterable[Buffer]) -> Memory:
-    """The memory of a step, by its compiler's own layout; the device's capacity is still unknown.
-
-    Args:
-      allocations: those of its program.
-      code: the size of the program itself.
-      buffers: the largest ones.
-    """
+    """The memory of a step, by its compiler's own layout; the device's capacity is still unknown."""
     allocations = list(allocations)
     return Memory(
         arguments=sum(a.size for a in allocations if a.is_argument),

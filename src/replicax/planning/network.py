@@ -75,20 +75,7 @@ class Line:
 
 
 def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> float:
-    """Return the seconds that one collective takes, by the formulas above.
-
-    Args:
-      kind: as in :class:`Collective`.
-      whole: ``V``, in bytes.
-      lines: the places of the participants.
-      chip: the kind of chip.
-
-    >>> from replicax.planning.chip_specs import CHIPS
-    >>> from replicax.planning.network import Line, seconds_of
-    >>> ring = [Line(chips=16, extent=16, wraps=True)]
-    >>> round(1e3 * seconds_of("all-gather", 100e6, ring, CHIPS["v5e"]), 3)  # 100 MB × 15/16 at 2 × 50 GB/s, 8 hops
-    0.945
-    """
+    """Return the seconds that one collective takes, by the formulas above, in which ``whole`` is ``V``."""
     lines = [line for line in lines if line.chips > 1]
     if not lines or not chip.link:
         return whole / chip.bandwidth  # between devices of one chip: through its memory

@@ -46,11 +46,7 @@ class Share:
 
 
 def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
-    """The program of each launch, compiled ahead of time; those that are the same only once.
-
-    Raises:
-      CompilationError: see :func:`compile_ahead`.
-    """
+    """The program of each launch, compiled ahead of time; those that are the same only once."""
     name, device = executable.program.name, executable.mesh.devices.flat[0]
     known: dict[object, Compilation] = {}
     found = []

@@ -107,14 +107,6 @@ def variables_alone(
 
     The arguments, and the errors, are those of :func:`plan`, which then need not trace the step again. The second is
     ``None`` if it is not known, or if logical devices have different variables.
-
-    >>> import jax, replicax
-    >>> from replicax.planning.planner import variables_alone
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     w = replicax.Variable(lambda: jax.numpy.zeros((256, 10)), name="w")
-    >>> variables_alone(strategy, lambda x: x @ w, jax.ShapeDtypeStruct((32, 256), "float32"))
-    (10240, None)
     """
     executable, _ = _traced_program(strategy, step, element_spec)
     if isinstance(executable, PlacedExecutable):

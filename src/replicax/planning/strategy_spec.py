@@ -96,9 +96,6 @@ def _partitioner(variables: str, blocks: int) -> Partitioner | None:
 def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, int]:
     """Return the numbers of devices and of their slices (of GPUs: domains that NVLink joins).
 
-    Raises:
-      ValueError: there is no such slice or GPU.
-
     >>> from replicax.planning.strategy_spec import devices_and_slices
     >>> devices_and_slices("h100:16x8"), devices_and_slices("v5e:4x4", slices=2)
     ((128, 16), (32, 2))
@@ -112,11 +109,7 @@ def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, i
 
 
 def check_variables(text: str) -> str:
-    """``text``, if it says how variables lie.
-
-    Raises:
-      ValueError: it does not.
-    """
+    """``text``, if it says how variables lie."""
     if not re.fullmatch(r"mirrored|sharded|groups:[1-9]\d*", str(text)):
         raise ValueError(f"must be mirrored, sharded or groups:N, such as groups:8, got {text!r}")
     return text
@@ -124,9 +117,6 @@ def check_variables(text: str) -> str:
 
 def block_of(cores: int, mesh: Sequence[int]) -> Shape:
     """A block of so many cores, as close to a cube as there is, in a mesh; the cores of a chip come first.
-
-    Raises:
-      ValueError: no block of so many cores divides the mesh.
 
     >>> from replicax.planning.strategy_spec import block_of
     >>> block_of(4, (4, 4, 4, 1)), block_of(4, (8, 8, 1, 2)), block_of(8, (4, 4, 4, 1))

@@ -56,12 +56,7 @@ class CoreOwners:
 
 
 def core_owners(topology: Topology, assignment: DeviceAssignment | None) -> CoreOwners:
-    """The content of a picture of ``topology``.
-
-    Raises:
-      TypeError: ``assignment`` is no device assignment.
-      ValueError: the assignment is of another topology.
-    """
+    """The content of a picture of ``topology``."""
     if not isinstance(assignment, DeviceAssignment | None):
         raise TypeError(f"the device assignment must be a replicax.DeviceAssignment or None, got {assignment!r}")
     if assignment is not None and assignment.topology != topology:

@@ -116,7 +116,7 @@ class _Page:
             lines += strokes
             colours += [colour] * len(strokes)
             widths += [self._thin(1.8 if owner is None else 6.0)] * len(strokes)
-        self._lines(lines, 1, colors=colours, linewidths=widths)
+        self.axes.add_collection(LineCollection(lines, capstyle="butt", zorder=1, colors=colours, linewidths=widths))
 
     def _stubs(self, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
         """Draw a wrap-around link, which leaves on one side and comes back on the other, as two short ends."""
@@ -226,9 +226,6 @@ class _Page:
     def _boxes(self, outlines: list[Outline], level: float, **style: Any) -> None:
         self.axes.add_collection(PathCollection(outlines, zorder=level, **style))
 
-    def _lines(self, lines: list[np.ndarray], level: float, **style: Any) -> None:
-        self.axes.add_collection(LineCollection(lines, capstyle="butt", zorder=level, **style))
-
     def _box(self, low: np.ndarray, high: np.ndarray, radius: float) -> Outline:
         """A rectangle; with rounded corners if they are large enough to see."""
         style: Any = BoxStyle.Round(0, radius) if self.unit > 0.2 else BoxStyle.Square(0)
@@ -258,11 +255,11 @@ def _title(topology: Topology) -> str:
 
 def _facts(topology: Topology, assignment: DeviceAssignment | None) -> str:
     cores = int(topology.mesh_shape[3])
-    dims = [axis for axis, wraps in zip("xyz", topology.torus.wrap, strict=True) if wraps]
+    around = topology.torus.around
     facts = [
         counted(math.prod(topology.torus.shape), "chip") + (f" of {cores} devices" if cores > 1 else ""),
         counted(topology.num_tasks, "host"),
-        f"wraps around along {', '.join(dims)}" if dims else "no wrap-around",
+        f"wraps around along {around}" if around else "no wrap-around",
     ]
     if assignment is not None:
         replicas, each = assignment.num_replicas, assignment.num_cores_per_replica

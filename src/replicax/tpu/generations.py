@@ -108,9 +108,6 @@ def slice_name(name: str) -> str:
 
     A number of cores means the default shape if there are several. Any other name is returned unchanged.
 
-    Raises:
-      ValueError: Google has no slice of so many cores; the message lists those of the generation.
-
     >>> from replicax.tpu.generations import slice_name
     >>> slice_name("v5p-128"), slice_name("v5litepod-16"), slice_name("v5p:4x4x8")
     ('v5p:4x4x4', 'v5e:4x4', 'v5p:4x4x8')
@@ -134,9 +131,6 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
     """The generation and the chips along x, y and z for a name such as ``"v5e:4x4"`` or ``"v5litepod-16"``.
-
-    Raises:
-      ValueError: it is not a slice: no such generation, too many chips for it, chips that fill no host.
 
     >>> from replicax.tpu.generations import parse_slice
     >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1], parse_slice("v5p-32")[1]

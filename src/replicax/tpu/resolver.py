@@ -14,7 +14,13 @@ from jax.experimental import topologies
 
 from replicax import _jax
 from replicax.argument_checks import checked_integer
-from replicax.cluster.accelerators import JOB, AcceleratorResolver, devices_by_process, emulated_devices
+from replicax.cluster.accelerators import (
+    JOB,
+    AcceleratorResolver,
+    attached_devices,
+    devices_by_process,
+    emulated_devices,
+)
 from replicax.cluster.resolver import url
 from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import slice_of
@@ -195,15 +201,7 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
 
 
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
-    """The topology of TPU slices, derived from their devices, and the devices.
-
-    Args:
-      devices: TPU devices, with ``coords``, ``core_on_chip``, ``process_index``, ``device_kind``, and ``slice_index``
-        if there are several slices.
-      name: the name of the topology.
-
-    Returns:
-      The topology of each slice, and the devices: ``[slices * tasks, devices of a task]``.
+    """The topology of each TPU slice, derived from the devices, and these: ``[slices * tasks, devices of a task]``.
 
     Raises:
       ValueError: the devices are not TPUs, or of slices that differ, or processes drive different numbers of them.
@@ -243,15 +241,11 @@ def _attached_devices(tpu: str | None) -> list[jax.Device]:
             f"TPUClusterResolver(tpu={tpu!r}): JAX drives the TPUs of the machines that it runs on, and connects to no "
             "others by name or address. Run this on the TPU VM, one process a host, with tpu=None."
         )
-    try:
-        return list(jax.devices("tpu"))
-    except RuntimeError as error:
-        others = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
-        raise RuntimeError(
-            f"there is no TPU: JAX has {others}. To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); "
-            "to compile for one that is not there: TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install "
-            "'replicax[tpu]', and leave JAX_PLATFORMS unset."
-        ) from error
+    return attached_devices(
+        "tpu",
+        "To run with none, emulate one: TPUClusterResolver(emulate='2x2x1x2'); to compile for one that is not there: "
+        "TPUClusterResolver(topology='v5e:4x4'). On a TPU VM, install 'replicax[tpu]', and leave JAX_PLATFORMS unset.",
+    )
 
 
 def _absent(name: str, slices: int) -> list[jax.Device]:

@@ -340,22 +340,17 @@ class Topology:
 
     def __repr__(self) -> str:
         chips, cores = "x".join(map(str, self.torus.shape)), int(self._mesh_shape[3])
-        around = ", ".join(axis for axis, wraps in zip("xyz", self.torus.wrap, strict=True) if wraps)
         parts = [
             f"{chips} chip{'s' * (chips != '1x1x1')} of {cores} device{'s' * (cores > 1)}",
             f"{self.num_tasks} host{'s' * (self.num_tasks > 1)}",
             *([f"{len(self.missing_devices)} devices missing"] if len(self.missing_devices) else []),
-            f"wraps around along {around}" if around else "no wrap-around",
+            f"wraps around along {self.torus.around}" if self.torus.around else "no wrap-around",
         ]
         return f"Topology({', '.join([*([repr(self.name)] if self.name else []), *parts])})"
 
 
 def as_coordinates(values: ArrayLike, what: str, missing_z: int = 0) -> np.ndarray:
-    """Integers ``[..., 4]``; three numbers mean ``(x, y, core)``, with ``missing_z`` for z.
-
-    Raises:
-      ValueError: they are not integers, or not three or four; the message calls them ``what``.
-    """
+    """Integers ``[..., 4]``; three numbers mean ``(x, y, core)``, with ``missing_z`` for z."""
     try:
         array = np.asarray(values)
     except ValueError:

@@ -33,16 +33,13 @@ class Torus:
         around = tuple(bool(w) and size > 2 for w, size in zip(self.wrap, self.shape, strict=True))
         object.__setattr__(self, "wrap", around)
 
+    @property
+    def around(self) -> str:
+        """The names of the dims that wrap around: ``"x, y"``."""
+        return ", ".join(axis for axis, wraps in zip("xyz", self.wrap, strict=True) if wraps)
+
     def hops(self, a: ArrayLike, b: ArrayLike) -> np.ndarray:
-        """The number of links from chip ``a`` to chip ``b`` on the shortest way; 0 if they are the same.
-
-        Args:
-          a: integer coordinates ``[..., 3]``.
-          b: the same; shapes broadcast.
-
-        Returns:
-          int64 ``[...]``.
-        """
+        """The number of links on the shortest way from each chip in ``a`` to the one in ``b``, both ``[..., 3]``."""
         straight = np.abs(np.asarray(a, np.int64) - np.asarray(b, np.int64))
         around = np.asarray(self.shape) - straight
         return np.where(self.wrap, np.minimum(straight, around), straight).sum(-1)
@@ -89,18 +86,11 @@ def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[in
 
 
 def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
-    """Order all points of a grid so that each is a neighbour of the one before it.
+    """Order all points of a grid, from the origin, so that each is a neighbour of the one before it.
 
     They close to a ring if the grid allows it: if it wraps around along some dim, or if it has an even number of points
     and at least two dims longer than one. (A grid with an odd number of points has no ring: the sum of the coordinates
     alternates between even and odd along every link.)
-
-    Args:
-      shape: points along each dim.
-      wrap: the dims along which the last point is a neighbour of the first.
-
-    Returns:
-      int64 ``[points, dims]``, from the origin.
 
     >>> from replicax.tpu.torus import ring_order
     >>> ring_order((3, 2), (False, False)).tolist()

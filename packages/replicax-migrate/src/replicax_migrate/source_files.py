@@ -77,12 +77,7 @@ class SourceProgram:
 
 
 def program_files(arguments: Iterable[Path], on_error: Callable[[OSError], object]) -> list[Path]:
-    """The files that arguments name: files as they are, folders with all Python files and notebooks in them.
-
-    Args:
-      arguments: the paths.
-      on_error: called with the error of each folder that can't be read.
-    """
+    """The files that arguments name: files as they are, folders with all Python files and notebooks in them."""
     found: dict[Path, None] = {}
     for argument in arguments:
         if not argument.is_dir():
@@ -97,11 +92,7 @@ def program_files(arguments: Iterable[Path], on_error: Callable[[OSError], objec
 
 
 def read_program(path: Path) -> SourceProgram:
-    """Read a Python file, a notebook, or standard input.
-
-    Raises:
-      UnreadableError: it is not text, not Python 3, or not a notebook.
-    """
+    """Read a Python file, a notebook, or standard input."""
     try:
         raw = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
     except OSError as error:
@@ -117,11 +108,7 @@ def read_program(path: Path) -> SourceProgram:
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of a program.
-
-    Raises:
-      UnreadableError: it is no Python 3.
-    """
+    """The tree of a program."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about the program's own strings
             return ast.parse(text)
@@ -159,11 +146,7 @@ def _read_notebook(path: Path, raw: bytes) -> SourceProgram:
 
 
 def _code(source: str) -> str:
-    """The Python of a cell, in as many lines.
-
-    Raises:
-      UnreadableError: it has none.
-    """
+    """The Python of a cell, in as many lines; raises an ``UnreadableError`` if it has none."""
     try:
         parse(source)
     except UnreadableError:

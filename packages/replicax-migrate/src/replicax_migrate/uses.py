@@ -92,12 +92,7 @@ _STAR = "the names that it brings are followed, but for those that the program b
 
 @deep_recursion()
 def find_uses(tree: ast.Module, source_lines: list[str]) -> list[NameUse]:
-    """All uses in a program, in the order of the source.
-
-    Args:
-      tree: the program.
-      source_lines: its lines.
-    """
+    """All uses in a program, in the order of the source."""
     return _Search(tree, source_lines).uses() if may_use(tree) else []
 
 

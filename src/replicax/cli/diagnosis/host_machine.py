@@ -84,11 +84,7 @@ def _limit(value: int) -> str:
 
 
 def look_at_disk(directory: Path) -> list[Finding]:
-    """Check whether checkpoints can be written into a folder, and how much space there is.
-
-    Args:
-      directory: the folder, or the nearest existing one above it.
-    """
+    """Check whether checkpoints can be written into a folder, and how much space there is."""
     data = {"directory": str(directory)}
     try:
         there = directory.absolute()

@@ -27,11 +27,7 @@ _SWITCHED_OFF = {"NCCL_P2P_DISABLE": "direct copies between GPUs", "NCCL_SHM_DIS
 
 
 def check(seconds: float) -> list[Finding]:
-    """The findings for all GPUs of this machine; none if there is no sign of one.
-
-    Args:
-      seconds: how long ``nvidia-smi`` may take.
-    """
+    """The findings for all GPUs of this machine; none if there is no sign of one."""
     questions = (["-q", "-x"], ["topo", "-m"], ["topo", "-p2p", "r"])
     if not has_nvidia_gpu() and shutil.which(nvidia_smi.COMMAND) is None:
         return []

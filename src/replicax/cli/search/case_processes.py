@@ -9,7 +9,6 @@ that only the search holds, and ends when that closes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -19,40 +18,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 from replicax.cli.search.choices import SearchCase
+from replicax.cli.search.ranking import CaseOutcome
 
 _COMMAND = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())", "plan"]
 _TURN = 0.05
 _FOUND = "found.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class CaseOutcome:
-    """The result of a case.
-
-    Attributes:
-      case: the case.
-      found: the data of its plan and ``"examples"``; ``None`` if it failed.
-      reason: why it failed, in a line.
-      seconds: how long it took.
-    """
-
-    case: SearchCase
-    found: dict[str, Any] | None
-    reason: str = ""
-    seconds: float = 0.0
-
-
 class _CaseProcess:
-    """The process of one case.
-
-    Args:
-      case: the case.
-      arguments: the arguments of ``replicax plan``.
-      folder: for its output; must not exist yet.
-    """
+    """The process of one case."""
 
     def __init__(self, case: SearchCase, arguments: Sequence[str], folder: Path) -> None:
         self.case = case
@@ -85,15 +61,15 @@ class _CaseProcess:
         report = self.folder / _FOUND
         if report.is_file():
             with contextlib.suppress(json.JSONDecodeError):  # it was killed while writing
-                return CaseOutcome(self.case, json.loads(report.read_text()), seconds=seconds)
+                return CaseOutcome.of(self.case, json.loads(report.read_text()), seconds)
         code = self.process.returncode
         lines = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
         if code < 0:
             name = signal.Signals(-code).name
             hint = ": perhaps the machine had too little memory; try fewer --jobs" if name == "SIGKILL" else ""
-            return CaseOutcome(self.case, None, f"its process was ended by {name}{hint}", seconds)
+            return CaseOutcome.failed(self.case, f"its process was ended by {name}{hint}", seconds)
         reason = lines[-1].removeprefix("replicax plan: ").removeprefix("error: ") if lines else f"exit status {code}"
-        return CaseOutcome(self.case, None, reason, seconds)
+        return CaseOutcome.failed(self.case, reason, seconds)
 
 
 def outcomes(
@@ -129,8 +105,8 @@ def outcomes(
                 is_late &= process.process.poll() is None
                 running.remove(process)
                 process.end()
-                late = CaseOutcome(process.case, None, f"not planned within {deadline:g} s (--deadline)", deadline)
-                yield late if is_late else process.outcome()
+                reason = f"not planned within {deadline:g} s (--deadline)"
+                yield CaseOutcome.failed(process.case, reason, deadline) if is_late else process.outcome()
     finally:
         for process in running:
             process.kill()

@@ -45,9 +45,6 @@ class SearchCase:
 def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
     """The choices of a command line: ``NAME=VALUE,VALUE``.
 
-    Raises:
-      InputError: a text is not a choice; a name or a value is there twice.
-
     >>> from replicax.cli.search.choices import parsed
     >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"])
     {'strategy': ['mirrored', 'groups:4'], 'remat': ['none', 'layers']}
@@ -65,11 +62,7 @@ def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def declared(module: Any) -> dict[str, list[str]]:
-    """The choices that a program offers in its ``SEARCH``, or none.
-
-    Raises:
-      InputError: ``SEARCH`` is not a dict from names to values.
-    """
+    """The choices that a program offers in its ``SEARCH``, or none."""
     offered = getattr(module, DECLARED, {})
     where = f"{DECLARED} of {getattr(module, '__name__', 'the program')}"
     if not isinstance(offered, Mapping) or not all(isinstance(name, str) for name in offered):

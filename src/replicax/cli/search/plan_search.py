@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import NOT_WRITTEN, InputError, written
-from replicax.cli.search.case_processes import CaseOutcome, outcomes
+from replicax.cli.search.case_processes import outcomes
 from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
-from replicax.cli.search.ranking import RankedCase, as_data, command, print_ranking, ranked
+from replicax.cli.search.ranking import CaseOutcome, as_data, command, print_ranking
 from replicax.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def search(
         cases_in_words = counted(len(cases), "case")
         console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
         results, is_interrupted = _followed_outcomes(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
-    rows = ranked(results)
+    rows = sorted(results, key=lambda row: row.key)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
     commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
     failure = None
@@ -138,7 +138,7 @@ def _common(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _batch(args: argparse.Namespace, row: RankedCase) -> list[str]:
+def _batch(args: argparse.Namespace, row: CaseOutcome) -> list[str]:
     """The batch that the case had, if none was given."""
     return [] if args.batch is not None or row.examples is None else ["--batch", str(row.examples)]
 
@@ -184,7 +184,7 @@ def _followed_outcomes(
         try:
             for outcome in found:
                 known.append(outcome)
-                advance(f"{len(known)} of {len(cases)}  {RankedCase.of(outcome).in_a_line}")
+                advance(f"{len(known)} of {len(cases)}  {outcome.in_a_line}")
         except KeyboardInterrupt:
             return known, True
     return known, False

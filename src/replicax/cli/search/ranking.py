@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.search.case_processes import CaseOutcome
 from replicax.cli.search.choices import SearchCase
 from replicax.system.quantities import bytes_in_words, seconds_in_words
 
@@ -21,7 +20,7 @@ _ORDER = ("fits", "does not fit", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
-class RankedCase:
+class CaseOutcome:
     """A case with its result.
 
     Attributes:
@@ -52,11 +51,13 @@ class RankedCase:
     planned_in: float = 0.0
 
     @classmethod
-    def of(cls, outcome: CaseOutcome) -> RankedCase:
-        """The ranked case for a result."""
-        found = outcome.found
-        if found is None:
-            return cls(outcome.case, "failed", outcome.reason, planned_in=outcome.seconds)
+    def failed(cls, case: SearchCase, reason: str, planned_in: float = 0.0) -> CaseOutcome:
+        """The outcome of a case that could not be planned."""
+        return cls(case, "failed", reason, planned_in=planned_in)
+
+    @classmethod
+    def of(cls, case: SearchCase, found: dict[str, Any], planned_in: float = 0.0) -> CaseOutcome:
+        """The outcome of a case with the data of its plan, or of what is known without one."""
         memory = found["memory"]
         fits = found["fits"] is not False
         reason = ""
@@ -66,7 +67,7 @@ class RankedCase:
                 reason = f"its variables alone need {reason}"
         estimate, timeline = ((found.get(name) if fits else None) or {} for name in ("estimate", "timeline"))
         return cls(
-            case=outcome.case,
+            case=case,
             state="fits" if fits else "does not fit",
             reason=reason,
             seconds=timeline.get("seconds"),
@@ -76,7 +77,7 @@ class RankedCase:
             capacity=memory["capacity"],
             examples=found["examples"],
             replicas=found["replicas"],
-            planned_in=outcome.seconds,
+            planned_in=planned_in,
         )
 
     @property
@@ -99,23 +100,18 @@ class RankedCase:
         return f"{self.case}: {found}"
 
 
-def ranked(found: Iterable[CaseOutcome]) -> list[RankedCase]:
-    """The results, the best first."""
-    return sorted(map(RankedCase.of, found), key=lambda row: row.key)
-
-
 def command(words: Sequence[str]) -> str:
     """A command line, quoted for a shell."""
     return shlex.join(["replicax", "plan", *words])
 
 
-def as_data(rows: Sequence[RankedCase], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:
+def as_data(rows: Sequence[CaseOutcome], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:
     """The result of a search, as dicts, lists, strings and numbers."""
     cases = [{**dataclasses.asdict(row), "case": dict(row.case.values), "command": commands[row.case]} for row in rows]
     return {"version": VERSION, "cases": cases, "unfinished": [dict(case.values) for case in unfinished]}
 
 
-def print_ranking(rows: Sequence[RankedCase], console: Console) -> None:
+def print_ranking(rows: Sequence[CaseOutcome], console: Console) -> None:
     """Print the cases as a table, the best first."""
     from rich import box
     from rich.table import Table

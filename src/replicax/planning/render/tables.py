@@ -50,14 +50,7 @@ class Section:
 
 
 def sections(plan: Plan) -> Iterator[Section]:
-    """The tables of a plan, in order.
-
-    >>> import replicax
-    >>> from replicax.planning.render.tables import sections
-    >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> [s.title for s in sections(replicax.plan(strategy, lambda: None))]
-    ['Memory of one device', 'Work of one device in one step']
-    """
+    """The tables of a plan, in order."""
     if plan.stages:
         yield _stages(plan)
     yield _memory(plan)

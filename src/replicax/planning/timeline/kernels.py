@@ -56,23 +56,7 @@ class Kernel:
 
 
 def kernel_of(module: Module, computation: Computation, instruction: Instruction, chip: Chip) -> Kernel:
-    """The kernel that an instruction outside of fusions is.
-
-    >>> import replicax
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.planning.timeline.kernels import kernel_of
-    >>> module = parse('''
-    ... ENTRY %main (x: f32[1000000]) -> f32[1000000] {
-    ...   %x = f32[1000000]{0} parameter(0)
-    ...   ROOT %y = f32[1000000]{0} negate(%x)
-    ... }''')
-    >>> main = module.computations["main"]
-    >>> kernel = kernel_of(
-    ...     module, main, main.root, replicax.planning.Chip("card", flops=1e15, memory=80e9, bandwidth=1e12)
-    ... )
-    >>> kernel.kind, kernel.bound_by, kernel.bytes, round(1e6 * kernel.seconds, 2)
-    ('elementwise', 'memory', 8000000, 8.89)
-    """
+    """The kernel that an instruction outside of fusions is."""
     parts = list(parts_of(module, computation, instruction))
     products = [p for home, part in parts if (p := product_of(part, home)) is not None]
     attention = attention_of(instruction, computation)

@@ -23,29 +23,7 @@ _FRESH = ("broadcast", "constant", "iota")
 
 
 def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: int) -> dict[str, int]:
-    """Bytes of temporaries by their kind, which add up to ``temporaries``.
-
-    Args:
-      module: the program.
-      ranges: what is in memory when it is fullest; ``None`` if the compiler does not tell.
-      temporaries: bytes of all, as the compiler has laid them out.
-
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.hlo.live_ranges import LiveRanges, LiveValue
-    >>> from replicax.planning.timeline.peak import temporaries_by_kind
-    >>> module = parse('''
-    ... ENTRY %main (w: f32[16], x: f32[16]) -> f32[16] {
-    ...   %w = f32[16] parameter(0), metadata={op_name="args[0][0]"}
-    ...   %x = f32[16] parameter(1), metadata={op_name="args[2][0]"}
-    ...   %c = bf16[16] convert(%w)
-    ...   %h = f32[16] multiply(%x, %c)
-    ...   %g = f32[16] multiply(%h, %h), metadata={op_name="jit(f)/transpose(jvp())/mul"}
-    ...   ROOT %y = f32[16] add(%g, %h)
-    ... }''')
-    >>> alive = [LiveValue(n, (), s, b, 5) for n, s, b in (("c", 32, 2), ("h", 64, 3), ("g", 64, 4))]
-    >>> temporaries_by_kind(module, LiveRanges(("w", "x", "c", "h", "g", "y"), tuple(alive)), 200)
-    {'variables, gathered or cast': 32, 'activations': 64, 'other temporaries': 104}
-    """
+    """Bytes of temporaries by their kind, which add up to ``temporaries``."""
     if ranges is None:
         return {OTHERS: temporaries}
     origins = _Origins(module)
@@ -71,11 +49,6 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
 
 def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) -> dict[str, int]:
     """Return the bytes in memory when it is fullest, by kind; without kinds of which there is nothing.
-
-    Args:
-      memory: the memory of the step.
-      variables: bytes of those that it reads.
-      temporaries: see :func:`temporaries_by_kind`.
 
     >>> from replicax.planning.memory import Memory
     >>> from replicax.planning.timeline.peak import peak_by_kind

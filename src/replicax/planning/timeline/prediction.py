@@ -76,8 +76,6 @@ class Timeline:
       kernels: seconds in which kernels run.
       communication: seconds of all collectives, one after the other.
       exposed: seconds in which kernels wait for collectives.
-      sent: bytes of all collectives, of the whole value of each.
-      hidden_bytes: how many of these move while kernels run.
       flops: the flops of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
       utilization: the model's FLOPs as a share of what the chip computes in that time at its peak for the dtype (MFU).
@@ -91,8 +89,6 @@ class Timeline:
     kernels: float
     communication: float
     exposed: float
-    sent: int
-    hidden_bytes: int
     flops: int
     model_flops: int
     utilization: float
@@ -108,11 +104,7 @@ class Timeline:
 
 
 def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
-    """The prediction of a step from its programs, which run one after the other.
-
-    Args:
-      runs: the runs of each program, with the lines that its instructions come from.
-    """
+    """The prediction of a step from its programs, which run one after the other."""
     kernels = [kernel for run, _ in runs for kernel in run.kernels.values()]
     transfers = [transfer for run, _ in runs for transfer in run.transfers.values()]
     seconds = sum(run.seconds for run, _ in runs)
@@ -128,8 +120,6 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
         kernels=sum(k.count * k.kernel.seconds for k in kernels),
         communication=sum(t.count * t.each for t in transfers),
         exposed=sum(t.exposed for t in transfers),
-        sent=sum(t.count * t.use.whole for t in transfers),
-        hidden_bytes=sum(int(t.count * t.use.whole * (1 - _share_alone(t))) for t in transfers),
         flops=flops,
         model_flops=model_flops,
         utilization=of_model / (seconds or 1.0),
@@ -138,11 +128,6 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
         dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
         waits=tuple(_exposed_collectives((t, lines) for run, lines in runs for t in run.transfers.values())),
     )
-
-
-def _share_alone(transfer: TransferRun) -> float:
-    """Return the share of a transfer that no kernel hides: at most 1, in spite of rounding and the ends of loops."""
-    return min(1.0, transfer.alone / (transfer.count * transfer.each)) if transfer.each else 0.0
 
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:

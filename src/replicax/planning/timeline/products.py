@@ -59,19 +59,7 @@ class Product:
 
 
 def product_of(instruction: Instruction, computation: Computation) -> Product | None:
-    """The product that an instruction is; ``None`` if it is none.
-
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.planning.timeline.products import product_of
-    >>> main = parse('''
-    ... ENTRY %main (x: bf16[4,8], y: bf16[8,3]) -> bf16[4,3] {
-    ...   %x = bf16[4,8]{1,0} parameter(0)
-    ...   %y = bf16[8,3]{1,0} parameter(1)
-    ...   ROOT %z = bf16[4,3]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-    ... }''').computations["main"]
-    >>> product_of(main.root, main)
-    Product(batch=1, rows=4, columns=3, depth=8.0, arithmetic='bf16', is_recomputed=False)
-    """
+    """The product that an instruction is; ``None`` if it is none."""
     flops = matrix_flops(instruction, computation)
     if not flops:
         return None
@@ -99,30 +87,13 @@ def _features_of(convolution: Instruction, computation: Computation) -> int:
     """The features of what is computed, as the columns of a product: those of the input for its gradient."""
     labels = convolution_labels(convolution)
     source, _, result = convolution_dims(convolution, computation)
-    if labels is None:
-        return result[-1]
     if is_gradient_of(convolution) == "input":
         return source[labels[0].index("f")]
     return result[labels[2].index("f")]
 
 
 def seconds_of_product(product: Product, chip: Chip) -> float:
-    """Return the seconds of a product whose operands are there in time.
-
-    Args:
-      product: the product.
-      chip: computes it. Without a number of multiprocessors it has matrix units that work as one.
-
-    >>> import replicax
-    >>> from replicax.planning.timeline.products import Product, seconds_of_product
-    >>> h100 = replicax.planning.Chip("H100", 989e12, 80e9, 3.35e12, multiprocessors=132)
-    >>> large = Product(1, 8448, 8192, 8192, "bf16")  # 33 × 64 tiles, 16 for each multiprocessor
-    >>> 0.9 < large.flops / h100.flops / seconds_of_product(large, h100) < 1
-    True
-    >>> one_more = Product(1, 8449, 8192, 8192, "bf16")  # a row of tiles for it
-    >>> seconds_of_product(one_more, h100) > seconds_of_product(large, h100)
-    True
-    """
+    """Return the seconds of a product whose operands are there in time."""
     peak = peak_of(product.arithmetic, chip) * chip.sustained
     if chip.is_serial:
         return product.flops / peak

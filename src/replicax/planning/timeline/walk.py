@@ -16,7 +16,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 
-from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, is_repeated, use_of
+from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, uses_in
 from replicax.hlo.executed import parts_of, trip_count
 from replicax.hlo.instructions import Computation, Instruction, Module
 from replicax.planning.chip_specs import Chip
@@ -52,7 +52,6 @@ class TransferRun:
       count: how often it is issued in one step.
       exposed: seconds of a step in which kernels wait for its end.
       reasons: seconds of these, by the reason.
-      alone: seconds of a step in which it runs and no kernel does, whatever these wait for.
     """
 
     instruction: Instruction
@@ -61,7 +60,6 @@ class TransferRun:
     count: int = 0
     exposed: float = 0.0
     reasons: dict[str, float] = dataclasses.field(default_factory=dict)
-    alone: float = 0.0
 
 
 @dataclasses.dataclass
@@ -72,13 +70,11 @@ class Run:
       seconds: its time.
       kernels: by the name of their instruction.
       transfers: by the name of the instruction that starts them.
-      copies: seconds in which kernels wait for copies.
     """
 
     seconds: float = 0.0
     kernels: dict[str, KernelRun] = dataclasses.field(default_factory=dict)
     transfers: dict[str, TransferRun] = dataclasses.field(default_factory=dict)
-    copies: float = 0.0
 
 
 @dataclasses.dataclass
@@ -93,34 +89,13 @@ class _Started:
 
 
 class ScheduleWalk:
-    """Walks through the schedule of a program.
-
-    >>> import replicax
-    >>> from replicax.hlo.collective_instructions import ProgramDevices
-    >>> from replicax.hlo.instructions import parse
-    >>> from replicax.planning.timeline.walk import ScheduleWalk
-    >>> module = parse('''
-    ... ENTRY %main (x: f32[1000], y: f32[500]) -> f32[1000] {
-    ...   %x = f32[1000]{0} parameter(0)
-    ...   %y = f32[500]{0} parameter(1)
-    ...   %start = (f32[500]{0}, f32[1000]{0}) all-gather-start(%y), replica_groups={{0,1}}, dimensions={0}
-    ...   %z = f32[1000]{0} negate(%x)
-    ...   %done = f32[1000]{0} all-gather-done(%start)
-    ...   ROOT %sum = f32[1000]{0} add(%done, %z)
-    ... }''')
-    >>> card = replicax.planning.Chip("card", flops=1e12, memory=1e9, bandwidth=1e6, is_serial=True)
-    >>> walk = ScheduleWalk(module, card, ProgramDevices({"replica": 2}))
-    >>> run = walk.run(lambda use: 0.010)  # a kernel takes 8 ms here, and then one takes 12 ms
-    >>> round(run.seconds, 6), round(run.transfers["start"].exposed, 6), list(run.transfers["start"].reasons)
-    (0.022, 0.002, ['the kernels between its start and its end are shorter'])
-    """
+    """Walks through the schedule of a program."""
 
     def __init__(self, module: Module, chip: Chip, devices: ProgramDevices) -> None:
         self.module = module
         self._chip = chip
-        self._devices = devices
         self._kernels: dict[str, Kernel] = {}
-        self._uses: dict[str, list[tuple[Instruction, CollectiveUse]]] = {}
+        self._uses = uses_in(module, devices)
 
     def run(self, seconds_of: Callable[[CollectiveUse], float]) -> Run:
         """Walk through one step, with the time that one issue of a collective takes."""
@@ -133,18 +108,10 @@ class ScheduleWalk:
             self._kernels[instruction.name] = kernel_of(self.module, computation, instruction, self._chip)
         return self._kernels[instruction.name]
 
-    def uses(
-        self, computation: Computation, instruction: Instruction, issued: dict[str, str]
-    ) -> list[tuple[Instruction, CollectiveUse]]:
+    def uses(self, computation: Computation, instruction: Instruction) -> list[tuple[Instruction, CollectiveUse]]:
         """The collectives that an instruction is, starts, or has inside, each with its own instruction."""
-        if instruction.name not in self._uses:
-            found = []
-            for home, part in parts_of(self.module, computation, instruction):
-                use = use_of(part, home.name, self.module, self._devices)
-                if use is not None and not is_repeated(part, issued):
-                    found.append((part, use))
-            self._uses[instruction.name] = found
-        return self._uses[instruction.name]
+        parts = [part for _, part in parts_of(self.module, computation, instruction)]
+        return [(part, self._uses[part.name]) for part in parts if part.name in self._uses]
 
     @property
     def slowdown(self) -> float:
@@ -158,13 +125,11 @@ class _Clock:
     def __init__(self, walk: ScheduleWalk, seconds_of: Callable[[CollectiveUse], float]) -> None:
         self._walk = walk
         self._seconds_of = seconds_of
-        self._issued: dict[str, str] = {}
         self._found = Run()
         self._now = 0.0
         self._busy_until = 0.0  # the communication stream
         self._copying_until = 0.0
         self._in_kernels = 0.0
-        self._sending: list[_Started] = []  # what may still run on the communication stream
 
     def run_all(self) -> Run:
         self._computation(self._walk.module.entry, 1)
@@ -198,7 +163,7 @@ class _Clock:
         is_start = opcode.endswith("-start") or opcode in ("send", "recv")
         if not is_start and not is_launched(instruction):
             return
-        uses = self._walk.uses(computation, instruction, self._issued)
+        uses = self._walk.uses(computation, instruction)
         for part, use in uses:
             started[instruction.name] = self._start(instruction.name, part, use, times)
         if is_start:
@@ -232,9 +197,7 @@ class _Clock:
         transfer.count += times
         begun = max(self._now, self._busy_until)
         self._busy_until = begun + each
-        started = _Started(self._now, begun, begun + each, self._in_kernels, name)
-        self._sending = [*(s for s in self._sending if s.end > self._now), started]
-        return started
+        return _Started(self._now, begun, begun + each, self._in_kernels, name)
 
     def _copy(self, computation: Computation, instruction: Instruction) -> _Started:
         begun = max(self._now, self._copying_until)
@@ -248,19 +211,13 @@ class _Clock:
 
     def _wait(self, running: _Started, times: int, reason: str = "") -> None:
         waited = max(0.0, running.end - self._now)
-        transfers = self._found.transfers
-        for other in self._sending if waited and running.transfer else ():
-            together = min(other.end, running.end) - max(other.begun, self._now)
-            transfers[other.transfer].alone += times * max(0.0, together)
         self._now = max(self._now, running.end)
-        if not running.transfer:
-            self._found.copies += times * waited
-        elif waited:
+        if running.transfer and waited:
             if not reason and self._in_kernels == running.kernels_before:
                 reason = NOTHING_BESIDE
             elif not reason:
                 reason = QUEUED if running.begun - running.issued >= waited else TOO_SHORT
-            transfer = transfers[running.transfer]
+            transfer = self._found.transfers[running.transfer]
             transfer.exposed += times * waited
             transfer.reasons[reason] = transfer.reasons.get(reason, 0.0) + times * waited
 
@@ -296,5 +253,4 @@ def _copy_of(run: Run) -> Run:
         run.seconds,
         {name: dataclasses.replace(k) for name, k in run.kernels.items()},
         {name: dataclasses.replace(t, reasons=dict(t.reasons)) for name, t in run.transfers.items()},
-        run.copies,
     )
