@@ -74,11 +74,7 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, i
 def reduced_in_groups(
     equation: _jax.Equation, wholes: Sequence[Any], numbers: Any, reduce: Callable[..., Any]
 ) -> list[Any]:
-    """The results ``[k, *shape]`` of a collective that reduces in groups of replicas, from all replicas' operands.
-
-    Raises:
-      ValueError: the groups are of different sizes.
-    """
+    """The results ``[k, *shape]`` of a collective that reduces in groups of replicas, from all replicas' operands."""
     groups = _jax.groups_of(equation.params)
     if len({len(group) for group in groups}) > 1:
         raise ValueError(
@@ -164,11 +160,7 @@ def widened(dtype: Any) -> Any:
 
 
 def check_all_take_part(equation: _jax.Equation) -> None:
-    """Raise unless a collective is one of all replicas.
-
-    Raises:
-      ValueError: it is a collective of groups, or over other axes as well.
-    """
+    """Raise unless a collective is one of all replicas."""
     if not _jax.is_over_all_of(equation.params, REPLICA_AXIS):
         raise ValueError(
             f"the collective {equation.primitive.name} at {_jax.source_line(equation)} is one of groups of replicas, "
