@@ -47,16 +47,7 @@ class NNXStep:
         self._undo = [_adapt(node) for node in nodes_in(self.objects)]
 
     def close(self, variables: Mapping[int, Variable]) -> None:
-        """Assign the changes to variables.
-
-        Args:
-          variables: the variables of leaves that have one, by the leaf's number.
-
-        Raises:
-          TypeError: the step has made a change that can't leave it.
-          LocalityError: replicas would assign different values.
-          ValueError: a value of another shape.
-        """
+        """Assign the changes to ``variables``, which leaves have by their number; raise if one can't leave the step."""
         for undo in self._undo:
             undo()
         graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)
