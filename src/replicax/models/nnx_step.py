@@ -77,11 +77,8 @@ class NNXStep:
     def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
         """The means of batch statistics over the replicas that have examples."""
         values = [value for _, value in statistics]
-        replicas, counted = (
-            self._replica._replicas.num_replicas,
-            self._replica._communicator.add_up(int(self._has_rows)),
-        )
-        if counted in (0, replicas):
+        counted = self._replica._communicator.add_up(int(self._has_rows))
+        if counted in (0, self._replica._replicas.num_replicas):
             means = self._replica.all_reduce("mean", values)
         else:
             counting = values if self._has_rows else [jnp.zeros_like(value) for value in values]

@@ -56,9 +56,6 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, i
       numbers: the numbers of this device's replicas.
       count: how many replicas there are.
       in_order: whether sums have a fixed order.
-
-    Raises:
-      ValueError: it is of a kind that is not known here.
     """
     if in_order and equation.primitive.name in AXIS_SCATTERS:
         return _scattered_in_order(equation.params, stacked, numbers, count)
