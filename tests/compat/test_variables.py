@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -110,6 +111,23 @@ def test_variables_that_towers_make(executor: Executor) -> None:
             assert float(tf.get_variable("own")) == 8
         with pytest.raises(ValueError, match="there is a variable 'own' already"):
             d.call_for_each_tower(lambda: tf.get_variable("own", initializer=1.0).value)
+
+
+def test_arguments_of_names_and_scopes_are_checked() -> None:
+    with two_towers().scope():
+        with pytest.raises(TypeError, match="variable_scope: expected a name or a VariableScope, got 3"):
+            tf.variable_scope(3).__enter__()
+        with pytest.raises(ValueError, match="reuse must be True, False, AUTO_REUSE or None, got 'always'"):
+            tf.variable_scope("a", reuse="always").__enter__()
+        with pytest.raises(TypeError, match=r"get_variable\(name\): expected a name, got ''"):
+            tf.get_variable("")
+
+
+def test_a_partial_function_finds_its_variables_again() -> None:
+    d = two_towers()
+    with d.scope():
+        for x in (2.0, 3.0):
+            assert float(d.call_for_each_tower(functools.partial(_asks, x))) == x
 
 
 def _asks(x: Any = 1.0) -> Any:

@@ -105,6 +105,18 @@ def test_a_cotangent_goes_back_through_an_operation_as_one_program(name: str) ->
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_a_cotangents_way_back_has_a_derivative() -> None:
+    strategy, x = replicax.MirroredStrategy(jax.devices()[:2]), np.arange(1.0, 4.0, dtype=np.float32)
+
+    def step(x: Any) -> Any:
+        _, back = jax.vjp(lambda x: jnp.sin(x) * x, x)
+        return jax.jvp(lambda y: back(y)[0], (x,), (jnp.ones_like(x),))[1]
+
+    expected = strategy.run(step, args=(x,))
+    with replicax.debug():
+        np.testing.assert_allclose(strategy.run(step, args=(x,)), expected, rtol=1e-6)
+
+
 def test_what_is_computed_together_has_localities_of_its_own() -> None:
     # x * y keeps x and y for the derivative: each as it was, though the product differs between replicas.
     strategy = replicax.MirroredStrategy(jax.devices()[:2])

@@ -105,8 +105,15 @@ def test_a_default_value_is_sent_to_where_it_is_needed(strategy, x):
     def step(x, y):
         return strategy.assign_to_logical_device(x, 1) + jnp.sin(y)
 
-    [transfer] = strategy.extended.trace(step, args=(x, x)).placement().transfers
+    program = strategy.extended.trace(step, args=(x, x))
+    [transfer] = program.placement().transfers
     assert (transfer.origin, transfer.target, transfer.bytes) == (0, 1, 256)
+    first, of_device_0, *_, last = str(program.placement()).splitlines()
+    assert first == "step on 4 logical devices, each of one replica:"
+    assert of_device_0.startswith("  0: 1 operations in 1 programs; 0 variables of 0 B, arguments 256 B, temporaries ")
+    assert last == "  0 → 1: 1 values, 256 B"
+    with pytest.raises(TypeError, match="step is not one program: see plan"):
+        program.compiled()
 
 
 def test_so_is_what_is_made_of_arguments_and_a_number_that_all_stages_need(strategy, x):

@@ -20,15 +20,7 @@ from replicax.workers.replicas import Replicas
 def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
     """The sharding of results on ``where``; ``None`` for all replicas' devices, where results are anyway.
 
-    Args:
-      replicas: of the results.
-      where: a variable or a value (for its devices), devices, or ``None``.
-      what: the name of the called method.
-
-    Raises:
-      ContextError: another strategy's variable.
-      TypeError: ``where`` is none of these.
-      ValueError: inside a step, other devices than the replicas'.
+    A variable or a value stands for its devices. ``what`` names the called method.
     """
     if where is None or isinstance(where, PerReplica):
         return None

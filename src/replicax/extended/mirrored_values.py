@@ -15,14 +15,7 @@ from replicax.variables.store import current_store
 def mirrored(tree: Any, method: str, what: str = "") -> Any:
     """Return the pytree, after checking that its leaves are the same on all replicas.
 
-    Args:
-      tree: any pytree.
-      method: the name of the caller's method.
-      what: the argument's name: ``"args"``, ``"kwargs"``; empty if there is only one value.
-
-    Raises:
-      TypeError: a leaf is ``PerReplica``.
-      LocalityError: inside a step, replicas differ in a leaf.
+    ``what`` names the argument: ``"args"``, ``"kwargs"``; it is empty if there is only one value.
     """
     store = current_store()
 

@@ -351,12 +351,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
 
 def _per_device(num_replicas: int | None, devices: int, logical_devices: int) -> int:
-    """The number of replicas of each device, or of each group of logical devices.
-
-    Raises:
-      TypeError: ``num_replicas`` is not an int.
-      ValueError: it is not a multiple of the number of devices.
-    """
+    """The number of replicas of each device, or of each group of logical devices."""
     if num_replicas is None:
         return 1
     if as_integer(num_replicas) is None:
@@ -372,12 +367,7 @@ def _per_device(num_replicas: int | None, devices: int, logical_devices: int) ->
 
 
 def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> bool:
-    """Check ``reproducible``: whether steps must have the same bits on any number of devices.
-
-    Raises:
-      TypeError: ``reproducible`` is not a bool.
-      ValueError: replicas would run at the same time, or on several logical devices.
-    """
+    """Check ``reproducible``: whether steps must have the same bits on any number of devices."""
     if not isinstance(reproducible, bool):
         raise TypeError(f"reproducible must be True or False, got {reproducible!r}")
     if reproducible and at_once > 1:
@@ -394,12 +384,7 @@ def _reproducible(reproducible: bool, at_once: int, logical_devices: int) -> boo
 
 
 def _at_once(replicas_at_once: int, per_device: int) -> int:
-    """How many of a device's replicas run at the same time: as many as requested if these divide evenly, or fewer.
-
-    Raises:
-      TypeError: ``replicas_at_once`` is not an int.
-      ValueError: it is below 1.
-    """
+    """How many of a device's replicas run at the same time: as many as requested if these divide evenly, or fewer."""
     if as_integer(replicas_at_once) is None:
         raise TypeError(f"replicas_at_once must be an int, got {replicas_at_once!r}")
     if replicas_at_once < 1:

@@ -96,11 +96,7 @@ class Cell:
         self._references: int | None = None
 
     def take(self) -> None:
-        """Assign to the variable, before a step, what was assigned to the cell.
-
-        Raises:
-          ValueError, TypeError: another shape, or a dtype that does not cast.
-        """
+        """Assign to the variable, before a step, what was assigned to the cell."""
         seen = self.cell.get_raw_value()
         if seen is not self._seen or isinstance(seen, np.ndarray):  # which may be changed in place
             self.variable.assign(seen)
@@ -209,11 +205,7 @@ class Key(_jax.Hashed):
 
 
 class NNXState:
-    """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``.
-
-    Raises:
-      TypeError: a mutable array (``ref=True``) or a hijax variable.
-    """
+    """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``."""
 
     def __init__(self, objects: tuple[Any, ...], replicas: Replicas) -> None:
         self._graphdef, flat = nnx.graphlib.flatten(objects, graph=True)

@@ -125,11 +125,7 @@ class NNXParts:
                 vars(node).pop("_add_sums", None)
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
-        """Return the arrays that an iteration has left in its copies.
-
-        Raises:
-          TypeError: it has changed more than arrays.
-        """
+        """Return the arrays that an iteration has left in its copies."""
         graphdef, flat = nnx.graphlib.flatten(copies, graph=True)
         if graphdef != self._graphdef:
             raise TypeError(

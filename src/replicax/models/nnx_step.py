@@ -47,16 +47,7 @@ class NNXStep:
         self._undo = [_adapt(node) for node in nodes_in(self.objects)]
 
     def close(self, variables: Mapping[int, Variable]) -> None:
-        """Assign the changes to variables.
-
-        Args:
-          variables: the variables of leaves that have one, by the leaf's number.
-
-        Raises:
-          TypeError: the step has made a change that can't leave it.
-          LocalityError: replicas would assign different values.
-          ValueError: a value of another shape.
-        """
+        """Assign the changes to ``variables``, which leaves have by their number; raise if one can't leave the step."""
         for undo in self._undo:
             undo()
         graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)
@@ -86,11 +77,8 @@ class NNXStep:
     def _means(self, statistics: Sequence[tuple[Variable, Any]]) -> list[tuple[Variable, Any]]:
         """The means of batch statistics over the replicas that have examples."""
         values = [value for _, value in statistics]
-        replicas, counted = (
-            self._replica._replicas.num_replicas,
-            self._replica._communicator.add_up(int(self._has_rows)),
-        )
-        if counted in (0, replicas):
+        counted = self._replica._communicator.add_up(int(self._has_rows))
+        if counted in (0, self._replica._replicas.num_replicas):
             means = self._replica.all_reduce("mean", values)
         else:
             counting = values if self._has_rows else [jnp.zeros_like(value) for value in values]

@@ -63,15 +63,9 @@ def run_per_replica(
     kwargs: Mapping[str, Any] | None,
     why: NotOneProgramError | None = None,
 ) -> Any:
-    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
+    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`. If it fails, no variable has changed.
 
     If ``why`` says that it can't be one compiled program, warn once of each reason.
-
-    Raises:
-      DeadlockError: replicas call different collectives, or workers different steps.
-      LocalityError: replicas must agree on a value and don't, or must differ in one and don't.
-      Exception: the error that ``fn`` raised on any worker, with a note that names the replica. No variable has
-        changed.
     """
     mask = _check_components(args, kwargs, programs.replicas)
     if why is not None and str(why) not in (said := _warned.setdefault(programs, set())):
@@ -274,14 +268,7 @@ def _place(value: Any) -> Place:
 
 
 def _check_components(args: Sequence[Any], kwargs: Mapping[str, Any] | None, replicas: Replicas) -> ExampleMask | None:
-    """Raise unless ``PerReplica`` arguments have a component for each replica, and are of one batch.
-
-    Returns:
-      The mask of the examples in padded arguments; ``None`` if none is padded.
-
-    Raises:
-      ValueError: an argument has more or fewer components, or another mask.
-    """
+    """Check that ``PerReplica`` arguments have a component for each replica; return the mask of padded ones."""
     padded: list[tuple[int, ExampleMask, int | None]] = []
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     for position, leaf in enumerate(leaves):

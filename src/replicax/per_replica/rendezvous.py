@@ -100,14 +100,9 @@ class Rendezvous:
         ]
 
     def run(self) -> list[Any]:
-        """Run this worker's replicas to their end.
+        """Run this worker's replicas to their end; return the result of each.
 
-        Returns:
-          The result of each.
-
-        Raises:
-          DeadlockError: replicas of any worker wait in a collective that others don't call.
-          Exception: the error of the first replica that failed, with a note that names the replica.
+        The error of the first replica that failed has a note that names the replica.
         """
         try:
             release = hold_signals()

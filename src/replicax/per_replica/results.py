@@ -110,11 +110,7 @@ def _print_of(several: bool) -> Callable[[Any], Digest]:
 
 
 def check_expectations(everyone: Sequence[Outcome]) -> None:
-    """Check what one replica can't check alone.
-
-    Raises:
-      LocalityError: replicas must agree on a value and don't, or must differ in one and don't.
-    """
+    """Check what one replica can't check alone."""
     for checks in zip(*(o.mirrored for o in everyone), strict=False):
         if not _equal([c.print for c in checks]):
             raise LocalityError(checks[0].otherwise)
@@ -124,11 +120,7 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
 
 
 def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:
-    """The result of ``run``: mirrored values plain, others as ``PerReplica``, with the ``mask`` of a padded batch.
-
-    Raises:
-      ValueError: replicas returned different structures.
-    """
+    """The result of ``run``: mirrored values plain, others as ``PerReplica``, with the ``mask`` of a padded batch."""
     for outcome in everyone:
         if outcome.structure != everyone[0].structure:
             raise ValueError(
@@ -184,11 +176,7 @@ def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, in
 def new_arrays(
     stores: Sequence[PerReplicaStore], everyone: Sequence[Outcome], of_strategy: VariableCollection
 ) -> list[tuple[Variable, jax.Array]]:
-    """The variables that replicas have written, each with its new stored array.
-
-    Raises:
-      LocalityError: replicas have written different values to a variable without aggregation.
-    """
+    """The variables that replicas have written, each with its new stored array."""
     numbers = dict.fromkeys(n for outcome in everyone for n in outcome.written)
     variables = {v.number: v for store in stores for v in store.written}
     written = [variables[n] if n in variables else of_strategy[n] for n in numbers]

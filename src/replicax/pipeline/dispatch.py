@@ -246,7 +246,7 @@ class PlacedExecutable(Executable):
                     argument_bytes=sum(
                         bytes_of(aval) * (per_device if REPLICA_AXIS in s.spec else 1)
                         for _, _, s, aval in self.plan.given
-                        if s.mesh == self._mesh_of(k)
+                        if s.mesh == logical_device_mesh(self.mesh, k)
                     ),
                     temporary_bytes=max((m.temp_size_in_bytes for m in memory), default=0),
                 )
@@ -260,9 +260,6 @@ class PlacedExecutable(Executable):
             tuple(reports),
             tuple(Transfer(a, b, len(s), sum(s)) for (a, b), s in sorted(transfers.items())),
         )
-
-    def _mesh_of(self, logical_device: int) -> Any:
-        return logical_device_mesh(self.mesh, logical_device)
 
 
 def _stored_bytes(use: Any, replicas: int) -> int:

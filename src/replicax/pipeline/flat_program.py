@@ -74,12 +74,7 @@ class Flat:
 
 
 def flatten(program: Program, mesh: Mesh) -> Flat:
-    """The operations of ``program``, for the mesh of one logical device of each replica.
-
-    Raises:
-      PlacementError: a value is assigned to a device inside a loop or branch; or is split over devices as well; the
-        program has mutable arrays (``jax.new_ref``).
-    """
+    """The operations of ``program``, for the mesh of one logical device of each replica."""
     run = _Flattening(_jax.abstract_mesh(mesh, mesh.axis_names))
     inputs = [_jax.fresh(v, run.mesh) for v in program.jaxpr.invars]
     outputs = run.inline(program.jaxpr, inputs)

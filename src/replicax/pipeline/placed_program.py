@@ -25,13 +25,13 @@ from replicax.execution.compiled.replicate import (
 from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.compiled.wanted_pieces import wanted_pieces
 from replicax.execution.program.infer import infer, localities_of
-from replicax.execution.program.program import Program, Use
+from replicax.execution.program.program import Program
 from replicax.locality import Locality, M, T
 from replicax.padding.examples import where_examples_are
 from replicax.pipeline.dispatch import Launch, LaunchPlan, PlacedExecutable, Send
 from replicax.pipeline.flat_program import bytes_of, flatten
-from replicax.pipeline.placement import Placement, Variables, place
-from replicax.pipeline.regions import Moves, Region, cut, needed, program_of
+from replicax.pipeline.placement import place
+from replicax.pipeline.regions import Region, cut, needed, program_of
 from replicax.pipeline.schedule import schedule
 from replicax.shared_devices.device_program import evaluated_on_device
 from replicax.variables.initial_layout import move
@@ -42,27 +42,15 @@ def replicate_placed(program: Program, mesh: Mesh) -> PlacedExecutable:
     """Like :func:`replicax.execution.compiled.replicate.replicate`, for a program with a place for each operation.
 
     The variables that it uses move to their homes.
-
-    Raises:
-      PlacementError: something can't be placed; see :mod:`replicax.pipeline.placement`.
-      LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.
     """
     planner = _Planner(program, mesh)
     executable = planner.executable()
     for use in program.uses.values():
         variable = use.variable()
-        home = planner.placement.homes[use.slot]
+        home = planner.placement.home_of(use.slot)
         if variable is not None and variable.layout.logical_device != home:
             move(variable, home)
     return executable
-
-
-def _check_may_be_placed(use: Use) -> None:
-    if any(use.layout.axes) or use.layout.home is not None:
-        where = "split over the logical devices" if use.layout.home is None else f"on {use.layout.home}"
-        raise PlacementError(
-            f"{use.describe()} is {where}, and can't be used by a step that assigns values to one logical device each"
-        )
 
 
 class _Planner:
@@ -70,7 +58,12 @@ class _Planner:
 
     def __init__(self, program: Program, mesh: Mesh) -> None:
         for use in program.uses.values():
-            _check_may_be_placed(use)
+            if any(use.layout.axes) or use.layout.home is not None:
+                where = "split over the logical devices" if use.layout.home is None else f"on {use.layout.home}"
+                raise PlacementError(
+                    f"{use.describe()} is {where}, and can't be used by a step that assigns values to one logical "
+                    "device each"
+                )
         self.program, self.policy = program, policy_for(program)
         self.mesh = mesh
         self.several = program.replicas > 1
@@ -87,8 +80,7 @@ class _Planner:
         self.padded: tuple[bool, ...] | None = None
         self.example_dims: tuple[int | None, ...] = ()
         self.results = self._infer()
-        self.placement = self._place()
-        self.moves = Moves(self.flat)
+        self.placement = place(self.flat, program)
         self.slots: dict[Any, int] = {}
         self.layouts: dict[Any, Layout] = {
             v: use.layout for v, use in zip(self.flat.inputs, program.reads, strict=False)
@@ -119,15 +111,6 @@ class _Planner:
         made = {v for operation in self.flat.operations for v in operation.results}
         return {v: split for v, split in hints.items() if v in made and self.localities.get(v, M) is not T}
 
-    def _place(self) -> Placement:
-        program, flat = self.program, self.flat
-        uses = program.uses
-        names = {slot: use.describe() for slot, use in uses.items()}
-        homes = {s: u.layout.logical_device for s, u in uses.items() if u.layout.logical_device is not None}
-        reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
-        writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
-        return place(flat, Variables(reads, writes, names, homes))
-
     # --- regions ------------------------------------------------------------------------------------------
 
     def _outputs(self) -> list[tuple[Any, int, Layout]]:
@@ -137,18 +120,18 @@ class _Planner:
         for i, atom in enumerate(self.flat.outputs):
             if i < n_written:
                 use = program.writes[i]
-                device, layout = self.placement.homes[use.slot], use.layout
+                device, layout = self.placement.home_of(use.slot), use.layout
             else:
                 device = self.placement.device_of(atom)
                 stacked = self.several or (self.padded is not None and self.padded[i - n_written])
                 layout = of_value(self.results[i - n_written] if stacked else M, program.replicas)
-            found.append((self.moves.source(atom), device, layout))
+            found.append((self.placement.source(atom), device, layout))
         return found
 
     def executable(self) -> PlacedExecutable:
         """The executable of the program, with its plan."""
         outputs = self._outputs()
-        regions = cut(self.flat, self.placement, self.moves, [(v, k) for v, k, _ in outputs if _is_value(v)])
+        regions = cut(self.flat, self.placement, [(v, k) for v, k, _ in outputs if _is_value(v)])
         maker = {v: region for region in regions for v in region.makes}
         # What is made on its device comes out of that region. Anything else (a constant, an argument, what was
         # sent there) goes through one more, so that it lies as it should, in an array of its own.
@@ -157,7 +140,7 @@ class _Planner:
             region = maker.get(atom) if _is_value(atom) else None
             if region is None or region.device != device:
                 region = through.setdefault(device, Region(device, [], {}, {}, 0.0))
-                region.needs.update(dict.fromkeys(needed([atom], self.placement, self.moves)))
+                region.needs.update(dict.fromkeys(needed([atom], self.placement)))
             region.outputs.append(i)
         return self._plan(schedule([*regions, *through.values()]), outputs)
 
@@ -180,7 +163,8 @@ class _Planner:
         return jax.ShapeDtypeStruct(shape, v.aval.dtype, sharding=self.sharding(v, device))
 
     def _plan(self, regions: Sequence[Region], outputs: Sequence[tuple[Any, int, Layout]]) -> PlacedExecutable:
-        program, flat, homes = self.program, self.flat, self.placement.homes
+        program, flat = self.program, self.flat
+        homes = {slot: self.placement.home_of(slot) for slot in program.uses}
         n_reads, n_written = len(program.reads), len(program.writes)
         variables = [(v, homes[use.slot]) for v, use in zip(flat.inputs, program.reads, strict=False)]
         used_on: dict[Any, list[int]] = collections.defaultdict(list)
@@ -232,7 +216,7 @@ class _Planner:
             mesh=self.mesh,
             home_transfer=None,
             plan=plan,
-            homes=dict(homes),
+            homes=homes,
             padded=self.padded,
             example_dims=self.example_dims,
             policy=self.policy,
@@ -282,7 +266,7 @@ class _Planner:
                 to_fill[kind] -= 1
                 dying.append(v)
         operands = dying, [v for v in region.needs if v not in set(dying)]
-        jaxpr = program_of(region, self.flat, self.placement, self.moves, self.program.jaxpr, atoms)
+        jaxpr = program_of(region, self.flat, self.placement, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         localities = self.localities if self.pieces else None
         mesh = self.meshes[device]

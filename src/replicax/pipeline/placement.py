@@ -27,7 +27,9 @@ from replicax import _jax
 from replicax._jax.primitive_families import CONTROL_FLOW, EXPENSIVE, UNRELIABLE
 from replicax.errors import PlacementError
 from replicax.execution.program.marks import assign_p
+from replicax.execution.program.program import Program
 from replicax.pipeline.flat_program import Flat, bytes_of
+from replicax.variables.slots import Slot
 
 SMALL = 16
 """Values of at most this many bytes, such as numbers and random keys, are sent wherever they are needed."""
@@ -68,87 +70,65 @@ class Place:
 _DEFAULT = Place(Hold.DEFAULT, 0)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Variables:
-    """The variables of a flat program.
-
-    Attributes:
-      reads: an identity, in its input, for each that is read.
-      writes: the new value of each that is written, by the same identity.
-      names: what they are called, by identity.
-      homes: the logical devices of those that live on one already, by identity.
-    """
-
-    reads: Mapping[Any, Any]
-    writes: Mapping[Any, Any]
-    names: Mapping[Any, str]
-    homes: Mapping[Any, int]
+def place(flat: Flat, program: Program) -> Placement:
+    """Find the place of each operation and variable of ``program``, whose operations are ``flat``."""
+    uses = program.uses
+    present = {slot: use.layout.logical_device for slot, use in uses.items()}
+    homes = {slot: (k, f"{uses[slot].describe()} lives there") for slot, k in present.items() if k is not None}
+    while homes_found := Placement(flat, program, homes).found_homes():
+        homes |= homes_found
+    for slot in uses:
+        homes.setdefault(slot, (0, "nothing is said of it"))
+    placement = Placement(flat, program, homes, final=True)
+    placement.check_writes()
+    return placement
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Placement:
-    """The places of everything in a flat program.
+    """The places of everything in a flat program, found in one pass with the homes of variables that are known so far.
+
+    Args:
+      flat: the program.
+      program: what it was made of.
+      homes: a logical device, and the reason, for each variable that has one.
+      final: whether to raise.
 
     Attributes:
       devices: the logical device of each operation; ``None`` for one that is done wherever its result is used.
       anew: the operation that makes a value, if it is made wherever it is used.
       leaves: the values that must be there for such a value to be made.
-      homes: the logical device of each variable, by identity.
       places: of all values.
     """
 
-    devices: list[int | None]
-    anew: Mapping[Any, int]
-    leaves: Mapping[Any, tuple[Any, ...]]
-    homes: Mapping[Any, int]
-    places: Mapping[Any, Place]
+    def __init__(
+        self, flat: Flat, program: Program, homes: Mapping[Slot, tuple[int, str]], final: bool = False
+    ) -> None:
+        self.flat, self.uses, self._homes, self.final = flat, program.uses, homes, final
+        self.reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
+        self.writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
+        self.anew: dict[Any, int] = {}
+        self.leaves: dict[Any, tuple[Any, ...]] = {}
+        self.origins: dict[int, Place] = {}  # the places from which assigned values came, by the assignment's number
+        self._before: dict[Any, Any] = {}  # the values that were assigned, by what they are called afterwards
+        self.places: dict[Any, Place] = dict.fromkeys(flat.inputs, Place(Hold.ARGUMENT))
+        self.places.update(dict.fromkeys(flat.closed_over, Place(Hold.CONSTANT)))
+        for slot, atom in self.reads.items():
+            device, since = homes.get(slot, (None, ""))
+            hold = Hold.FLOATING if device is None else Hold.LIGHT if is_small(atom) else Hold.FIRM
+            self.places[atom] = Place(hold, device, since)
+        self.devices = [self._operation(i, o.equation) for i, o in enumerate(flat.operations)]
+
+    def home_of(self, slot: Slot) -> int:
+        """The logical device of a variable."""
+        return self._homes[slot][0]
 
     def device_of(self, atom: Any) -> int:
         """The logical device of a result of the program."""
         return (None if isinstance(atom, _jax.Literal) else self.places[atom].device) or 0
 
-
-def place(flat: Flat, variables: Variables) -> Placement:
-    """Find the place of each operation and variable.
-
-    Raises:
-      PlacementError: an operation has operands on several devices; a variable would be assigned a value that is on
-        another device.
-    """
-    homes = {v: (k, f"{variables.names[v]} lives there") for v, k in variables.homes.items()}
-    while homes_found := _Walk(flat, variables, homes).found_homes():
-        homes |= homes_found
-    for v in (*variables.reads, *variables.writes):
-        homes.setdefault(v, (0, "nothing is said of it"))
-    walk = _Walk(flat, variables, homes, final=True)
-    walk.check_writes()
-    return Placement(walk.devices, walk.anew, walk.leaves, {v: k for v, (k, _) in homes.items()}, walk.places)
-
-
-class _Walk:
-    """One pass over the program with the homes of variables that are known so far.
-
-    Args:
-      flat: the program.
-      variables: its variables.
-      homes: a logical device, and the reason, for those that have one.
-      final: whether to raise.
-    """
-
-    def __init__(
-        self, flat: Flat, variables: Variables, homes: Mapping[Any, tuple[int, str]], final: bool = False
-    ) -> None:
-        self.flat, self.variables, self.homes, self.final = flat, variables, homes, final
-        self.anew: dict[Any, int] = {}
-        self.leaves: dict[Any, tuple[Any, ...]] = {}
-        self.origins: dict[int, Place] = {}  # the places from which assigned values came, by the assignment's number
-        self.places: dict[Any, Place] = dict.fromkeys(flat.inputs, Place(Hold.ARGUMENT))
-        self.places.update(dict.fromkeys(flat.closed_over, Place(Hold.CONSTANT)))
-        for v, atom in variables.reads.items():
-            device, since = homes.get(v, (None, ""))
-            hold = Hold.FLOATING if device is None else Hold.LIGHT if is_small(atom) else Hold.FIRM
-            self.places[atom] = Place(hold, device, since)
-        self.devices = [self._operation(i, o.equation) for i, o in enumerate(flat.operations)]
+    def source(self, atom: Any) -> Any:
+        """The value that ``atom`` was before it was assigned to a device; may be a literal."""
+        return atom if isinstance(atom, _jax.Literal) else self._before.get(atom, atom)
 
     # --- down, from values to what is computed from them --------------------------------------------------
 
@@ -169,7 +149,8 @@ class _Walk:
         return None if anew else place.device
 
     def _place_of_assigned(self, equation: Any) -> Place:
-        params, [operand] = equation.params, equation.invars
+        params, [operand], [result] = equation.params, equation.invars, equation.outvars
+        self._before[result] = self.source(operand)
         source = Place(Hold.CONSTANT) if isinstance(operand, _jax.Literal) else self.places[operand]
         line = _jax.source_line(equation)
         if params["back"]:
@@ -223,7 +204,7 @@ class _Walk:
 
     # --- up, from operations to the variables that they use -----------------------------------------------
 
-    def found_homes(self) -> dict[Any, tuple[int, str]]:
+    def found_homes(self) -> dict[Slot, tuple[int, str]]:
         """Homes for variables that had none, from their uses and the values assigned to them."""
         demands: dict[Any, dict[int, str]] = {}
         for operation, device in reversed(list(zip(self.flat.operations, self.devices, strict=True))):
@@ -241,19 +222,18 @@ class _Walk:
                 if self.places[leaf].hold is Hold.FLOATING:
                     demands[leaf] = wanted | demands.get(leaf, {}) | wanted  # what comes first in the program is first
         homes = {}
-        for v in (*self.variables.reads, *self.variables.writes):
-            atom = self.variables.reads.get(v)
+        for slot, use in self.uses.items():
+            atom = self.reads.get(slot)
             asked = demands.get(atom, {}) if atom is not None else {}
-            if not asked and v in self.variables.writes:
-                new = self.variables.writes[v]
+            if not asked and slot in self.writes:
+                new = self.writes[slot]
                 where = None if isinstance(new, _jax.Literal) else self.places[new]
                 if where is not None and where.device is not None and where.hold is not Hold.DEFAULT:
                     asked = {where.device: f"what is written to it is {where.since}"}
-            if v not in self.homes and asked:
+            if slot not in self._homes and asked:
                 several = len(asked) > 1 and is_small(atom)
                 device = 0 if several else next(iter(asked))
-                name = self.variables.names[v]
-                homes[v] = device, f"{name} lives there, as {asked.get(device, 'it is used on several')}"
+                homes[slot] = device, f"{use.describe()} lives there, as {asked.get(device, 'it is used on several')}"
         return homes
 
     def _wanted_places(self, equation: Any, demands: Mapping[Any, dict[int, str]]) -> dict[int, str]:
@@ -264,12 +244,12 @@ class _Walk:
 
     def check_writes(self) -> None:
         """Raise if a variable would be assigned a value that is on another device."""
-        for v, atom in self.variables.writes.items():
+        for slot, atom in self.writes.items():
             where = Place(Hold.CONSTANT) if isinstance(atom, _jax.Literal) else self.places[atom]
-            if where.hold is Hold.FIRM and where.device != self.homes[v][0]:
-                home, since = self.homes[v]
+            home, since = self._homes[slot]
+            if where.hold is Hold.FIRM and where.device != home:
                 raise PlacementError(
-                    f"{self.variables.names[v]} would be assigned a value that is on logical device {where.device} "
+                    f"{self.uses[slot].describe()} would be assigned a value that is on logical device {where.device} "
                     f"({where.since}), but is on {home} ({since}). Bring the value there first: "
                     f"strategy.assign_to_logical_device(value, {home})"
                 )

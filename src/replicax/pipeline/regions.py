@@ -55,38 +55,15 @@ class Region:
         )
 
 
-class Moves:
-    """The sources of assigned values: the values before their assignment, which are sent to where they are used."""
-
-    def __init__(self, flat: Flat) -> None:
-        self._before: dict[Any, Any] = {}
-        for operation in flat.operations:
-            equation = operation.equation
-            if equation.primitive is assign_p:
-                [result], [operand] = equation.outvars, equation.invars
-                self._before[result] = self.source(operand)
-
-    def source(self, atom: Any) -> Any:
-        """The value that ``atom`` is; may be a literal."""
-        return atom if isinstance(atom, _jax.Literal) else self._before.get(atom, atom)
-
-
-def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[Any, int]]) -> list[Region]:
-    """The regions of a program, in no particular order.
-
-    Args:
-      flat: the program.
-      placement: where its operations are.
-      moves: its assigned values.
-      wanted: values, and the devices where they are needed at the end.
-    """
+def cut(flat: Flat, placement: Placement, wanted: Sequence[tuple[Any, int]]) -> list[Region]:
+    """The regions of a program, in no particular order; ``wanted`` are its outputs, each with its device."""
     used = set(flat.used())
     computed = [
         (i, placement.devices[i], operation.equation)
         for i, operation in enumerate(flat.operations)
         if operation in used and placement.devices[i] is not None and operation.equation.primitive is not assign_p
     ]
-    needs = {i: needed(e.invars, placement, moves) for i, _, e in computed}
+    needs = {i: needed(e.invars, placement) for i, _, e in computed}
     made_on = {v: k for _, k, e in computed for v in e.outvars}
 
     # Values that cross, each a bit; which of them an operation depends on, and which depend on it.
@@ -140,11 +117,11 @@ def cut(flat: Flat, placement: Placement, moves: Moves, wanted: Sequence[tuple[A
     return list(regions.values())
 
 
-def needed(atoms: Iterable[Any], placement: Placement, moves: Moves) -> list[Any]:
+def needed(atoms: Iterable[Any], placement: Placement) -> list[Any]:
     """Return the values that have to be on a device for ``atoms`` to be there."""
 
     def leaves(atom: Any) -> Iterator[Any]:
-        atom = moves.source(atom)
+        atom = placement.source(atom)
         if isinstance(atom, _jax.Literal):
             return
         if atom not in placement.anew:
@@ -157,7 +134,7 @@ def needed(atoms: Iterable[Any], placement: Placement, moves: Moves) -> list[Any
 
 
 def program_of(
-    region: Region, flat: Flat, placement: Placement, moves: Moves, like: _jax.Jaxpr, outputs: Sequence[Any]
+    region: Region, flat: Flat, placement: Placement, like: _jax.Jaxpr, outputs: Sequence[Any]
 ) -> _jax.Jaxpr:
     """The region as a program that takes what it needs, and returns ``outputs``."""
     equations: list[Any] = []
@@ -165,7 +142,7 @@ def program_of(
 
     def made(atom: Any) -> Any:
         """``atom`` under its name in the region, after making it if it is made wherever it is used."""
-        atom = moves.source(atom)
+        atom = placement.source(atom)
         if isinstance(atom, _jax.Literal) or atom in present or atom not in placement.anew:
             return atom
         equation = flat.operations[placement.anew[atom]].equation

@@ -7,7 +7,6 @@ between devices is per-replica, and variables are split over the devices.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,49 +22,6 @@ from replicax.locality import Locality, M, T
 from replicax.shared_devices.local_collectives import OwnDimsFirst
 from replicax.shared_devices.local_replicas import LocalReplicas
 from replicax.variables.layout import Copies, Layout
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class DeviceProgram:
-    """The program of a device.
-
-    Attributes:
-      jaxpr: over the arrays that a device has: ``[k, *shape]`` of a value of each of its k replicas.
-      constants: its first operands.
-      localities: of its values, between devices.
-    """
-
-    jaxpr: _jax.Jaxpr
-    constants: Sequence[Any]
-    localities: dict[Any, Locality]
-
-
-def device_program(
-    jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], local_replicas: Callable[[], LocalReplicas]
-) -> DeviceProgram:
-    """The program of a device, inside the mesh's replica axis.
-
-    Args:
-      jaxpr: the program of a replica.
-      values: its operands; of pieces it gets the whole.
-      differ: for each result whether replicas have values of their own.
-      local_replicas: the pass, made inside of the trace.
-    """
-    stacked = [isinstance(v, Each) for v in values]
-    inputs: list[Any] = jaxpr.invars
-    avals = [
-        _jax.shape_of(x.aval).update(shape=v.array.shape if isinstance(v, Each) else x.aval.shape)
-        for v, x in zip(values, inputs, strict=True)
-    ]
-
-    def run(*arrays: Any) -> list[Any]:
-        values = [Each(array) if each else array for array, each in zip(arrays, stacked, strict=True)]
-        return [array_of(result) for result in local_replicas().run(jaxpr, values, differ)]
-
-    closed = jax.make_jaxpr(run)(*avals)
-    program = _jax.opened(closed.jaxpr)
-    given = [M] * len(closed.consts) + [T if each else M for each in stacked]
-    return DeviceProgram(program, closed.consts, localities_of(program, given))
 
 
 def evaluated_on_device(
@@ -104,10 +60,35 @@ def evaluated_on_device(
         values = [Each(v[None]) if isinstance(w, Copies) and not isinstance(v, Each) else v for v, w in pairs]
     differ = [isinstance(w, Copies) for w in wanted]
     if in_pieces:
-        of_device = device_program(jaxpr, values, differ, local_replicas)
-        arrays = [v.array if isinstance(v, Each) else v for v in values]
-        results = evaluated(of_device.jaxpr, [*of_device.constants, *arrays], wanted, of_device.localities, in_order)
-        results = [Each(r) if d else r for r, d in zip(results, differ, strict=True)]
+        results = _in_pieces(jaxpr, values, wanted, differ, local_replicas, in_order)
     else:
         results = local_replicas().run(jaxpr, values, differ)
     return [v.array[0] if isinstance(v, Each) else v for v in results] if per_device == 1 else results
+
+
+def _in_pieces(
+    jaxpr: _jax.Jaxpr,
+    values: Sequence[Any],
+    wanted: Sequence[Layout],
+    differ: Sequence[bool],
+    local_replicas: Callable[[], LocalReplicas],
+    in_order: bool,
+) -> list[Any]:
+    """The results of the device's program, of which pieces of variables are operands or results."""
+    stacked = [isinstance(v, Each) for v in values]
+
+    def run(*arrays: Any) -> list[Any]:
+        values = [Each(array) if each else array for array, each in zip(arrays, stacked, strict=True)]
+        return [array_of(result) for result in local_replicas().run(jaxpr, values, differ)]
+
+    inputs: list[Any] = jaxpr.invars
+    avals = [  # of pieces the program gets the whole
+        _jax.shape_of(x.aval).update(shape=v.array.shape if isinstance(v, Each) else x.aval.shape)
+        for v, x in zip(values, inputs, strict=True)
+    ]
+    closed = jax.make_jaxpr(run)(*avals)
+    of_device = _jax.opened(closed.jaxpr)
+    localities = localities_of(of_device, [M] * len(closed.consts) + [T if each else M for each in stacked])
+    arrays = [v.array if isinstance(v, Each) else v for v in values]
+    results = evaluated(of_device, [*closed.consts, *arrays], wanted, localities, in_order)
+    return [Each(r) if d else r for r, d in zip(results, differ, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -13,41 +13,23 @@ from replicax import _jax
 from replicax.execution.compiled.local_values import Each, array_of
 
 
-class ReplicaWalk(Protocol):
-    """Goes through a program, on bare values and :class:`Each`."""
-
-    def differs(self, atom: Any) -> bool:
-        """Whether a value of the program is to be an :class:`Each`."""
-
-    def one(self, value: Any) -> Any:
-        """A value as a bare value."""
-
-    def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
-        """A value, as an :class:`Each` or bare."""
-
-    def run(
-        self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
-    ) -> list[Any]:
-        """The results of a program, each as ``differ`` says."""
-
-
-class BareWalk(abc.ABC):
-    """Goes through a program on bare values: those of one replica, or those that all have alike."""
+class Walk(abc.ABC):
+    """Goes through a program: here on bare values, those of one replica or those that all have alike."""
 
     @abc.abstractmethod
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         """The results of one operation."""
 
     def differs(self, atom: Any) -> bool:
+        """Whether a value of the program is to be an :class:`Each`."""
         return False
 
-    def one(self, value: Any) -> Any:
-        return value
-
     def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
+        """A value, as an :class:`Each` or bare."""
         return value
 
     def go(self, equations: Sequence[_jax.Equation], env: dict[Any, Any]) -> None:
+        """Compute the results of some operations."""
         for equation in equations:
             operands = [v.val if isinstance(v, _jax.Literal) else env[v] for v in equation.invars]
             env.update(zip(equation.outvars, self.results(equation, operands), strict=True))
@@ -55,15 +37,12 @@ class BareWalk(abc.ABC):
     def run(
         self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
     ) -> list[Any]:
+        """The results of a program, each an :class:`Each` or bare, as ``differ`` says."""
         return _jax.interpret(_jax.opened(jaxpr), [*constants, *values], self.results)
 
 
-def enter(walk: ReplicaWalk, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
-    """Let ``walk`` go through the program of a loop, a branch or a call; return its results.
-
-    Raises:
-      ValueError: it is none of these.
-    """
+def enter(walk: Walk, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+    """Let ``walk`` go through the program of a loop, a branch or a call; return its results."""
     inner = _jax.control_flow_of(equation)
     differ = [walk.differs(v) for v in equation.outvars]
     if isinstance(inner, _jax.Scan):
@@ -85,7 +64,7 @@ def _as_each(array: Any, like: bool) -> Any:
     return Each(array) if like else array
 
 
-def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands: list[Any]) -> list[Any]:
+def _scan(walk: Walk, equation: _jax.Equation, loop: _jax.Scan, operands: list[Any]) -> list[Any]:
     n, m = loop.constants, loop.constants + loop.carried
     carried = [walk.differs(v) for v in loop.body.invars[n:m]]
     start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[n:m], equation.invars[n:m], carried, strict=True)]
@@ -94,11 +73,7 @@ def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands:
     constants = _jax.closed_over(equation, loop.body)
 
     def iteration(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        values = [
-            *operands[:n],
-            *map(_as_each, carry, carried),
-            *map(_as_each, slices, sliced),
-        ]
+        values = [*operands[:n], *map(_as_each, carry, carried), *map(_as_each, slices, sliced)]
         results = [array_of(v) for v in walk.run(loop.body, values, [*carried, *stacked_differ], constants)]
         return results[: m - n], results[m - n :]
 
@@ -115,7 +90,7 @@ def _scan(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.Scan, operands:
     return [*map(_as_each, last, carried), *results]
 
 
-def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operands: list[Any]) -> list[Any]:
+def _while(walk: Walk, equation: _jax.Equation, loop: _jax.While, operands: list[Any]) -> list[Any]:
     n, m = loop.test_constants, loop.test_constants + loop.body_constants
     carried = [walk.differs(v) for v in loop.body.invars[m - n :]]
     start = [walk.as_wanted(v, a, d) for v, a, d in zip(operands[m:], equation.invars[m:], carried, strict=True)]
@@ -133,15 +108,12 @@ def _while(walk: ReplicaWalk, equation: _jax.Equation, loop: _jax.While, operand
 
 
 def _branches(
-    walk: ReplicaWalk,
-    equation: _jax.Equation,
-    branches: _jax.Branches,
-    operands: list[Any],
-    differ: list[bool],
+    walk: Walk, equation: _jax.Equation, branches: _jax.Branches, operands: list[Any], differ: list[bool]
 ) -> list[Any]:
     def branch(program: _jax.Jaxpr) -> Callable[[], list[Any]]:
         constants = _jax.closed_over(equation, program)
         return lambda: [array_of(v) for v in walk.run(program, operands[1:], differ, constants)]
 
-    results = lax.switch(walk.one(operands[0]), [branch(program) for program in branches.programs])
+    index = walk.as_wanted(operands[0], equation.invars[0], False)
+    results = lax.switch(index, [branch(program) for program in branches.programs])
     return list(map(_as_each, results, differ))

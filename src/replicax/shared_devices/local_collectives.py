@@ -56,9 +56,6 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, i
       numbers: the numbers of this device's replicas.
       count: how many replicas there are.
       in_order: whether sums have a fixed order.
-
-    Raises:
-      ValueError: it is of a kind that is not known here.
     """
     if in_order and equation.primitive.name in AXIS_SCATTERS:
         return _scattered_in_order(equation.params, stacked, numbers, count)
@@ -74,11 +71,7 @@ def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, i
 def reduced_in_groups(
     equation: _jax.Equation, wholes: Sequence[Any], numbers: Any, reduce: Callable[..., Any]
 ) -> list[Any]:
-    """The results ``[k, *shape]`` of a collective that reduces in groups of replicas, from all replicas' operands.
-
-    Raises:
-      ValueError: the groups are of different sizes.
-    """
+    """The results ``[k, *shape]`` of a collective that reduces in groups of replicas, from all replicas' operands."""
     groups = _jax.groups_of(equation.params)
     if len({len(group) for group in groups}) > 1:
         raise ValueError(
@@ -164,11 +157,7 @@ def widened(dtype: Any) -> Any:
 
 
 def check_all_take_part(equation: _jax.Equation) -> None:
-    """Raise unless a collective is one of all replicas.
-
-    Raises:
-      ValueError: it is a collective of groups, or over other axes as well.
-    """
+    """Raise unless a collective is one of all replicas."""
     if not _jax.is_over_all_of(equation.params, REPLICA_AXIS):
         raise ValueError(
             f"the collective {equation.primitive.name} at {_jax.source_line(equation)} is one of groups of replicas, "

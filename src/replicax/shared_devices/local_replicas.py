@@ -29,7 +29,7 @@ from replicax.execution.compiled.local_values import Each
 from replicax.execution.program.collective_operations import over_replicas
 from replicax.execution.program.marks import replica_number_p
 from replicax.locality import Locality, M, T
-from replicax.shared_devices.entered_programs import BareWalk, enter
+from replicax.shared_devices.entered_programs import Walk, enter
 from replicax.shared_devices.local_collectives import (
     LOCAL_REDUCTIONS,
     check_all_take_part,
@@ -42,7 +42,7 @@ from replicax.shared_devices.replica_stages import ReplicaStage, asks_for_positi
 from replicax.shared_devices.replicas_together import ReplicaTerm, can_be_together, dtype_of, terms_of
 
 
-class LocalReplicas:
+class LocalReplicas(Walk):
     """The pass over one program.
 
     Args:
@@ -73,7 +73,6 @@ class LocalReplicas:
     # --- values -----------------------------------------------------------------------------------------
 
     def differs(self, atom: Any) -> bool:
-        """Whether replicas may differ in a value."""
         return not isinstance(atom, _jax.Literal) and self.localities.get(atom, M) is T
 
     def each(self, value: Any, atom: Any) -> Each:
@@ -83,42 +82,22 @@ class LocalReplicas:
         value = value if isinstance(value, jax.Array) else jnp.asarray(value, atom.aval.dtype)
         return Each(jnp.broadcast_to(value, (self.per_device, *value.shape)))
 
-    def one(self, value: Any) -> Any:
-        """A value that is the same on all replicas."""
-        return lax.index_in_dim(value.array, 0, keepdims=False) if isinstance(value, Each) else value
-
     def as_wanted(self, value: Any, atom: Any, differs: bool) -> Any:
-        return self.each(value, atom) if differs else self.one(value)
+        return self.each(value, atom) if differs else _one(value)
 
     # --- programs ---------------------------------------------------------------------------------------
 
     def run(
         self, jaxpr: _jax.Jaxpr, values: Sequence[Any], differ: Sequence[bool], constants: Sequence[Any] = ()
     ) -> list[Any]:
-        """Apply ``jaxpr`` to bare values and :class:`Each`; return such.
-
-        Args:
-          jaxpr: the program.
-          values: its operands.
-          differ: for each result whether it is to be an :class:`Each`, and otherwise bare.
-          constants: the values that it has closed over.
-        """
         stages = stages_of(jaxpr, [isinstance(v, Each) for v in values], self.differs)
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *values], strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
-
         for stage in stages:
-            for equation in stage.common:
-                operands = [self.one(read(v)) for v in equation.invars]
-                env.update(zip(equation.outvars, self.once.results(equation, operands), strict=True))
+            self.once.go(stage.common, env)
             self.segment(stage, env)
-            for equation in stage.collectives:
-                env.update(
-                    zip(equation.outvars, self.collective(equation, [read(v) for v in equation.invars]), strict=True)
-                )
-        return [self.as_wanted(read(v), v, d) for v, d in zip(jaxpr.outvars, differ, strict=True)]
+            self.go(stage.collectives, env)
+        results = [v.val if isinstance(v, _jax.Literal) else env[v] for v in jaxpr.outvars]
+        return [self.as_wanted(r, v, d) for r, v, d in zip(results, jaxpr.outvars, differ, strict=True)]
 
     def segment(self, stage: ReplicaStage, env: dict[Any, Any]) -> None:
         """Run what replicas do by themselves between two collectives, one replica after the other."""
@@ -172,7 +151,7 @@ class LocalReplicas:
 
     # --- collectives ------------------------------------------------------------------------------------
 
-    def collective(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+    def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         """The results of a collective, or of an operation that has one inside."""
         if not over_replicas(equation.params):
             return enter(self, equation, operands)
@@ -194,10 +173,12 @@ class LocalReplicas:
         return [Each(r) if self.differs(v) else r for r, v in zip(results, equation.outvars, strict=True)]
 
 
-# --- what one replica does by itself ------------------------------------------------------------------
+def _one(value: Any) -> Any:
+    """A value that is the same on all replicas."""
+    return lax.index_in_dim(value.array, 0, keepdims=False) if isinstance(value, Each) else value
 
 
-class OneReplica(BareWalk):
+class OneReplica(Walk):
     """Computes what one replica does by itself; all that differs between replicas is in the values."""
 
     def __init__(self, number: Any) -> None:
@@ -211,10 +192,7 @@ class OneReplica(BareWalk):
         return _jax.bind(equation, operands)
 
 
-# --- what a device computes once for all of its replicas ----------------------------------------------
-
-
-class OnceForAll(BareWalk):
+class OnceForAll(Walk):
     """Computes once what all replicas would do alike.
 
     Args:
@@ -226,6 +204,7 @@ class OnceForAll(BareWalk):
         self.in_order = in_order
 
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
+        operands = list(map(_one, operands))
         if not self.in_order:
             return _jax.bind(equation, operands)
         if _adds_up(equation):

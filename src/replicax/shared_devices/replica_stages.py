@@ -45,9 +45,6 @@ def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[A
       jaxpr: the program.
       differ: for each of its inputs, whether replicas have values of their own.
       may_differ: tells of a value whether replicas may differ in it.
-
-    Raises:
-      ValueError: a mutable array is used both before and after a collective.
     """
     stages, of_mutable, _ = _stages_from(jaxpr, differ, may_differ, 0)
     if of_mutable:

@@ -56,15 +56,7 @@ def _see_model(callback: Any) -> None:
 def restore_together(callback: Any, restore: Callable[[], None], strategy: Strategy) -> None:
     """Begin ``fit`` with a ``BackupAndRestore`` as on the chief, the only worker that needs the files.
 
-    Args:
-      callback: the callback.
-      restore: reads the backup, if there is one, and sets the model and its epoch.
-      strategy: the strategy of the model.
-
-    Raises:
-      ValueError: another worker has a backup and the chief has none, so training would start from the beginning.
-      Exception: raised by the chief.
-      DeadlockError: not all workers have such a callback.
+    ``restore`` reads the backup, if there is one, and sets the model and its epoch.
     """
     lockstep = strategy.extended.replicas.lockstep
     model, path = callback.model, str(callback.backup_dir)

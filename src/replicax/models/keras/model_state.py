@@ -47,12 +47,7 @@ class StateCell:
         return differs
 
     def show(self) -> Any:
-        """The variable's value as a single array of this worker. The next program may overwrite it, as Keras' own do.
-
-        Raises:
-          VariableLostError: it is lost.
-          DeadlockError: its pieces are on several workers, and not all workers call this.
-        """
+        """The variable's value as one array of this worker. The next program may overwrite it, as Keras' own do."""
         stored = self.variable.stored()
         if self._shown is None or stored is not self._stored:
             self._stored, self._shown = stored, self._whole_value(stored)

@@ -66,12 +66,7 @@ def _left_to_the_chief(method: Callable[..., Any], replicas: Replicas) -> Callab
 
 
 def check_same(data: Any, lockstep: Lockstep) -> None:
-    """Raise unless all workers have the same batch.
-
-    Raises:
-      ValueError: their batches differ.
-      DeadlockError: some have no batch.
-    """
+    """Raise unless all workers have the same batch."""
     leaves, tree = jax.tree_util.tree_flatten(data)
     differing = lockstep.agree("has a batch for a Keras model", (str(tree), *map(digest, leaves)))
     if differing is not None:

@@ -30,16 +30,7 @@ class _Steps(Step):
 
 
 class StepFunction:
-    """``function(state, iterator)`` for Keras' loop: runs a step of a model on each replica.
-
-    Args:
-      model: the Keras model.
-      strategy: the strategy of the replicas.
-      state: the state of the model.
-      feed: puts batches on the strategy's replicas.
-      method: the model's method: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
-      groups: the groups of variables in ``state``.
-    """
+    """``function(state, iterator)`` for Keras' loop: runs a model's ``method``, say ``"train_step"``, on replicas."""
 
     def __init__(
         self, model: Any, strategy: Strategy, state: ModelState, feed: Feed, method: str, groups: Sequence[str]
@@ -69,16 +60,7 @@ class StepFunction:
         self._steps = _Steps(step)
 
     def __call__(self, state: Sequence[Sequence[Any]], iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Run the next steps of an execution.
-
-        Returns:
-          The result of Keras' own function: logs, or predictions, and the new state.
-
-        Raises:
-          StopIteration: there are no more batches.
-          ValueError: batches can't be divided, or workers have different ones.
-          LocalityError, DeadlockError: see :meth:`replicax.Strategy.run`. The model's variables are unchanged.
-        """
+        """Run the next steps of an execution; return logs or predictions, as Keras' own does, and the new state."""
         try:
             if state is not self._groups:
                 self._groups = ()

@@ -36,11 +36,7 @@ class _Described:
 
 
 def leaves_of(tree: Any) -> tuple[Leaves, dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
-    """The variables and arrays in a pytree, by path, and a function from new ones to the pytree with them.
-
-    Raises:
-      ValueError: two have one path.
-    """
+    """The variables and arrays in a pytree, by path, and a function from new ones to the pytree with them."""
     structure: Any
     flat, structure = jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)
     boxes = _boxes_in(tree)
@@ -90,12 +86,7 @@ def sources_of(leaves: Mapping[str, Any], names: Names) -> dict[str, TensorSourc
 
 
 def check_call(method: str) -> None:
-    """Raise unless ``method`` can be called here and now.
-
-    Raises:
-      ContextError: it is called inside a step.
-      ImportError: the package safetensors is not installed.
-    """
+    """Raise inside a step, or if the package safetensors is not installed."""
     if context.in_step():
         raise ContextError(f"safetensors.{method} was called inside a step: call it outside")
     check_installed(f"replicax.models.safetensors.{method}", "safetensors", "safetensors")

@@ -43,12 +43,7 @@ class Tensor(NamedTuple):
 
 
 def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by name, from the headers of its files.
-
-    Raises:
-      FileNotFoundError: no files, or not all.
-      CheckpointError: a file, or the index, is damaged.
-    """
+    """The tensors of a checkpoint, by name, from the headers of its files."""
     index = path / INDEX if path.is_dir() else path
     if path.is_dir() and (path / SINGLE).exists():
         return _tensors_in(path / SINGLE)

@@ -26,9 +26,6 @@ def check_room(
 
     New arrays are there together. A variable's new value is beside its old one while it is loaded, unless that is
     large: then the old one is freed first.
-
-    Raises:
-      MemoryError: names the device, and the array and the tensor for which it has no room.
     """
     free: dict[Any, int | None] = {}
     taken = Counter[Any]()

@@ -59,12 +59,7 @@ class TensorSource:
 
 
 def source_of(path: str, shape: Sequence[int], names: Names) -> TensorSource | None:
-    """The source of the array at ``path``; ``None`` if ``names`` leaves it out.
-
-    Raises:
-      ValueError: ``names`` has nothing for it, axes that are not those of the array, or a name with several ``{}``.
-      TypeError: a name is none.
-    """
+    """The source of the array at ``path``; ``None`` if ``names`` leaves it out."""
     if names is None:
         named: Any = path.replace("/", ".")
     elif isinstance(names, Mapping):

@@ -168,11 +168,7 @@ class _Writer:
         self._made: list[pathlib.Path] = []
 
     def prepare(self) -> None:
-        """Make the folder.
-
-        Raises:
-          FileExistsError: there are weights in it.
-        """
+        """Make the folder; raise if there are weights in it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         there = [*self._folder.glob("model*.safetensors"), *self._folder.glob(INDEX)]
         if there:
