@@ -25,7 +25,7 @@ NOTICE = 60.0
 """After how many seconds the launcher names the workers that finished ones wait for; then after twice as many, etc."""
 UNKILLABLE = 20.0
 """After how many seconds the launcher gives up on a killed process that is still there."""
-_TICK = 0.05
+_TICK = 0.1
 """Seconds between two looks at the deadlines, at most."""
 _LOOK = 0.25
 """Seconds between two looks at unfinished lines and at workers that may hang, at least."""
@@ -34,19 +34,12 @@ _PIECE = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class AttemptResult:
-    """The result of an attempt.
+    """The result of an attempt."""
 
-    Attributes:
-      endings: the endings of all workers.
-      cause: the ending that caused the others, of a fault or a preemption.
-      stop: the signal that ended the launch.
-      resize: the change of the number of workers.
-    """
-
-    endings: tuple[Ending, ...]
-    cause: Ending | None = None
-    stop: signal.Signals | None = None
-    resize: int = 0
+    endings: tuple[Ending, ...]  # of all workers
+    cause: Ending | None = None  # the ending that caused the others, of a fault or a preemption
+    stop: signal.Signals | None = None  # the signal that ended the launch
+    resize: int = 0  # the change of the number of workers
 
     @property
     def has_finished(self) -> bool:
@@ -62,15 +55,7 @@ class AttemptResult:
 class Attempt:
     """All workers, from their start to the end of the last.
 
-    Args:
-      settings: the settings of the launch.
-      environments: the environments of this machine's workers, by their numbers among those of all hosts.
-      count: the number of workers on all hosts.
-      folder: for their output.
-      launch_id: marks their processes.
-      console: shows their output.
-      say: prints a message for the user.
-      inbox: the launcher's signals.
+    ``environments`` are those of this machine's workers, by their numbers among all ``count`` workers of all hosts.
     """
 
     def __init__(
