@@ -113,10 +113,12 @@ class StopRequests:
 
         Raises:
           RunStops: no worker makes that call.
+          WorkerError: another worker has failed.
         """
         is_last = self._last is not None and self._calls >= self._last
         if is_last or (self._client is None and self.why is not None):
             raise RunStops(self.why)
+        self._lockstep.check()
 
     def begin_call(self) -> None:
         """Begin the next call that all workers make together.
