@@ -128,9 +128,9 @@ def cost(seconds):
     import numpy as np
 
     import replicax
-    from replicax.workers import heartbeat, heartbeat_page, launch_log, step_timer
+    from replicax.workers import heartbeat, heartbeat_page, launch_log
 
-    page = heartbeat_page.HeartbeatPage.at(heartbeat_page.new_page()[1])
+    page = heartbeat_page.HeartbeatPage.new()
     beat = heartbeat.Heartbeat(page)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     strategy = replicax.MirroredStrategy(["cpu:0"])
@@ -164,15 +164,15 @@ def cost(seconds):
         launch = log.begin(label)
         beat.launching(launch)
         launch.returned((), results)
-        beat.timer.launches.clear()
+        beat.launches.clear()
     each = (time.thread_time() - start) / calls
     print(f"its calls take {each * 1e6:.2f} µs a step: {each / 5e-3:.3%} of 5 ms")
     beat.launching(log.begin(label))
     looks, start = 400, time.process_time()
     for _ in range(looks):
-        beat.timer.look()
-        time.sleep(step_timer.INTERVAL)
-    share = (time.process_time() - start) / looks / step_timer.INTERVAL
+        beat.look()
+        time.sleep(heartbeat.INTERVAL)
+    share = (time.process_time() - start) / looks / heartbeat.INTERVAL
     print(f"its thread takes {share:.3%} of a processor, at most")
     assert each / 5e-3 + share <= 0.01, "more than 1% of a step of 5 ms"
     return times

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.preflight import bind_address, host_to_listen_on, listening_socket, run_preflight
+from replicax.cluster.preflight import bind_address, host_to_listen_on, run_preflight
 from replicax.cluster.worker_group import WorkerGroup
+from replicax.system.json_lines import listening_socket
 from tests.processes import free_port
 
 SOON = 0.4
@@ -175,8 +176,8 @@ def test_where_the_chief_listens(group, monkeypatch) -> None:
     assert bind_address(dataclasses.replace(group, coordinator="localhost:80")) in ("127.0.0.1:80", "[::1]:80")
     elsewhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
     assert elsewhere in ("[::]:80", "0.0.0.0:80")
-    for host in ("localhost", "0.0.0.0", *(["[::]"] if has_ipv6() else [])):
-        with listening_socket(f"{host}:{free_port()}") as listens:
+    for host in ("localhost", "0.0.0.0", *(["::"] if has_ipv6() else [])):
+        with listening_socket(host) as listens:
             socket.create_connection(("localhost", listens.getsockname()[1])).close()
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "192.0.2.1:81")
     assert bind_address(group) == "192.0.2.1:81"

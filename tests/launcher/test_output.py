@@ -6,9 +6,10 @@ import os
 import pty
 import subprocess
 import time
+from types import SimpleNamespace
 
 from replicax.launcher import console
-from replicax.launcher.console import LONGEST_LINE, OutputLines
+from replicax.launcher.log_files import LONGEST_LINE, WorkerOutput
 from tests.launcher.launches import COMMAND, ROOT, Launch, launched, said
 
 PRINT = """
@@ -182,12 +183,19 @@ def test_when_nobody_reads_the_output_any_more_the_workers_go_on(tmp_path) -> No
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
-    lines = OutputLines()
+    shown: list[bytes] = []
+    kept: list[bytes] = []
+    file = SimpleNamespace(write=kept.append, close=lambda: None)
+    console = SimpleNamespace(line=lambda *line: shown.append(line[2]), unfinished=lambda *line: None)
+    output = WorkerOutput(1, file, console)
     for i in range(3 * LONGEST_LINE // 10):  # a bar that is never finished
-        assert lines.add(b"\rbar %06d" % i) == []
-    assert lines.unfinished.endswith(b"\rbar %06d" % i)
-    assert len(lines.unfinished) <= LONGEST_LINE
-    lines = OutputLines()
-    whole = [line for _ in range(30) for line in lines.add(b"x" * (LONGEST_LINE // 10))]
-    assert [set(line) for line in whole] == [set(b"x\n")] * len(whole)
-    assert len(whole) == 2
+        output.add("stderr", b"\rbar %06d" % i)
+    assert shown == []
+    assert output._open["stderr"].endswith(b"\rbar %06d" % i)
+    assert len(output._open["stderr"]) <= LONGEST_LINE
+    for _ in range(30):
+        output.add("stdout", b"x" * (LONGEST_LINE // 10))
+    assert [set(line) for line in shown] == [set(b"x")] * 2
+    output.close()
+    assert b"".join(kept).count(b"bar") == 3 * LONGEST_LINE // 10
+    assert b"".join(kept).count(b"x") == 30 * (LONGEST_LINE // 10)

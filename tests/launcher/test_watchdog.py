@@ -15,11 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.launcher.watchdog import worker_monitor
-from replicax.launcher.watchdog.hang_watch import Hang, find_hang
+from replicax.launcher.watchdog import hang_watch
+from replicax.launcher.watchdog.hang_watch import Condition, Hang, WorkerMonitor, WorkerStatus, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
-from replicax.launcher.watchdog.worker_monitor import Condition, WorkerMonitor, WorkerStatus
-from replicax.workers.heartbeat_page import LONG, UNKNOWN, HeartbeatPage, Phase, Usage, new_page
+from replicax.workers.heartbeat_page import LONG, UNKNOWN, HeartbeatPage, Phase, Usage
 
 TIMEOUT = 10.0
 LONGER = (LONG + 10) * TIMEOUT
@@ -34,11 +33,9 @@ class Worker:
 
     def __init__(self, *program: str) -> None:
         self.process = subprocess.Popen(program or ("sleep", "600"))
-        while not program and worker_monitor._process(self.process.pid)[0] != "S":
+        while not program and hang_watch._process(self.process.pid)[0] != "S":
             time.sleep(0.001)  # until it sleeps
-        file, path = new_page()
-        self.page = HeartbeatPage.at(path)
-        os.close(file)
+        self.page = HeartbeatPage.new()
         self.now = float(math.ceil(time.monotonic()))  # so that adding half seconds is exact
         self.page.phase = Phase.STEPS
         self.page.launched = self.page.runs = 31
@@ -179,7 +176,7 @@ def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
     starved = Worker(sys.executable, "-c", "while True: pass")
     had = itertools.count(0.0, 0.0025)  # 1% of a processor, at two looks a second that read it twice
     pid = starved.process.pid
-    monkeypatch.setattr(worker_monitor, "_process", lambda path: ("R", next(had) if path == pid else 0.0))
+    monkeypatch.setattr(hang_watch, "_process", lambda path: ("R", next(had) if path == pid else 0.0))
     try:
         starved.page.running = 1
         starved.page.expected = 0.01

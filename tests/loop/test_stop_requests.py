@@ -184,6 +184,16 @@ def fails() -> None:
     raise WorkerError("worker 0 has died")
 
 
+def test_a_worker_that_waits_for_its_input_hears_that_another_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = SimulatedWorkers.of(2)
+    lockstep = Lockstep(second)
+    with StopRequests(lockstep) as requests:
+        requests.check_wait()
+        monkeypatch.setattr(lockstep, "check", fails)
+        with pytest.raises(WorkerError, match="worker 0 has died"):
+            requests.check_wait()
+
+
 def test_of_several_requests_a_signal_counts_most() -> None:
     said = ["enough", INTERRUPTED, PREEMPTED, None]
 

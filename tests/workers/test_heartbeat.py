@@ -15,28 +15,25 @@ import pytest
 
 import replicax
 from replicax import _jax
-from replicax.workers import heartbeat, step_timer
+from replicax.workers import heartbeat
 from replicax.workers.heartbeat import Heartbeat
-from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase, Usage, claimed_page, new_page
+from replicax.workers.heartbeat_page import UNKNOWN, HeartbeatPage, Phase, Usage
 from replicax.workers.launch_log import Label, LaunchedProgram
-from replicax.workers.step_timer import StepTimer
 
 
 class Beating:
     """A heartbeat of this process, whose step timer is called by hand."""
 
     def __init__(self) -> None:
-        file, path = new_page()
-        self.page = HeartbeatPage.at(path)
+        self.page = HeartbeatPage.new()
         self.beat = Heartbeat(self.page)
-        os.close(file)
 
     def expect(self, seen: Callable[[], bool]) -> None:
         """Look until something is so."""
         deadline = time.monotonic() + 60
         while not seen():
             assert time.monotonic() < deadline
-            self.beat.timer.look()
+            self.beat.look()
             time.sleep(0.001)
 
 
@@ -125,10 +122,10 @@ def test_compiling_is_no_part_of_what_a_program_takes(beating) -> None:
     beating.beat._compiled()
     assert beating.page.running == 1
     launch.returned()
-    beating.beat.timer.look()
+    beating.beat.look()
     assert beating.page.running == 0
     beating.beat.launching(LaunchedProgram(Label()))
-    beating.beat.timer.look()
+    beating.beat.look()
     assert 0 <= beating.page.expected < 0.5
 
 
@@ -227,16 +224,17 @@ def test_an_evaluation_by_steps_gets_on_as_training_does(beating, monkeypatch) -
 
 
 def test_a_page_belongs_to_one_process() -> None:
-    file, path = new_page()
-    launcher, ours = HeartbeatPage.at(path), claimed_page(path)
+    launcher = HeartbeatPage.new()
+    ours, path = HeartbeatPage.claimed(launcher.path), launcher.path
     assert isinstance(ours, HeartbeatPage)
     assert launcher.pid == os.getpid()
     ours.runs = 77
     assert launcher.runs == 77
     launcher.pid = os.getppid()
-    assert claimed_page(path) is None
-    os.close(file)
-    assert claimed_page(path) is None
+    assert HeartbeatPage.claimed(path) is None
+    launcher.pid = 0
+    del launcher
+    assert HeartbeatPage.claimed(path) is None
 
 
 class Program:
@@ -255,17 +253,14 @@ class Clocked:
     """Calls of programs, and what a step timer makes of them, by a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        file, path = new_page()
-        self.page = HeartbeatPage.at(path)
-        os.close(file)
+        self.page = HeartbeatPage.new()
         self.now = 100.0
-        monkeypatch.setattr(step_timer.time, "monotonic", lambda: self.now)
-        self.timer = StepTimer(self.page)
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        self.beat = Heartbeat(self.page)
         self.enter(Phase.STEPS)
 
     def enter(self, phase: Phase) -> None:
-        self.page.phase = phase
-        self.timer.enter(phase)
+        self.beat.switch(phase)
 
     def launch(self, name: str = "step", *, is_seen: bool = True) -> Program:
         label = Label()
@@ -273,7 +268,7 @@ class Clocked:
         launch = LaunchedProgram(label)
         program = Program()
         launch.returned((), (program,) if is_seen else ())
-        self.timer.launches.append(launch)
+        self.beat.launches.append(launch)
         self.page.launched += 1
         return program
 
@@ -282,7 +277,7 @@ class Clocked:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 1e-3)
-            self.timer.look()
+            self.beat.look()
 
     def used(self) -> list[float]:
         """The shares of the time in which the devices were idle, the host was busy, and it waited for input."""
@@ -292,7 +287,7 @@ class Clocked:
 
 def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(step_timer._jax, "is_of_jax", lambda code: True)
+    monkeypatch.setattr(heartbeat._jax, "is_of_jax", lambda code: True)
     for _ in range(100):
         program = clocked.launch()
         clocked.run(0.02)
@@ -329,7 +324,7 @@ def test_a_host_that_waits_for_the_others_is_not_busy(monkeypatch) -> None:
 
 def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:
     clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(step_timer._jax, "is_of_jax", lambda code: False)
+    monkeypatch.setattr(heartbeat._jax, "is_of_jax", lambda code: False)
     programs = [clocked.launch(), clocked.launch()]
     for _ in range(50):
         clocked.run(0.02)
@@ -338,7 +333,7 @@ def test_a_host_that_is_ahead_has_no_idle_devices(monkeypatch) -> None:
         programs.append(clocked.launch())
     assert clocked.used() == [0.0, 1.0, 0.0]
     assert clocked.page.expected == pytest.approx(0.025, abs=0.002)  # until the end of the first
-    assert len(clocked.timer.launches) == 2
+    assert len(clocked.beat.launches) == 2
 
 
 def test_programs_whose_ends_can_not_be_seen_end_with_the_next_that_can(monkeypatch) -> None:
@@ -350,13 +345,13 @@ def test_programs_whose_ends_can_not_be_seen_end_with_the_next_that_can(monkeypa
     seen = clocked.launch()
     clocked.run(1.0)
     assert (clocked.page.running, clocked.page.expected) == (3, UNKNOWN)
-    clocked.timer._usual["other"] = 4.0
+    clocked.beat._usual["other"] = 4.0
     clocked.run(1.0)
     assert clocked.page.running == 3
-    assert clocked.page.expected == pytest.approx(4.0 + 2 * clocked.timer._usual["step"])
+    assert clocked.page.expected == pytest.approx(4.0 + 2 * clocked.beat._usual["step"])
     seen.ended = True
     clocked.run(1.0)
-    assert not clocked.timer.launches
+    assert not clocked.beat.launches
 
 
 def test_programs_whose_ends_can_not_be_seen_have_ended(monkeypatch) -> None:
@@ -365,7 +360,7 @@ def test_programs_whose_ends_can_not_be_seen_have_ended(monkeypatch) -> None:
         clocked.launch(is_seen=False)
     last = clocked.launch()
     clocked.run(0.01)
-    assert clocked.page.running == len(clocked.timer.launches) == step_timer.AHEAD
+    assert clocked.page.running == len(clocked.beat.launches) == heartbeat.AHEAD
     last.ended = True
     clocked.run(0.01)
     assert clocked.page.running == 0

@@ -101,6 +101,23 @@ def test_a_worker_that_can_not_reach_the_chief_does_without() -> None:
     worker.close_all()
 
 
+def test_a_worker_that_leaves_is_connected_until_its_process_ends(chief: PeerDeathWatch) -> None:
+    """The chief leaves last: it must not take a worker that Python has torn down for one that has ended."""
+    worker = PeerDeathWatch(1, "127.0.0.1", lambda: chief.home)
+    worker.wait(0.0)
+    while not chief._lines:
+        assert chief.wait(0.01) == {}
+    [(line, _)] = worker._lines.values()
+    connection = line.fileno()
+    worker.leave_open()
+    worker.close_all()
+    del worker, line
+    assert chief.wait(0.2) == {}
+    os.close(connection)
+    [index] = chief.wait(60)
+    assert index == 1
+
+
 def test_a_wait_is_ended_by_another_thread(chief: PeerDeathWatch) -> None:
     threading.Timer(0.05, chief.wake).start()
     assert chief.wait(60) == {}

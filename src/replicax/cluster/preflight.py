@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import time
@@ -20,11 +19,9 @@ from typing import Any
 
 from replicax.cluster.worker_group import WorkerGroup
 from replicax.system.addresses import host_and_port, join_address
-from replicax.system.json_files import parsed
+from replicax.system.json_lines import has_closed, listening_socket, received_line, send_line
 
 _GREETING = "replicax preflight"
-_LIMIT = 65536
-"""The longest line, in bytes."""
 _RETRY = 0.05
 """Seconds between two attempts to reach the coordinator, at first; later up to a second."""
 _PATIENCE = 1.0
@@ -57,25 +54,8 @@ def host_to_listen_on(host: str) -> str:
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
-def listening_socket(address: str) -> socket.socket:
-    """A socket that listens at an address; it does not share the port, as JAX's service would.
-
-    Raises:
-      OSError: the port is in use, or the address is not one of this machine.
-    """
-    host, port = host_and_port(address, "JAX_COORDINATOR_BIND_ADDRESS")
-    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(where[:2], family=family, backlog=128, dualstack_ipv6=both)
-
-
 def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
-    """Wait until every worker has connected to the coordinator, once; then its port is free.
-
-    Args:
-      group: the workers.
-      bind: the address at which worker 0 listens.
-      deadline: in ``time.monotonic()``.
+    """Wait until every worker has connected to the coordinator, once, where worker 0 listens; then its port is free.
 
     Raises:
       RuntimeError: two workers have one number, or expect different numbers of workers; the port is in use.
@@ -129,13 +109,13 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
 
 def _forget_who_has_gone(arrived: dict[int, dict[str, Any]], connections: dict[int, socket.socket]) -> None:
     """Forget workers that have closed their connections: they have ended, and may have been restarted."""
-    for index in [index for index, connection in connections.items() if _has_gone(connection)]:
+    for index in [index for index, connection in connections.items() if has_closed(connection)]:
         del arrived[index], connections[index]
 
 
 def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
     try:
-        return listening_socket(bind)
+        return listening_socket(*host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS"))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise RuntimeError(
@@ -241,36 +221,14 @@ def _where(about: dict[str, Any]) -> str:
     return f"process {about['pid']} on {about['host']}"
 
 
-def _has_gone(connection: socket.socket) -> bool:
-    """Return whether the other side has closed a connection on which it was waiting for an answer."""
-    try:
-        connection.setblocking(False)
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the other side has gone; its absence is noticed elsewhere
-        connection.settimeout(_PATIENCE)
-        connection.sendall(json.dumps({"greeting": _GREETING, **message}).encode() + b"\n")
+        send_line(connection, {"greeting": _GREETING, **message}, _PATIENCE)
 
 
 def _message(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
     """The message that comes before the deadline, if any."""
-    data = b""
-    try:
-        while not data.endswith(b"\n") and len(data) < _LIMIT:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-            part = connection.recv(_LIMIT)
-            if not part:
-                return None
-            data += part
-        message = parsed(data)
-    except (OSError, ValueError):
-        return None
+    message = received_line(connection, deadline)
     ours = isinstance(message, dict) and message.get("greeting") == _GREETING
     is_worker = ours and isinstance(message.get("index"), int) and isinstance(message.get("count"), int)
     return message if is_worker or (ours and "problem" in message) else None

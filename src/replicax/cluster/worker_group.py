@@ -23,23 +23,14 @@ _BESIDE = ("ps", "evaluator")
 
 @dataclasses.dataclass(frozen=True)
 class WorkerGroup:
-    """The workers of one program.
+    """The workers of one program."""
 
-    Attributes:
-      coordinator: the address at which worker 0 listens and the others connect; ``""`` if the source has none.
-      count: the number of workers.
-      index: the number of this process.
-      source: where this comes from, for errors.
-      addresses: the address of each worker, by number; may be empty.
-      is_detected: whether JAX has detected the workers, and so determines the devices of this process, too.
-    """
-
-    coordinator: str
-    count: int
-    index: int
-    source: str
-    addresses: tuple[str, ...] = ()
-    is_detected: bool = False
+    coordinator: str  # the address at which worker 0 listens and the others connect; ``""`` if the source has none
+    count: int  # the number of workers
+    index: int  # of this process
+    source: str  # of this description, for errors
+    addresses: tuple[str, ...] = ()  # of each worker, by number; may be empty
+    is_detected: bool = False  # whether JAX has detected the workers, and so determines this process' devices, too
 
     def name_of(self, index: int) -> str:
         """The name of a worker in errors."""

@@ -25,25 +25,21 @@ NOTICE = 60.0
 """After how many seconds the launcher names the workers that finished ones wait for; then after twice as many, etc."""
 UNKILLABLE = 20.0
 """After how many seconds the launcher gives up on a killed process that is still there."""
-_TICK = 0.25
+_TICK = 0.1
+"""Seconds between two looks at the deadlines, at most."""
+_LOOK = 0.25
+"""Seconds between two looks at unfinished lines and at workers that may hang, at least."""
 _PIECE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class AttemptResult:
-    """The result of an attempt.
+    """The result of an attempt."""
 
-    Attributes:
-      endings: the endings of all workers.
-      cause: the ending that caused the others, of a fault or a preemption.
-      stop: the signal that ended the launch.
-      resize: the change of the number of workers.
-    """
-
-    endings: tuple[Ending, ...]
-    cause: Ending | None = None
-    stop: signal.Signals | None = None
-    resize: int = 0
+    endings: tuple[Ending, ...]  # of all workers
+    cause: Ending | None = None  # the ending that caused the others, of a fault or a preemption
+    stop: signal.Signals | None = None  # the signal that ended the launch
+    resize: int = 0  # the change of the number of workers
 
     @property
     def has_finished(self) -> bool:
@@ -59,15 +55,7 @@ class AttemptResult:
 class Attempt:
     """All workers, from their start to the end of the last.
 
-    Args:
-      settings: the settings of the launch.
-      environments: the environments of this machine's workers, by their numbers among those of all hosts.
-      count: the number of workers on all hosts.
-      folder: for their output.
-      launch_id: marks their processes.
-      console: shows their output.
-      say: prints a message for the user.
-      inbox: the launcher's signals.
+    ``environments`` are those of this machine's workers, by their numbers among all ``count`` workers of all hosts.
     """
 
     def __init__(
@@ -94,10 +82,10 @@ class Attempt:
         self._end_at: float | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
-        self._kept_at = 0.0
+        self._looked_at = 0.0
         self._finished_at: float | None = None
         self._notice_after = NOTICE
-        self._watch = HangWatch(settings.hang_timeout or None, settings.is_alone, say)
+        self._watch = HangWatch(settings.hang_timeout, settings.is_alone, say)
 
     def run(self) -> AttemptResult:
         """Start the workers, and wait until all have ended; none of their processes is left then.
@@ -135,13 +123,7 @@ class Attempt:
         return [worker for worker in self._workers if worker.ending is None]
 
     def _wait(self) -> None:
-        now = time.monotonic()
-        until = [
-            now + _TICK,
-            *(at for at in (self._end_at, self._kill_at, self._notice_at(), self._finish_by()) if at is not None),
-        ]
-        ready = self._selector.select(max(0.0, min(until) - now))
-        for key, _ in ready:
+        for key, _ in self._selector.select(_TICK):
             if key.data is not None:
                 self._read_output(key.fileobj, *key.data)
         for signum in self._inbox.read():
@@ -150,10 +132,15 @@ class Attempt:
         ended = [ending for worker in self._workers if (ending := worker.look()) is not None]
         for ending in sorted(ended, key=lambda e: e.rank):
             self._note(ending)
-        if time.monotonic() - self._kept_at >= _TICK:
-            self._kept_at = time.monotonic()
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK:
+            self._looked_at = now
             for output in self._outputs.values():
                 output.keep_unfinished()
+            if self._ending_since is None:
+                hang = self._watch.look({worker.worker: worker.pid for worker in self._alive()})
+                if hang is not None:
+                    self._note_hang(hang)
         self._meet_deadlines()
 
     def _read_output(self, pipe: Any, worker: int, stream: Any) -> bool:
@@ -246,11 +233,7 @@ class Attempt:
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        if self._ending_since is None:
-            hang = self._watch.look({worker.worker: worker.pid for worker in self._alive()})
-            if hang is not None:
-                self._note_hang(hang)
-        elif self._end_at is not None and now >= self._end_at:
+        if self._end_at is not None and now >= self._end_at:
             self._end_at = None
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
         if self._kill_at is not None and now >= self._kill_at:
@@ -262,34 +245,21 @@ class Attempt:
             for worker in late:
                 worker.kill()
             self._kill_at, self._give_up_at = None, now + UNKILLABLE
-        notice_at, finish_by = self._notice_at(), self._finish_by()
-        if finish_by is not None and now >= finish_by:
-            self._say(f"{self._waiting()}: --finish-timeout {self._settings.finish_timeout:g} is over, ending all")
-            self._finished_at = None
+        if self._finished_at is None or self._ending_since is not None or not self._alive():
+            return
+        waited, limit = now - self._finished_at, self._settings.finish_timeout
+        if limit is not None and waited >= limit:
+            self._say(f"{self._waiting(waited)}: --finish-timeout {limit:g} is over, ending all")
             self._cause = Ending(self._alive()[0].worker, 1, now)
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
-        elif notice_at is not None and now >= notice_at:
-            self._say(self._waiting())
+        elif waited >= self._notice_after:
+            self._say(self._waiting(waited))
             self._notice_after *= 2
 
-    def _notice_at(self) -> float | None:
-        """The time at which to name the workers that the launch waits for."""
-        if self._finished_at is None or self._ending_since is not None:
-            return None
-        return self._finished_at + self._notice_after
-
-    def _finish_by(self) -> float | None:
-        """The time by which all workers must have finished, after the first has."""
-        limit = self._settings.finish_timeout
-        if self._finished_at is None or self._ending_since is not None or limit is None:
-            return None
-        return self._finished_at + limit
-
-    def _waiting(self) -> str:
+    def _waiting(self, seconds: float) -> str:
         gone = ", ".join(str(worker.worker) for worker in self._workers if worker.ending is not None)
         left = ", ".join(str(worker.worker) for worker in self._alive())
-        since = time.monotonic() - (self._finished_at or 0.0)
-        return f"worker(s) {gone} have finished, the first {since:.0f} s ago, and worker(s) {left} have not"
+        return f"worker(s) {gone} have finished, the first {seconds:.0f} s ago, and worker(s) {left} have not"
 
     def _clear_away(self) -> None:
         """End everything that is left of this attempt."""
@@ -308,7 +278,6 @@ class Attempt:
                 pipe.close()
         for output in self._outputs.values():
             output.close()
-        self._watch.close()
         self._selector.close()
 
     # --- afterwards -----------------------------------------------------------------------------------------

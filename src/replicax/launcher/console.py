@@ -14,8 +14,6 @@ import time
 from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
-LONGEST_LINE = 1 << 16
-"""How many bytes of a line are kept while it is not whole."""
 TAIL = 20
 """How many of a worker's last lines are shown again if it has failed."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -24,36 +22,6 @@ _STALE = 2.0
 _CLEAR = b"\r\x1b[K"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _FILE_NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
-
-
-class OutputLines:
-    """Splits the pieces of one worker's stream, which end anywhere, into lines."""
-
-    def __init__(self) -> None:
-        self._open = b""
-
-    def add(self, piece: bytes) -> list[bytes]:
-        """Add a piece; returns the lines that are whole now, with their ends."""
-        *lines, self._open = (self._open + piece).split(b"\n")
-        whole = [line + b"\n" for line in lines]
-        if len(self._open) > LONGEST_LINE:
-            drawn_anew = self._open.rfind(b"\r")
-            if drawn_anew > 0:  # drop what the line has drawn over
-                self._open = self._open[drawn_anew:]
-            if len(self._open) > LONGEST_LINE:
-                whole.append(self._open + b"\n")
-                self._open = b""
-        return whole
-
-    @property
-    def unfinished(self) -> bytes:
-        """The unfinished line."""
-        return self._open
-
-    def close(self) -> list[bytes]:
-        """The rest at the end of the stream, as a line."""
-        left, self._open = self._open, b""
-        return [left + b"\n"] if left else []
 
 
 def as_drawn(line: bytes) -> bytes:

@@ -22,26 +22,14 @@ _GPU = "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAllocation:
-    """The division of a machine's devices among its workers.
+    """The division of a machine's devices among its workers."""
 
-    Attributes:
-      gpus: the GPUs of each worker, as ``CUDA_VISIBLE_DEVICES`` names them; ``None`` where there are none to divide.
-      emulated: the number of CPU devices that each worker emulates; ``None`` for JAX's default.
-      cores: the number of this machine's cores, for all of its workers.
-    """
-
-    gpus: tuple[tuple[str, ...], ...] | None
-    emulated: int | None
-    cores: int
+    gpus: tuple[tuple[str, ...], ...] | None  # of each, as CUDA_VISIBLE_DEVICES names them; ``None``: none to divide
+    emulated: int | None  # the number of CPU devices that each worker emulates; ``None`` for JAX's default
+    cores: int  # of this machine, for all of its workers
 
     def variables(self, slot: int, running: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables for a worker's devices and threads.
-
-        Args:
-          slot: the number of the worker's part of the devices.
-          running: how many workers use the cores.
-          environment: the present one. Numbers of threads that the user has chosen stay.
-        """
+        """The variables for the worker in a slot, of as many as are running; threads chosen in the environment stay."""
         variables = {}
         threads = max(1, self.cores // running)
         if self.gpus is not None:
@@ -66,11 +54,7 @@ class DeviceAllocation:
 def allocate_devices(workers: int, devices_per_worker: int | None, environment: Mapping[str, str]) -> DeviceAllocation:
     """The devices of this machine, divided among its workers.
 
-    Args:
-      workers: the number of workers.
-      devices_per_worker: the number of devices of each; ``None``: all GPUs in equal parts, or JAX's default number of
-        CPU devices, which is one.
-      environment: the environment of this process.
+    Without a number of devices for each they get all GPUs in equal parts, or JAX's default, one CPU device.
 
     Raises:
       LaunchError: there are too few devices, or they can't be divided evenly.
@@ -90,13 +74,7 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
 
 
 def gpus_per_worker(gpus: int, workers: int, devices_per_worker: int | None, names: str) -> int:
-    """The number of GPUs of a machine that each of its workers gets.
-
-    Args:
-      gpus: the number of GPUs of the machine.
-      workers: the number of workers on it.
-      devices_per_worker: the number of GPUs of each; ``None`` for all GPUs in equal parts.
-      names: the names of the GPUs, or of the option that counts them, for the message.
+    """The number of GPUs of a machine that each of its workers gets; ``names`` are the GPUs', for the message.
 
     Raises:
       LaunchError: there are too few GPUs, or they can't be divided evenly.

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from replicax.launcher import LaunchError
-from replicax.launcher.console import LONGEST_LINE, Console, OutputLines, Stream
+from replicax.launcher.console import Console, Stream
 
+LONGEST_LINE = 1 << 16
+"""How many bytes of a line are kept while it is not whole."""
 _ROOM = 1 << 16
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
@@ -88,41 +90,41 @@ class WorkerOutput:
     def __init__(self, worker: int, file: LogFile, console: Console) -> None:
         self.worker, self.file = worker, file
         self._console = console
-        self._lines: dict[Stream, OutputLines] = {"stdout": OutputLines(), "stderr": OutputLines()}
-        self._left: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # of unfinished lines, not in the file yet
-        self._is_begun: dict[Stream, bool] = {"stdout": False, "stderr": False}  # whether the file's line is unfinished
+        self._open: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # the unfinished lines
+        self._kept: dict[Stream, int] = {"stdout": 0, "stderr": 0}  # how many bytes of them are in the file
 
     def add(self, stream: Stream, piece: bytes) -> None:
-        """Add a piece of a stream."""
-        whole, end, left = (self._left[stream] + piece).rpartition(b"\n")
+        """Add a piece of a stream, which ends anywhere."""
+        whole, end, left = (self._open[stream] + piece).rpartition(b"\n")
+        kept = self._kept[stream]
         if end:
-            self.file.write(whole + end)
-            self._is_begun[stream] = False
-        self._left[stream] = left
+            self.file.write((whole + end)[kept:])
+            kept = 0
+            for line in whole.split(b"\n"):
+                self._console.line(self.worker, stream, line)
         if len(left) > LONGEST_LINE:
-            self._keep_left(stream)
-        lines = self._lines[stream]
-        for line in lines.add(piece):
-            self._console.line(self.worker, stream, line)
-        if b"\r" in lines.unfinished:  # a progress bar; other lines are about to get their ends
-            self._console.unfinished(self.worker, stream, lines.unfinished)
+            self.file.write(left[kept:])
+            left = left[max(0, left.rfind(b"\r")) :]  # drop what the line has drawn over
+            if len(left) > LONGEST_LINE:
+                self._console.line(self.worker, stream, left)
+                left = b""
+            kept = len(left)
+        self._open[stream], self._kept[stream] = left, kept
+        if b"\r" in left:  # a progress bar; other lines are about to get their ends
+            self._console.unfinished(self.worker, stream, left)
 
     def keep_unfinished(self) -> None:
         """Show and store unfinished lines: their ends may take long to come."""
-        for stream, left in self._left.items():
-            if left:
-                self._keep_left(stream)
-                self._console.unfinished(self.worker, stream, self._lines[stream].unfinished)
+        for stream, line in self._open.items():
+            if len(line) > self._kept[stream]:
+                self.file.write(line[self._kept[stream] :])
+                self._kept[stream] = len(line)
+                self._console.unfinished(self.worker, stream, line)
 
     def close(self) -> None:
         """Write what is left, after the end of the worker."""
-        for stream, lines in self._lines.items():
-            if self._left[stream] or self._is_begun[stream]:
-                self.file.write(self._left[stream] + b"\n")
-            for line in lines.close():
+        for stream, line in self._open.items():
+            if line:
+                self.file.write(line[self._kept[stream] :] + b"\n")
                 self._console.line(self.worker, stream, line)
         self.file.close()
-
-    def _keep_left(self, stream: Stream) -> None:
-        self.file.write(self._left[stream])
-        self._left[stream], self._is_begun[stream] = b"", True

@@ -1,7 +1,7 @@
 """Ends every process that a launch has started, even those whose parents have ended.
 
-Each process of a launch has a mark in its environment. Child processes inherit it, and ``/proc`` shows it. So processes
-with a session of their own, and those whose parents have ended, are found, too.
+Each process of a launch has its random id in the environment (``REPLICAX_LAUNCH_ID``). Child processes inherit it, and
+``/proc`` shows it. So processes with a session of their own, and those whose parents have ended, are found, too.
 
 If the launcher itself is killed (SIGKILL, out of memory), two mechanisms replace it. The kernel ends each worker,
 because the worker has asked for it (:func:`die_with_parent`). And the *guard*, a process that only waits for the end of
@@ -16,8 +16,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-
-from replicax.launcher.worker_environment import MARK
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 5.0
@@ -46,11 +44,8 @@ def marked(launch_id: str) -> list[int]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # ended, or another user's
-            for variable in file.read().split(b"\0"):
-                key, _, value = variable.partition(b"=")
-                if key == MARK.encode() and launch_id.encode() in value.split(b"/"):
-                    pids.append(int(name))
-                    break
+            if launch_id.encode() in file.read():
+                pids.append(int(name))
     return pids
 
 

@@ -25,15 +25,10 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclasses.dataclass(frozen=True)
 class LaunchRendezvous:
-    """The addresses of the workers.
+    """The addresses of the workers."""
 
-    Attributes:
-      addresses: ``host:port`` of each worker; the others connect to the first, the chief's.
-      bind: ``address:port`` at which the chief listens.
-    """
-
-    addresses: tuple[str, ...]
-    bind: str
+    addresses: tuple[str, ...]  # ``host:port`` of each worker; the others connect to the first, the chief's
+    bind: str  # ``address:port`` at which the chief listens
 
     @property
     def coordinator(self) -> str:
@@ -42,12 +37,7 @@ class LaunchRendezvous:
 
 
 def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchRendezvous:
-    """The rendezvous of workers that are all on this machine.
-
-    Args:
-      workers: the number of workers.
-      port: the chief's, or ``None`` for a free one.
-      bind: the address at which the chief listens; ``None`` for the loopback address, which no other machine can reach.
+    """The rendezvous of workers that are all on this machine: at a free port, and at the loopback address, by default.
 
     Raises:
       LaunchError: the port is taken, or ``bind`` is not an address of this machine.
@@ -64,14 +54,9 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchR
 
 
 def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str | None) -> LaunchRendezvous:
-    """The rendezvous of workers on several machines.
+    """The rendezvous of so many workers on each of several machines, of which this one has the number ``node``.
 
-    Args:
-      hosts: the names or addresses of the machines, the chief's first.
-      node: the number of this machine among them.
-      workers: the number of workers on each.
-      port: the chief's; each host's workers get the numbers from it on.
-      bind: the address at which the chief listens; ``None`` for that of the first host.
+    Each host's workers get the ports from ``port`` on, and the chief listens at ``bind``, or its host's address.
 
     Raises:
       LaunchError: the port is taken, or the others could not reach the chief.

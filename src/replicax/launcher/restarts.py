@@ -15,33 +15,22 @@ LONGEST_PAUSE = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision after an attempt.
+    """The decision after an attempt."""
 
-    Attributes:
-      pause: seconds before another attempt; ``None`` if none follows.
-      why: the reason, for the user.
-    """
-
-    pause: float | None
-    why: str
+    pause: float | None  # seconds before another attempt; ``None`` if none follows
+    why: str  # the reason, for the user
 
 
 class RestartPolicy:
     """The budgets of a launch, and the places of its workers on this machine.
 
     A *place* has a part of the devices; each attempt numbers its workers by the places that are left.
-
-    Attributes:
-      places: the places of the workers of the next attempt.
-      faults: the number of faults that were followed by another attempt.
-      preemptions: the same for preemptions.
-      resizes: the same for changes of the number of workers.
     """
 
     def __init__(self, settings: LaunchSettings) -> None:
         self._settings = settings
-        self.places = list(range(settings.workers))
-        self.faults = self.preemptions = self.resizes = 0
+        self.places = list(range(settings.workers))  # of the workers of the next attempt
+        self.faults = self.preemptions = self.resizes = 0  # those that were followed by another attempt
         self._suspect: int | None = None
         self._in_a_row = 0
 

@@ -19,48 +19,27 @@ Show = Literal["all", "chief", "none"]
 class LaunchSettings:
     """The options of a launch: what to run, where, and how often.
 
-    Attributes:
-      program: what each worker runs.
-      workers: the largest number on this machine; as many start first.
-      least: the smallest number to go on with if some are lost.
-      devices_per_worker: how many devices each has; ``None`` leaves it to the platform.
-      hosts: the machines of the workers, the chief's first; empty for this machine alone.
-      node: the number of this machine among the hosts.
-      port: the chief's; ``None`` for any free one.
-      bind: the address at which the chief listens; ``None`` for that of its host.
-      log_dir: the folder of the workers' output.
-      show: the workers whose output is shown.
-      grace: how many seconds workers have to end when they are asked to.
-      hang_timeout: how many seconds, at least, a worker may go without a step before the launcher treats it as hung;
-        0: for ever. See :mod:`replicax.launcher.watchdog`.
-      finish_timeout: how many seconds the others have to end when one has finished; ``None`` for ever.
-      max_restarts: how many faults are followed by another attempt; ``None`` for the default, which also looks at the
-        kind of the fault: see :class:`~replicax.launcher.restarts.RestartPolicy`.
-      max_preemptions: how many preemptions are followed by another attempt.
-      max_resizes: how many changes of the number of workers there may be.
-      backoff: seconds before the first attempt after a fault, doubled for each further one.
-
     Raises:
       LaunchError: a number is out of range, or options contradict each other.
     """
 
     program: WorkerProgram
-    workers: int
-    least: int
-    devices_per_worker: int | None = None
-    hosts: tuple[str, ...] = ()
-    node: int = 0
-    port: int | None = None
-    bind: str | None = None
-    log_dir: Path = Path("replicax-logs")
-    show: Show = "all"
-    grace: float = 30.0
-    hang_timeout: float = 10.0
-    finish_timeout: float | None = None
-    max_restarts: int | None = None
-    max_preemptions: int = 100
-    max_resizes: int = 100
-    backoff: float = 1.0
+    workers: int  # the largest number on this machine; as many start first
+    least: int  # the smallest number to go on with if some are lost
+    devices_per_worker: int | None = None  # ``None`` leaves it to the platform
+    hosts: tuple[str, ...] = ()  # the machines of the workers, the chief's first; empty for this machine alone
+    node: int = 0  # the number of this machine among the hosts
+    port: int | None = None  # the chief's; ``None`` for any free one
+    bind: str | None = None  # the address at which the chief listens; ``None`` for that of its host
+    log_dir: Path = Path("replicax-logs")  # of the workers' output
+    show: Show = "all"  # the workers whose output is shown
+    grace: float = 30.0  # seconds that workers have to end when they are asked to
+    hang_timeout: float = 10.0  # seconds for which a worker may go without a step, at least; 0: for ever
+    finish_timeout: float | None = None  # seconds that the others have to end when one has finished; ``None``: for ever
+    max_restarts: int | None = None  # after faults; ``None`` also looks at the kind of the fault: see RestartPolicy
+    max_preemptions: int = 100  # restarts after preemptions
+    max_resizes: int = 100  # changes of the number of workers
+    backoff: float = 1.0  # seconds before the first attempt after a fault, doubled for each further one
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.workers:

@@ -26,13 +26,7 @@ _OTHER_PORTS = 3
 
 
 class Supervisor:
-    """Starts the workers of a launch on this machine, restarts them if need be, and returns its exit code.
-
-    Args:
-      settings: the settings of the launch.
-      devices: the devices of this machine.
-      environment: the environment of this process; the workers' environments are derived from it.
-    """
+    """Starts the workers of a launch on this machine, restarts them if need be, and returns its exit code."""
 
     def __init__(self, settings: LaunchSettings, devices: DeviceAllocation, environment: Mapping[str, str]) -> None:
         self._settings, self._devices, self._environment = settings, devices, environment

@@ -54,18 +54,7 @@ def worker_environment(
     devices: Mapping[str, str],
     columns: int | None,
 ) -> dict[str, str]:
-    """The environment of one worker.
-
-    Args:
-      inherited: the launcher's own.
-      settings: the settings of the launch.
-      rendezvous: where the workers of this attempt find each other.
-      worker: its number among those of all hosts.
-      attempt: how often all workers have been started before.
-      launch_id: marks the processes of this launch.
-      devices: the variables for its devices.
-      columns: how wide a line may be; ``None`` if the output is not a terminal.
-    """
+    """The environment of a worker, by its number among those of all hosts; see the module's docstring."""
     cluster = {"cluster": {"worker": rendezvous.addresses}, "task": {"type": "worker", "index": worker}}
     environment = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
     environment.setdefault("PYTHONUNBUFFERED", "1")

@@ -25,24 +25,14 @@ _MEANINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The end of a worker's process.
+    """The end of a worker's process."""
 
-    Attributes:
-      worker: its number.
-      status: its exit code; the negative number of the signal, if a signal ended it.
-      seconds: how long it ran.
-      kills: how many processes the kernel killed meanwhile on the whole machine because memory ran out; ``None`` if it
-        doesn't say.
-      hang: why the launcher took it for hung and killed it, if it did.
-      is_certain: whether it is known to be at fault, rather than one of several that waited.
-    """
-
-    worker: int
-    status: int
-    seconds: float
-    kills: int | None = None
-    hang: str | None = None
-    is_certain: bool = True
+    worker: int  # its number
+    status: int  # its exit code; the negative number of the signal, if a signal ended it
+    seconds: float  # for which it ran
+    kills: int | None = None  # how many processes the kernel killed meanwhile as memory ran out, if it says that
+    hang: str | None = None  # why the launcher took it for hung and killed it, if it did
+    is_certain: bool = True  # whether it is known to be at fault, rather than one of several that waited
 
     @property
     def is_good(self) -> bool:

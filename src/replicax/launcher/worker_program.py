@@ -14,13 +14,9 @@ from replicax.launcher import LaunchError
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgram:
-    """The program of the workers.
+    """The program of the workers."""
 
-    Attributes:
-      words: as the user wrote it: ``("train.py", "--rate", "0.1")``, ``("-m", "package.train")``.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # as the user wrote it: ``("train.py", "--rate", "0.1")``, ``("-m", "package.train")``
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -86,11 +82,7 @@ def _check_module(name: str) -> None:
 
 
 def parsed(words: Sequence[str], *, is_here: bool = True) -> WorkerProgram:
-    """The program that ``words`` name, checked.
-
-    Args:
-      words: the script, or ``-m`` and a module, and its arguments; a ``--`` before it is left out.
-      is_here: whether it runs on this machine, and has to exist here.
+    """The program that ``words`` name, after a ``--``, if any; checked if it runs here, on this machine.
 
     Raises:
       LaunchError: there is none.

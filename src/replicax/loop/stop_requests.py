@@ -104,10 +104,16 @@ class StopRequests:
         self._wake.set()
 
     def check_wait(self) -> None:
-        """Raise :class:`RunStops` if no worker makes the next call, for whose input this one waits."""
+        """Raise, while this worker waits for the input of its next call, if it need not wait for it.
+
+        Raises:
+          RunStops: no worker makes that call.
+          WorkerError: another worker has failed.
+        """
         is_last = self._last is not None and self._calls >= self._last
         if is_last or (self._client is None and self.why is not None):
             raise RunStops(self.why)
+        self._lockstep.check()
 
     def begin_call(self) -> None:
         """Begin the next call that all workers make together.

@@ -29,14 +29,7 @@ _SECONDS_TO_START = 300.0
 
 
 class Dispatcher:
-    """Sends each scheduled function to a worker; and again if the worker dies.
-
-    ``groups`` is the number of functions of a step.
-
-    Attributes:
-      lock: held while functions are sent, during snapshots, and while servers go back.
-      closed: why no function can run any more, which every later call raises.
-    """
+    """Sends each scheduled function to a worker; and again if the worker dies."""
 
     def __init__(
         self,
@@ -50,7 +43,7 @@ class Dispatcher:
         self._since_snapshot: list[ScheduledFunction] = []
         self._has_lost_server = False
         self._is_to_assign = False  # whether to repeat the program's assignments after the functions that run again
-        self._groups = groups
+        self._groups = groups  # the number of functions of a step
         self._max_staleness = max_staleness
         self._inbox: Inbox = queue.SimpleQueue()
         self._workers = [BusyWorker(index, start, self._inbox) for index in range(workers)]
@@ -59,8 +52,8 @@ class Dispatcher:
         self._next = 0
         self._error: WorkerError | None = None
         self._broken_off: WorkerError | None = None  # why the present step of several functions is void
-        self.closed: str | None = None
-        self.lock = threading.RLock()
+        self.closed: str | None = None  # why no function can run any more, which every later call raises
+        self.lock = threading.RLock()  # held while functions are sent, during snapshots, and while servers go back
         self._changed = threading.Condition(self.lock)
         self._log = WorkLog()
         self._thread = threading.Thread(target=self._listen, name="replicax-dispatcher", daemon=True)

@@ -26,19 +26,15 @@ class Recovery:
     """Takes snapshots and restores them; see the module's docstring.
 
     ``start`` starts the process of a server; ``check`` raises if Ray itself has ended.
-
-    Attributes:
-      era: how many times servers have gone back, or started to.
-      tries: how many times since a function has ended without an error.
-      stopped: why to give up going back; set from any thread.
     """
 
     def __init__(self, home: VariableHome, start: Callable[[int], Actor], check: Callable[[], None]) -> None:
         self.home = home
         self._start = start
         self.check = check
-        self.era = self.tries = 0
-        self.stopped: str | None = None
+        self.era = 0  # how many times servers have gone back, or started to
+        self.tries = 0  # the same since a function has ended without an error
+        self.stopped: str | None = None  # why to give up going back; set from any thread
         self._starting: set[int] = set()
         self._states: list[Reply] | None = None
         self._taken = time.monotonic()

@@ -120,14 +120,9 @@ class VariableHome:
 
     What was sent since the last snapshot would be lost with a server, and is sent again when servers go back: values
     that functions begin with before these run again, and values that the program has assigned since then after that.
-
-    Attributes:
-      assigned: values that the program has assigned, and functions since the last snapshot have not begun with.
-      lost: why the servers could not be restored; their present state is useless.
-      dispatcher: takes snapshots, and makes servers that have died go back.
     """
 
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher  # takes snapshots, and makes servers that have died go back
 
     def __init__(
         self,
@@ -145,8 +140,9 @@ class VariableHome:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._defined: dict[int, tuple[Sequence[int], OptimizerPart]] = {}
         self._sent: dict[int, Any] = {}
+        # Values that the program has assigned, and functions since the last snapshot have not begun with.
         self.assigned: dict[int, Any] = {}
-        self.lost: str | None = None
+        self.lost: str | None = None  # why the servers could not be restored; their present state is useless
 
     # --- variables --------------------------------------------------------------------------------------
 

@@ -57,9 +57,7 @@ class ExactNumbers:
         self._numbers = numbers
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ExactNumbers):
-            return NotImplemented
-        return are_equal(self._numbers, other._numbers)
+        return isinstance(other, ExactNumbers) and are_equal(self._numbers, other._numbers)
 
     __hash__ = None  # type: ignore[assignment]
 

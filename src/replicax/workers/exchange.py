@@ -94,12 +94,9 @@ class Alone:
 
 
 class DistributedWorkers:
-    """The processes of ``jax.distributed``; see :class:`Workers`.
+    """The processes of ``jax.distributed``; see :class:`Workers`. Every topic gets the name as a prefix.
 
     The last worker that has read an exchange removes it from the service.
-
-    Args:
-      name: a prefix of every topic, to keep it apart from others.
 
     Raises:
       RuntimeError: ``jax.distributed.initialize`` has not been called.
@@ -182,12 +179,7 @@ class DistributedWorkers:
 
 
 class Series:
-    """A series of exchanges about one topic.
-
-    Args:
-      workers: the workers that exchange.
-      name: the topic; its exchanges are numbered.
-      timeout: how many seconds to wait for the others by default.
+    """A series of numbered exchanges of workers about one topic.
 
     >>> from replicax.workers.exchange import Alone, Series
     >>> steps = Series(Alone(), "steps")
@@ -208,14 +200,7 @@ class Series:
         is_cancelled: Callable[[], bool] = never,
         number: int | None = None,
     ) -> list[bytes]:
-        """Make the next exchange; see :meth:`Workers.exchange`.
-
-        Args:
-          data: what this worker sends.
-          timeout: how many seconds to wait for the others, if not the default.
-          is_cancelled: called now and then while waiting; if it returns true, the wait ends.
-          number: the number of the exchange, larger than the last; ``None`` counts.
-        """
+        """Make the next exchange, or the one with a ``number`` larger than the last; see :meth:`Workers.exchange`."""
         timeout = self._timeout if timeout is None else timeout
         number = next(self._numbers) if number is None else number
         return self.workers.exchange(f"{self._name}/{number}", data, timeout, is_cancelled)

@@ -15,6 +15,7 @@ import enum
 import math
 import mmap
 import os
+import weakref
 from typing import Any, NamedTuple
 
 VARIABLE = "REPLICAX_HEARTBEAT"
@@ -27,13 +28,10 @@ _TYPES: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_double, "byte
 
 
 class Phase(enum.IntEnum):
-    """A worker's activity: the page has its number, and messages its words.
-
-    Meanwhile, the worker may show no activity for ``patience`` times the launcher's timeout.
-    """
+    """A worker's activity: the page has its number, and messages its words."""
 
     words: str
-    patience: float
+    patience: float  # for how many times the launcher's timeout the worker may show no activity
 
     def __new__(cls, words: str, patience: float = 1.0) -> Phase:
         phase = int.__new__(cls, len(cls.__members__))
@@ -84,6 +82,7 @@ class HeartbeatPage(ctypes.Structure):
         *((field, _TYPES[kind]) for field, kind in __annotations__.items()),
         *((field, ctypes.c_double) for field in Usage._fields),
     ]
+    path: str  # of a new page, for other processes
 
     @property
     def usage(self) -> Usage:
@@ -91,27 +90,27 @@ class HeartbeatPage(ctypes.Structure):
         return Usage(*(getattr(self, field) for field in Usage._fields))
 
     @classmethod
+    def new(cls) -> HeartbeatPage:
+        """Make the page of a worker that is about to start; other processes reach it as long as this object exists."""
+        file = os.memfd_create("replicax-heartbeat")
+        os.ftruncate(file, ctypes.sizeof(cls))
+        page = cls.at(path := f"/proc/{os.getpid()}/fd/{file}")
+        page.path = path
+        weakref.finalize(page, os.close, file)
+        return page
+
+    @classmethod
     def at(cls, path: str) -> HeartbeatPage:
-        """The page in the file at ``path``."""
+        """The page at ``path``."""
         with open(path, "r+b") as file:
             return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
 
-
-def new_page() -> tuple[int, str]:
-    """A file for the page of a worker that is about to be started: its descriptor, and its path in all processes."""
-    file = os.memfd_create("replicax-heartbeat")
-    os.ftruncate(file, ctypes.sizeof(HeartbeatPage))
-    return file, f"/proc/{os.getpid()}/fd/{file}"
-
-
-def claimed_page(path: str) -> HeartbeatPage | None:
-    """The page at ``path``, for this process alone; ``None`` if another one has it, or it can't be reached.
-
-    A worker may start processes, which inherit its environment.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        page = HeartbeatPage.at(path)
-        if page.pid in (0, os.getpid()):
-            page.pid = os.getpid()
-            return page
-    return None
+    @classmethod
+    def claimed(cls, path: str) -> HeartbeatPage | None:
+        """The page at ``path``, for this process alone; ``None`` if another one has it, or it can't be reached."""
+        with contextlib.suppress(OSError, ValueError):
+            page = cls.at(path)
+            if page.pid in (0, os.getpid()):  # processes that a worker starts inherit its environment
+                page.pid = os.getpid()
+                return page
+        return None

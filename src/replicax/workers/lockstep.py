@@ -27,12 +27,7 @@ from replicax.workers.launch_log import LaunchLog
 
 
 class Lockstep:
-    """Exchanges of the workers of a strategy, in one order.
-
-    Args:
-      workers: the workers of the strategy.
-      name: the topic.
-      timeout: how many seconds to wait for the others by default.
+    """Exchanges of the workers of a strategy about one topic, in one order, with a timeout in seconds.
 
     >>> from replicax.workers.lockstep import Lockstep
     >>> from replicax.workers.exchange import Alone
@@ -175,11 +170,9 @@ class Lockstep:
             raise
 
     def fail(self, error: BaseException, who: str) -> None:
-        """Tell the others, which will call :meth:`exchange`, that this worker has raised ``error``; does not wait.
+        """Tell the others, which will call :meth:`exchange`, that ``who`` has raised ``error`` here; does not wait.
 
-        Args:
-          error: what was raised; ignored if the others have raised it, too.
-          who: where it was raised, such as ``"replica 3 of 4"``.
+        It does nothing if the others have raised this error, too.
         """
         if not self.several or error is self._told:
             return
@@ -203,12 +196,7 @@ class Lockstep:
     def end_together(self, what: str, error: BaseException | None, results: Any) -> None:
         """Raise ``error``, or else that of another worker: all come here at the end of ``what``, with or without one.
 
-        Args:
-          what: has ended; however long it has taken on others.
-          error: what this worker's part has raised.
-          results: its arrays, in which NaNs or infinities are errors if JAX is to look for them.
-
-        Raises: as :meth:`exchange`; FloatingPointError: there is a NaN.
+        NaNs or infinities in this worker's ``results`` are errors, too, if JAX is to look for them.
         """
         special_values = _special_values() if self.several else {}
         if error is None and special_values:
@@ -233,10 +221,7 @@ class Lockstep:
         return error
 
     def agree(self, doing: str, item: Any) -> tuple[Any, int] | None:
-        """The chief's item and the first worker whose item differs from it; ``None`` if all are equal.
-
-        Args, Raises: as for :meth:`exchange`.
-        """
+        """The chief's item and the first worker whose item differs from it; ``None`` if all are equal."""
         items = self.exchange(doing, item)
         return next(((items[0], w) for w, theirs in enumerate(items) if theirs != items[0]), None)
 

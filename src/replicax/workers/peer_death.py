@@ -13,24 +13,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
-import json
 import os
 import secrets
 import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
-from replicax.system.json_files import parsed
+from replicax.system.json_lines import has_closed, listening_socket, received_line, send_line
 from replicax.workers.codec import declared
 
 PATIENCE = 1.0
 """For how many seconds a connection may take to be made, and for how long the chief waits for a stranger's greeting."""
 TRIES = 3
 """How often a worker tries to reach the chief before it goes on without a connection."""
-_LIMIT = 4096
 
 
 @declared
@@ -51,19 +48,12 @@ def this_process() -> str:
 class PeerDeathWatch:
     """This worker's ends of the connections: the chief has one to each other worker, and these one to the chief.
 
-    Args:
-      index: which worker this is.
-      host: the chief's host, as this worker knows it; on the chief, the address at which it listens.
-      find_home: returns where the chief listens, if it has posted that; for the other workers.
-
-    Attributes:
-      home: where the chief listens; ``None`` on the others until they know it, and on the chief if it can't listen.
-      ended: the workers whose connections are closed, as their processes have ended.
+    The chief listens at ``host``; the others connect to it when ``find_home`` returns what it has posted.
     """
 
     def __init__(self, index: int, host: str, find_home: Callable[[], Home | None]) -> None:
-        self.home: Home | None = None
-        self.ended: set[int] = set()
+        self.home: Home | None = None  # unknown; on the chief: it can't listen
+        self.ended: set[int] = set()  # the workers whose connections are closed, as their processes have ended
         self._index, self._host, self._find_home = index, host, find_home
         self._server: socket.socket | None = None
         self._lines: dict[int, tuple[socket.socket, str]] = {}
@@ -72,11 +62,11 @@ class PeerDeathWatch:
         self._lock = threading.Lock()
         if index == 0:
             with contextlib.suppress(OSError):
-                self._server = _server(host)
+                self._server = listening_socket(host)
                 self._server.setblocking(False)
                 port = self._server.getsockname()[1]
                 self.home = Home(port, secrets.token_hex(16), this_process())
-        _all.add(self)
+        os.register_at_fork(after_in_child=self.close_all)
 
     def wake(self) -> None:
         """End a wait of another thread."""
@@ -105,10 +95,18 @@ class PeerDeathWatch:
                     self._accept()
                 dead = self._closed()
             if self._woken in ready:
-                self._woken.recv(_LIMIT)
+                self._woken.recv(4096)
                 return dead
             if dead or time.monotonic() >= deadline:
                 return dead
+
+    def leave_open(self) -> None:
+        """Let nothing but the end of the process close the connections: Python itself closes sockets before that."""
+        with self._lock:
+            for line, _ in self._lines.values():
+                line.detach()
+            self._lines.clear()
+            self._tries = 0
 
     def close_all(self) -> None:
         """Close the sockets in a forked child: only the end of the worker itself may close them for the others."""
@@ -126,45 +124,32 @@ class PeerDeathWatch:
         with contextlib.suppress(OSError):
             line = socket.create_connection((self._host, self.home.port), timeout=PATIENCE)
             greeting = {"worker": self._index, "secret": self.home.secret, "process": this_process()}
-            line.sendall(json.dumps(greeting).encode() + b"\n")
-            line.setblocking(False)
+            send_line(line, greeting, PATIENCE)
             self._lines[0] = line, self.home.process
 
     def _accept(self) -> None:
         assert self._server is not None
         assert self.home is not None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError):
             line, _ = self._server.accept()
+            greeting = received_line(line, time.monotonic() + PATIENCE)
             try:
-                greeting = parsed(_line_of(line))
                 if not hmac.compare_digest(str(greeting["secret"]), self.home.secret):
-                    raise ValueError("a stranger")
+                    raise ValueError
                 self._lines[int(greeting["worker"])] = line, str(greeting["process"])
-            except BaseException:
+            except (ValueError, KeyError, TypeError):  # a stranger
                 line.close()
-                raise
 
     def _closed(self) -> dict[int, str]:
         dead = {}
         for worker, (line, process) in list(self._lines.items()):
-            if _is_closed(line):
+            if has_closed(line):
                 line.close()
                 del self._lines[worker]
                 self._tries = 0
                 dead[worker] = process
         self.ended |= dead.keys()
         return dead
-
-
-def _server(host: str) -> socket.socket:
-    """A socket that listens on any port of an address of this machine.
-
-    Raises:
-      OSError: the address is not one of this machine.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
 
 
 def _ready(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
@@ -174,37 +159,3 @@ def _ready(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
         poll.register(one, select.POLLIN)
     found = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
     return [one for one in sockets if one.fileno() in found]
-
-
-def _line_of(connection: socket.socket) -> bytes:
-    deadline = time.monotonic() + PATIENCE
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _LIMIT:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        part = connection.recv(_LIMIT)
-        if not part:
-            break
-        data += part
-    connection.setblocking(False)
-    return data
-
-
-def _is_closed(line: socket.socket) -> bool:
-    """Return whether the other end has closed it; it sends nothing else."""
-    try:
-        return line.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-_all: weakref.WeakSet[PeerDeathWatch] = weakref.WeakSet()
-
-
-def _let_go_in_a_child() -> None:
-    for watch in list(_all):
-        watch.close_all()
-
-
-os.register_at_fork(after_in_child=_let_go_in_a_child)

@@ -38,9 +38,7 @@ class RemoteVariables(Protocol):
     def communicator(self, here: Any, count: int) -> Any:
         """The :class:`replicax.collectives.Communicator` of a replica with all others.
 
-        Args:
-          here: its communicator with the ``count`` replicas of its group.
-          count: the number of replicas in the group.
+        ``here`` is its communicator with the ``count`` replicas of its group.
         """
 
 
@@ -50,42 +48,25 @@ class Replicas:
 
     A strategy has one of these, which no other has, so it tells strategies apart, too.
 
-    Attributes:
-      strategy: the strategy. Lower packages hand it out, and look up its programs and variables.
-      num_replicas: the number of replicas that run a step together. Those of one device have consecutive numbers.
-      local_replicas: the numbers of this worker's replicas.
-      worker_devices: the first device of each replica, in their order. Several replicas may be on one.
-      logical_devices: the devices of each replica: ``[replicas, logical devices]``.
-      slices: the number of slices of the devices, one after the other, with as many replicas in each; 1 if there are no
-        slices, and 0 if they are arranged otherwise.
-      mesh: the mesh of all these devices.
-      is_absent: whether the devices are only described: plan mode.
-      lockstep: the exchanges that keep the workers together.
-      communication_options: for collectives without their own; ``None`` for the defaults.
-      replicas_at_once: how many of the replicas that share a device run at the same time, where they can.
-      reproducible: whether sums over the replicas are taken in a fixed order, and steps have the same bits on any
-        number of devices.
-      remote_variables: where the variables live and which other replicas use them; ``None`` if these alone do.
-
     >>> import replicax
     >>> replicas = replicax.MirroredStrategy(["cpu:0", "cpu:1"]).extended.replicas
     >>> replicas.num_replicas, replicas.local_replicas, dict(replicas.mesh.shape)
     (2, (0, 1), {'replica': 2})
     """
 
-    strategy: Strategy
-    num_replicas: int
-    local_replicas: tuple[int, ...]
-    worker_devices: tuple[jax.Device, ...]
-    logical_devices: np.ndarray
-    slices: int
-    mesh: Mesh
-    is_absent: bool
-    lockstep: Lockstep
-    communication_options: CommunicationOptions | None
-    replicas_at_once: int = 1
-    reproducible: bool = False
-    remote_variables: RemoteVariables | None = None
+    strategy: Strategy  # which lower packages hand out; they look up its programs and variables
+    num_replicas: int  # that run a step together; those of one device have consecutive numbers
+    local_replicas: tuple[int, ...]  # the numbers of this worker's replicas
+    worker_devices: tuple[jax.Device, ...]  # the first device of each replica; several replicas may be on one
+    logical_devices: np.ndarray  # of each replica: ``[replicas, logical devices]``
+    slices: int  # of the devices, one after the other, as many replicas in each; 1: none; 0: arranged otherwise
+    mesh: Mesh  # of all these devices
+    is_absent: bool  # whether the devices are only described: plan mode
+    lockstep: Lockstep  # the exchanges that keep the workers together
+    communication_options: CommunicationOptions | None  # for collectives without their own; ``None`` for the defaults
+    replicas_at_once: int = 1  # how many of those that share a device run at the same time, where they can
+    reproducible: bool = False  # whether sums are taken in a fixed order, with the same bits on any number of devices
+    remote_variables: RemoteVariables | None = None  # ``None`` if the variables are here, and only for these replicas
 
     @property
     def in_sync(self) -> int:

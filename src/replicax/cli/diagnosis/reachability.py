@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
-from replicax.cluster.preflight import bind_address, listening_socket
+from replicax.cluster.preflight import bind_address
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
 from replicax.system.addresses import host_and_port, is_loopback, split_address
+from replicax.system.json_lines import listening_socket
 
 _SHOWN = 5
 """How many unreachable hosts get a line of their own."""
@@ -44,7 +45,7 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
         return []
     bind = bind_address(group)
     try:
-        listening_socket(bind).close()
+        listening_socket(*host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS")).close()
     except ValueError as error:  # JAX_COORDINATOR_BIND_ADDRESS is no address
         return [wrong("cluster", str(error), "correct it, or unset the variable")]
     except OSError as error:

@@ -17,28 +17,18 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?
 class JobRequest:
     """A launch, with what a scheduler has to know.
 
-    Attributes:
-      settings: the settings of the launch on each machine; its hosts are not known yet.
-      name: the name of the job.
-      nodes: the number of machines.
-      gpus: the number of GPUs that each machine needs.
-      cpus: the number of cores that each machine needs; ``None`` for the whole machine, or the scheduler's default.
-      seconds: the longest time that the job may run; ``None`` for the scheduler's limit.
-      image: the container to run in; for Kubernetes.
-      log_dir: as the user named it; ``None`` for one folder for each job.
-
     Raises:
       LaunchError: the launch can't be a job of so many machines.
     """
 
-    settings: LaunchSettings
+    settings: LaunchSettings  # of the launch on each machine; its hosts are not known yet
     name: str
-    nodes: int = 1
-    gpus: int = 0
-    cpus: int | None = None
-    seconds: int | None = None
-    image: str | None = None
-    log_dir: str | None = None
+    nodes: int = 1  # the number of machines
+    gpus: int = 0  # of each machine
+    cpus: int | None = None  # cores of each machine; ``None`` for all, or the scheduler's default
+    seconds: int | None = None  # the longest time that the job may run; ``None`` for the scheduler's limit
+    image: str | None = None  # the container to run in; for Kubernetes
+    log_dir: str | None = None  # as the user named it; ``None`` for one folder for each job
 
     def __post_init__(self) -> None:
         settings = self.settings

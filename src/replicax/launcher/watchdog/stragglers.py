@@ -1,7 +1,7 @@
 """Stragglers: workers for which all others wait, step after step.
 
 Workers communicate in each step, so all take equally long for it. What each has measured
-(:mod:`replicax.workers.step_timer`) shows how much longer one of them takes alone: the devices of a slow host are idle
+(:mod:`replicax.workers.heartbeat`) shows how much longer one of them takes alone: the devices of a slow host are idle
 between two steps for as long as the others wait for it, and on CPUs the processors of a worker that computes more work
 for longer.
 
@@ -33,15 +33,7 @@ WINDOWS = 6, 18
 
 
 def lag_of(worker: int, spent: Mapping[int, Usage]) -> tuple[float, str]:
-    """Return how many times as long as the others a worker takes for a step, and how much longer for what.
-
-    >>> from replicax.launcher.watchdog.stragglers import lag_of
-    >>> from replicax.workers.heartbeat_page import Usage
-    >>> equal = Usage(launched=10, sampled=3.0, idle=0.0, host=0.1, input=0.0, computed=2.0)
-    >>> slow = equal._replace(idle=1.0, host=1.1, input=1.0)
-    >>> lag_of(1, {0: equal, 1: slow, 2: equal})
-    (1.5, '0.1 s more waiting for its input')
-    """
+    """Return how many times as long as the others a worker takes for a step, and how much longer for what."""
     own = spent[worker]
     steps, seconds = own.launched, own.sampled
 
@@ -64,10 +56,8 @@ def lag_of(worker: int, spent: Mapping[int, Usage]) -> tuple[float, str]:
     if on_host < computing:
         return ratio, f"{computing / steps:.3g} s more computing"
     is_input = own.input - theirs("input") > on_host / 2
-    return (
-        ratio,
-        f"{on_host / steps:.3g} s more {'waiting for its input' if is_input else 'on its host, between two steps'}",
-    )
+    doing = "waiting for its input" if is_input else "on its host, between two steps"
+    return ratio, f"{on_host / steps:.3g} s more {doing}"
 
 
 class StragglerWatch:
@@ -80,32 +70,29 @@ class StragglerWatch:
 
     def look(self, usages: Mapping[int, Usage], now: float) -> str | None:
         """The message for the user, if there is one; given what all workers have spent their time on so far."""
-        if self._moments and usages.keys() != self._moments[-1].keys():
-            self._moments.clear()
-        spent = _spent(self._moments[-1], usages).values() if self._moments else ()
-        if len(usages) < 2 or any(own.launched < MOMENT_STEPS or own.sampled < MOMENT_SECONDS for own in spent):
+        moments, before = self._moments, self._named
+        if moments and usages.keys() != moments[-1].keys():
+            moments.clear()
+        last = _spent(moments[-1], usages).values() if moments else ()
+        if len(usages) < 2 or any(own.launched < MOMENT_STEPS or own.sampled < MOMENT_SECONDS for own in last):
             return None
-        self._moments.append(usages)
-        judged = [self._slowest(count) for count in WINDOWS if len(self._moments) > count]
-        before = self._named
-        for worker, ratio, more, is_slow in judged:
-            if is_slow:
+        moments.append(usages)
+        ratios = []
+        for count in WINDOWS:
+            if len(moments) <= count:
+                break
+            thirds = list(moments)[-count - 1 :: count // 3]
+            spent = _spent(thirds[0], thirds[-1])
+            ratio, more, worker = max((*lag_of(worker, spent), worker) for worker in spent)
+            ratios.append(ratio)
+            if ratio >= SLOW and all(lag_of(worker, _spent(*t))[0] >= SURELY_SLOW for t in itertools.pairwise(thirds)):
                 self._named, self._slow_at = worker, now
                 message = f"worker {worker} takes {ratio:.1f} times as long as the others for a step: {more}"
                 return f"{message}; all others wait for it" if worker != before else None
-        if before is not None and judged and judged[0][1] < SURELY_SLOW and now - self._slow_at >= CALM:
+        if before is not None and ratios and ratios[0] < SURELY_SLOW and now - self._slow_at >= CALM:
             self._named = None
             return f"worker {before} keeps up with the others again"
         return None
-
-    def _slowest(self, count: int) -> tuple[int, float, str, bool]:
-        """The slowest worker of the last ``count`` moments, its lag, and whether that is no chance."""
-        thirds = list(self._moments)[-count - 1 :: count // 3]
-        spent = _spent(thirds[0], thirds[-1])
-        worker = max(spent, key=lambda worker: lag_of(worker, spent)[0])
-        ratio, more = lag_of(worker, spent)
-        least = min(lag_of(worker, _spent(*third))[0] for third in itertools.pairwise(thirds))
-        return worker, ratio, more, ratio >= SLOW and least >= SURELY_SLOW
 
 
 def _spent(before: Mapping[int, Usage], after: Mapping[int, Usage]) -> dict[int, Usage]:

@@ -19,14 +19,11 @@ Version = tuple[int, int]
 class Ended(NamedTuple):
     """The functions that have ended; part of every message to a server.
 
-    Attributes:
-      era: how many times the servers have gone back to a snapshot. A server ignores late messages of another era, as
-        functions that had ended by then may have to run again.
-      below: all functions with smaller numbers have ended, and will not run again in this era.
+    A server ignores late messages of another era, as functions that had ended by then may have to run again.
     """
 
-    era: int = 0
-    below: int = 0
+    era: int = 0  # how many times the servers have gone back to a snapshot
+    below: int = 0  # all functions with smaller numbers have ended, and will not run again in this era
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +57,14 @@ class OptimizerPart:
 
 @dataclasses.dataclass
 class ServerState:
-    """The state of a server that a snapshot covers: all but the optimizers, which are defined again.
-
-    Attributes:
-      seen: the functions and numbers of pushes that have arrived, of functions that have not ended.
-      waiting: pushes of incomplete steps, by step and number, and by function.
-      updates: the number of updates made.
-    """
+    """The state of a server that a snapshot covers: all but the optimizers, which are defined again."""
 
     values: dict[int, Any] = dataclasses.field(default_factory=dict)
     versions: dict[int, Version] = dataclasses.field(default_factory=dict)
     aggregations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    # The functions and numbers of pushes that have arrived, of functions that have not ended.
     seen: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    # Pushes of incomplete steps, by step and number, and by function.
     waiting: dict[tuple[int, int], dict[int, Push]] = dataclasses.field(default_factory=dict)
-    updates: int = 0
+    updates: int = 0  # made so far
     ended: Ended = dataclasses.field(default_factory=Ended)

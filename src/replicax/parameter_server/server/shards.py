@@ -16,19 +16,15 @@ from replicax.variables.variable import Variable
 class Shards:
     """The parts of one variable.
 
-    Attributes:
-      dim: the dim along which the variable is split.
-      bounds: for each server with a part, the start and the end of the part along ``dim``. An unsplit variable is on
-        one server. Without a dim (``None``) each of these servers has the whole, for instance of an optimizer's
-        counter.
+    An unsplit variable is on one server. Without a dim each server has the whole, as of an optimizer's counter.
 
     >>> shards = Shards(0, {0: (0, 3), 1: (3, 5)})
     >>> {server: part.tolist() for server, part in shards.parts(np.arange(5)).items()}
     {0: [0, 1, 2], 1: [3, 4]}
     """
 
-    dim: int | None
-    bounds: Mapping[int, tuple[int, int]]
+    dim: int | None  # along which the variable is split
+    bounds: Mapping[int, tuple[int, int]]  # for each server with a part, the part's start and end along ``dim``
 
     @property
     def servers(self) -> tuple[int, ...]:

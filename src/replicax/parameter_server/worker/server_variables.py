@@ -24,22 +24,17 @@ class ServerVariables:
     """See :class:`replicax.workers.replicas.RemoteVariables`.
 
     Changes are sent at once, so that the function sees its own changes when it reads afterwards.
-
-    Attributes:
-      groups: the number of workers that train synchronously; 1 in asynchronous mode.
-      shards: the shards of each variable, by number.
-      roles: for each slot of the worker's variables: the variable, the kind of change that is written there (see
-        :data:`Changes`), and all slots with this change: for rows those of their indices and of the rows.
-      group: for synchronous workers: a variable with the worker's place in the present step.
     """
 
-    group: Variable
+    group: Variable  # for synchronous workers: has the worker's place in the present step
 
     def __init__(self, servers: Servers, groups: int) -> None:
         self.servers = servers
         servers.ended = lambda: self._ended
-        self.groups = groups
-        self.shards: dict[int, Shards] = {}
+        self.groups = groups  # the number of workers that train synchronously; 1 in asynchronous mode
+        self.shards: dict[int, Shards] = {}  # of each variable, by number
+        # For each slot of the worker's variables: the variable, the kind of change that is written there (see
+        # Changes), and all slots with this change: for rows those of their indices and of the rows.
         self.roles: dict[Slot, tuple[WorkerVariable, int | str, list[Slot]]] = {}
 
     # --- functions --------------------------------------------------------------------------------------
