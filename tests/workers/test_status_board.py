@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from replicax.errors import WorkerError
-from replicax.workers import liveness
 from replicax.workers.launch_log import Label, LaunchLog
 from replicax.workers.liveness import Liveness
 
@@ -19,16 +19,18 @@ class Service:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.after_set: Callable[[str], Any] = lambda key: None
 
     def key_value_dir_get_bytes(self, folder: str) -> list[tuple[str, bytes]]:
-        return [(key, value) for key, value in list(self.values.items()) if key.startswith(folder + "/")]
+        return [(key, value) for key, value in self.values.items() if key.startswith(folder + "/")]
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
         assert allow_overwrite or key not in self.values
         self.values[key] = value
+        self.after_set(key)
 
     def key_value_delete(self, key: str) -> None:
-        for known in [k for k in list(self.values) if k == key or k.startswith(key + "/")]:
+        for known in [k for k in self.values if k == key or k.startswith(key + "/")]:
             del self.values[known]
 
 
@@ -41,47 +43,35 @@ def workers(service: Service, *programs: str) -> list[Liveness]:
     """Those that have launched 'train' twice and each its own program then."""
     made = []
     for index, last in enumerate(programs):
-        worker = Liveness(service, index, len(programs))
-        worker.launches["mirrored"] = log = LaunchLog()
+        liveness = Liveness(service, index, len(programs))
+        liveness.launches["mirrored"] = log = LaunchLog()
         labels = {name: Label() for name in sorted({"train", *programs})}
         for name, label in labels.items():
             label.name = name
             log.begin(label)
         for name in ("train", last):
             log.begin(labels[name]).returned()
-        made.append(worker)
+        made.append(liveness)
     return made
 
 
-def explained_at_once(*lost: Liveness) -> list[str]:
-    """What workers say that lose a connection at the same time."""
-
-    def explained(worker: Liveness) -> str:
-        error = worker.explained(LOST, "the step 'train'")
-        assert isinstance(error, WorkerError)
-        return str(error)
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        said = [pool.submit(explained, worker) for worker in lost]
-        while not all(future.done() for future in said):
-            for worker in lost:
-                worker._look_around()
-    return [future.result() for future in said]
-
-
-def test_workers_that_lose_a_connection_say_what_they_have_run(service: Service) -> None:
-    """Even if it is lost before anybody has run for so long that it tells the others by itself."""
-    different = (
+def test_a_worker_that_is_asked_for_a_sign_of_life_says_what_it_runs(service: Service) -> None:
+    """The connection is lost before anybody has run for so long that it tells the others by itself."""
+    zero, one = workers(service, "train", "evaluate")
+    service.after_set = lambda key: key.endswith("/0") and one._look_around()
+    explained = zero.explained(LOST, "the step 'train'")
+    assert isinstance(explained, WorkerError)
+    assert str(explained) == (
         "the step 'train' was broken off, as the workers do not run the same programs: number 4 is 'train' on worker "
         "0, and 'evaluate' on worker 1. All workers must run the same steps in the same order."
     )
-    assert explained_at_once(*workers(service, "train", "evaluate")) == [different] * 2
 
 
-def test_workers_that_run_the_same_may_have_a_bad_network(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PATIENCE", 0.3)
-    for said in explained_at_once(*workers(service, "train", "train")):
-        assert "though none of the 2 is known to have died: the network may be at fault" in said
+def test_workers_that_run_the_same_may_have_a_bad_network(service: Service) -> None:
+    zero, one = workers(service, "train", "train")
+    service.after_set = lambda key: key.endswith("/0") and one._look_around()
+    explained = str(zero.explained(LOST, "the step 'train'"))
+    assert "though all 2 of them are alive: the network may be at fault" in explained
 
 
 def test_a_worker_that_failed_is_told_by_its_error_and_not_as_one_that_has_ended(service: Service) -> None:
@@ -89,3 +79,10 @@ def test_a_worker_that_failed_is_told_by_its_error_and_not_as_one_that_has_ended
     one.tell(OSError("the disk is full"))
     explained = str(zero.explained(LOST, "the step 'train'"))
     assert "as worker 1 of 2 (numbered from 0) has failed: OSError: the disk is full" in explained
+
+
+def test_of_what_a_worker_has_told_the_latest_counts(service: Service) -> None:
+    zero, one = workers(service, "train", "train")
+    one._service.answer("an old call", {"mirrored": ((1, 5, "train"),)})
+    one._service.answer("another", {"mirrored": ((2, 6, "train"), (3, 7, "evaluate"))})
+    assert zero._look().recent("mirrored") == {1: ((2, 6, "train"), (3, 7, "evaluate"))}

@@ -26,24 +26,35 @@ _SMALL, _FEW = 4096, 8
 
 
 class Label:
-    """Identifies a program, by the same number on all workers."""
+    """Identifies a program, by the same number on all workers.
+
+    Attributes:
+      number: in the order in which programs are first launched; 0 before that.
+      name: the name of the program.
+      communicates: whether its replicas communicate in collectives, so that none of them can end alone.
+    """
 
     __slots__ = ("communicates", "name", "number")
 
     def __init__(self) -> None:
-        self.number, self.name = 0, ""  # numbered in the order in which programs are first launched; 0 before that
-        self.communicates = False  # whether its replicas communicate, so that none of them can end alone
+        self.number, self.name, self.communicates = 0, "", False
 
 
 class LaunchedProgram:
-    """One launch of a program. Any thread can see whether the program has ended."""
+    """One launch of a program. Any thread can see whether the program has ended.
+
+    Attributes:
+      label: the program's label.
+      since: the time of its launch, by ``time.monotonic``.
+      has_returned: whether JAX's call has.
+      failure: the error of this worker's part, as text.
+    """
 
     __slots__ = ("_output", "failure", "has_returned", "label", "since")
 
     def __init__(self, label: Label) -> None:
-        self.label, self.since = label, time.monotonic()
-        self.has_returned = False  # whether JAX's call has
-        self.failure: str | None = None  # the error of this worker's part, as text
+        self.label, self.since, self.has_returned = label, time.monotonic(), False
+        self.failure: str | None = None
         self._output: Any = None
 
     def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:
@@ -75,12 +86,19 @@ class LaunchedProgram:
 @declared
 @dataclasses.dataclass(frozen=True)
 class RunningProgram:
-    """The last program of a worker, as it reports it to others if it does not end, or a connection is lost."""
+    """A program that has not ended, as its worker reports it to others.
+
+    Attributes:
+      name: the name of the program.
+      count: how many programs the worker has launched, including this one.
+      communicates: whether it needs the other workers.
+      recent: the last launches: for each the count, the hash and the program's name.
+    """
 
     name: str
-    count: int  # how many programs the worker has launched, including this one
-    communicates: bool  # whether it has not ended, and needs the other workers
-    recent: tuple[tuple[int, int, str], ...]  # the last launches: for each the count, the hash and the program's name
+    count: int
+    communicates: bool
+    recent: tuple[tuple[int, int, str], ...]
 
 
 class LaunchLog:
@@ -128,13 +146,12 @@ class LaunchLog:
         is_computing = launch is not None and launch.has_returned and launch.has_ended() is False
         return is_computing or any(thread.is_alive() for thread in self._left_behind)
 
-    def running(self, even_if_ended: bool = False) -> RunningProgram | None:
+    def running(self) -> RunningProgram | None:
         """The last program, if it has not ended. From any thread."""
         launch = self._launch
-        is_running = launch is not None and launch.has_ended() is False
-        if launch is None or not (is_running or even_if_ended):
+        if launch is None or launch.has_ended() is not False:
             return None
-        return RunningProgram(launch.label.name, self.count, is_running and launch.label.communicates, self.recent())
+        return RunningProgram(launch.label.name, self.count, launch.label.communicates, self.recent())
 
     def recent(self) -> tuple[tuple[int, int, str], ...]:
         """The last launches: for each the count, the hash and the program's name."""

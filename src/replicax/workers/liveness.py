@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
+import itertools
 import os
 import sys
 import threading
@@ -37,7 +37,7 @@ from replicax.workers.status_board import Board, End, Problem, Recent, Service
 INTERVAL = 0.5
 """Seconds between two looks of the watch, for up to 64 workers; longer for more, as one service answers all."""
 PATIENCE = 3.0
-"""For how many seconds a worker that has lost a connection waits for the cause to become known."""
+"""Seconds for which a worker that is asked may take to respond."""
 STUCK = 2.0
 """After how many seconds in one program a worker tells the others its name."""
 GRACE = 3.0
@@ -62,9 +62,12 @@ class Liveness:
         self._board = Board()
         self._problem: Problem | None = None
         self._since = 0.0  # when the watch saw the problem
-        self._told = self._failed = self._has_lost_connection = False
-        self._posted_stuck: dict[str, tuple[int, bool]] = {}
+        self._told = self._failed = False
+        self._dead: set[int] = set()
+        self._answered: set[str] = set()
+        self._posted_stuck: dict[str, int] = {}
         self._threads = {threading.get_ident()}
+        self._numbers = itertools.count()
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._deaths: PeerDeathWatch | None = None
@@ -76,7 +79,7 @@ class Liveness:
         atexit.register(self.leave)
         host = _jax.coordinator_host()
         host = host_to_listen_on(host) if self.index == 0 else host
-        self._deaths = PeerDeathWatch(self.index, host, lambda: self._service.read().home)
+        self._deaths = PeerDeathWatch(self.index, host, self._service.home)
         if self._deaths.home is not None:
             self._service.post_home(self._deaths.home)
         self._thread.start()
@@ -126,26 +129,41 @@ class Liveness:
         text = str(error)
         if not is_of_connections(text):
             return error
-        self._await_cause()
+        dead = self.silent()
+        ends = self._board.ends
         if self._problem is not None:
             return WorkerError(f"{doing} was broken off, as {self._problem.text}")
-        for worker in self._board.ends:
+        for worker in ends:
             return WorkerError(f"{doing} was broken off, as {self._message_of_end(worker, 'ran it')}")
+        if dead:
+            who = "worker " + " and ".join(map(str, dead))
+            return WorkerError(
+                f"{doing} was broken off: {who} of {self.count} (numbered from 0) gives no sign of life. Its process "
+                "has died (killed, out of memory, a crash), or its host can't be reached; its own output says more. "
+                "All workers have to be started again, from the last checkpoint. What the connection said: " + text
+            )
         return WorkerError(
-            f"{doing} was broken off, as a connection between workers was lost, though none of the {self.count} is "
-            "known to have died: the network may be at fault, a host may be gone from it, or the workers ran programs "
-            "that don't fit together; their own output says more. All workers have to be started again, from the last "
-            "checkpoint. What the connection said: " + text
+            f"{doing} was broken off, as a connection between workers was lost, though all {self.count} of them are "
+            "alive: the network may be at fault, or the workers ran programs that don't fit together. All workers have "
+            "to be started again, from the last checkpoint. What the connection said: " + text
         )
 
-    def _await_cause(self) -> None:
-        """Wait until the board shows why a connection was lost; from now on it has what this worker ran last, too."""
-        self._has_lost_connection = True
-        for _ in _looking(PATIENCE):
-            with contextlib.suppress(Exception):  # the service may be gone with the chief, whose death the watch sees
-                self._look()
-            if self._problem is not None or self._board.ends:
-                break
+    def silent(self) -> list[int]:
+        """The workers that do not respond within :data:`PATIENCE` seconds, and have not reported their end."""
+        call = f"{self.index}-{next(self._numbers)}"
+        deadline = time.monotonic() + PATIENCE
+        silent = {0} - {self.index}  # without the service, which the chief hosts, no worker can be asked
+        with contextlib.suppress(Exception):
+            self._service.answer(call, self._recent())
+            while True:
+                board = self._look()
+                silent = set(range(self.count)) - {self.index} - set(board.calls.get(call, ())) - set(board.ends)
+                if not silent or self._problem is not None or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            self._service.end_call(call)
+        self._dead |= silent if self._problem is None else set()
+        return sorted(silent)
 
     # --- reports --------------------------------------------------------------------------------------------
 
@@ -208,6 +226,7 @@ class Liveness:
             )
             if self.index == 0:
                 if worker not in self._service.read().ends:  # it did not report its end itself
+                    self._dead.add(worker)
                     self._service.post_end(End(True, why, None, {}), worker)
             elif self._problem is None and not self._told:
                 self._since, self._problem = time.monotonic(), Problem.of_failure(worker, self.count, why)
@@ -216,17 +235,17 @@ class Liveness:
                 print(said, file=sys.stderr, flush=True)
 
     def _look_around(self) -> None:
-        self._look()
-        now, tells_all = time.monotonic(), self._has_lost_connection
+        board = self._look()
+        for call, workers in board.calls.items():
+            if self.index not in workers and call not in self._answered:
+                self._answered.add(call)
+                self._service.answer(call, self._recent())
+        now = time.monotonic()
         running = {name: (launches.running_since(), launches) for name, launches in list(self.launches.items())}
-        stuck = {
-            name: program
-            for name, (since, launches) in running.items()
-            if (tells_all or (since is not None and now - since > STUCK)) and (program := launches.running(tells_all))
-        }
-        posted = {name: (program.count, program.communicates) for name, program in stuck.items()}
-        if posted != self._posted_stuck:
-            self._posted_stuck = posted
+        stuck = {n: r for n, (t, x) in running.items() if t is not None and now - t > STUCK and (r := x.running())}
+        counts = {name: program.count for name, program in stuck.items()}
+        if counts != self._posted_stuck:
+            self._posted_stuck = counts
             self._service.post_stuck(stuck)
         for name, program in stuck.items():
             why = self._problem.text if self._problem is not None else self._left_alone(name, program)
@@ -324,15 +343,14 @@ class Liveness:
 
     def _depart(self) -> None:
         """Announce that this process leaves without waiting. The chief leaves last: JAX ends workers that lose it."""
-        assert self._deaths is not None
         if self.index:
-            self._deaths.leave_open()
             self._service.post_gone()
             return
+        assert self._deaths is not None
         others = set(range(1, self.count))
         for _ in _looking(SHUTDOWN_PATIENCE):
             self._deaths.wait(0.0)
-            if others <= self._look().gone | self._deaths.ended:
+            if others <= self._look().gone | self._dead | self._deaths.ended:
                 break
         for _ in _looking(EXIT_PATIENCE):
             self._deaths.wait(0.0)
@@ -362,9 +380,15 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-@functools.cache
+_of_clients: list[tuple[Any, Liveness]] = []
+
+
 def liveness_of(client: Any, index: int, count: int) -> Liveness:
     """The liveness of the workers that ``client`` connects: one object in each process."""
+    for known, liveness in _of_clients:
+        if known is client:
+            return liveness
     liveness = Liveness(client, index, count)
+    _of_clients.append((client, liveness))
     liveness.start()
     return liveness

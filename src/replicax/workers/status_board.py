@@ -12,6 +12,7 @@ from replicax.workers.launch_log import RunningProgram, first_difference
 from replicax.workers.peer_death import Home
 
 _ALL = "replicax/ends"
+_HOME = "replicax/peers"
 
 Recent = dict[str, tuple[tuple[int, int, str], ...]]
 """The last programs that a worker launched, by strategy; see :class:`RunningProgram`."""
@@ -53,17 +54,19 @@ class Board:
 
     # How the programs of the others ended, by worker.
     ends: dict[int, End] = dataclasses.field(default_factory=dict)
-    # Where the chief's end of the connections listens.
-    home: Home | None = None
     # Workers that leave without waiting.
     gone: set[int] = dataclasses.field(default_factory=set)
-    # Programs of the others that have run for long, or have lost a connection, by worker and strategy.
+    # Programs of the others that have run for long, by worker and strategy.
     stuck: dict[int, dict[str, RunningProgram]] = dataclasses.field(default_factory=dict)
+    # For each call, the workers that answered it and what each launched last.
+    calls: dict[str, dict[int, Recent]] = dataclasses.field(default_factory=dict)
 
     def recent(self, strategy: str) -> dict[int, tuple[tuple[int, int, str], ...]]:
         """Return the last launches under ``strategy`` of each worker that reported them."""
         told = [(worker, end.recent.get(strategy, ())) for worker, end in self.ends.items()]
         told += [(worker, programs[strategy].recent) for worker, programs in self.stuck.items() if strategy in programs]
+        for answers in self.calls.values():
+            told += [(worker, recent.get(strategy, ())) for worker, recent in answers.items()]
         return dict(sorted(told, key=lambda entry: entry[1][-1:]))  # the latest of several reports of one worker
 
     def problem(self, index: int, count: int, launched: Recent) -> Problem | None:
@@ -116,12 +119,12 @@ class Service:
             kind, *rest = key.removeprefix(_ALL + "/").split("/")
             if kind == "end":
                 board.ends[int(rest[0])] = loads(value)
-            elif kind == "home":
-                board.home = loads(value)
             elif kind == "gone":
                 board.gone.add(int(rest[0]))
             elif kind == "stuck":
                 board.stuck[int(rest[0])] = loads(value)
+            elif kind == "call":
+                board.calls.setdefault(rest[0], {})[int(rest[1])] = loads(value)
         board.ends.pop(self._index, None)
         board.stuck.pop(self._index, None)
         return board
@@ -135,7 +138,7 @@ class Service:
         self._post(f"gone/{self._index}", b"")
 
     def post_stuck(self, programs: dict[str, RunningProgram]) -> None:
-        """Post programs of this worker, as in :class:`Board`; replaces the last such message."""
+        """Post which programs of this worker have run for long; replaces the last such message."""
         if programs:
             self._post(f"stuck/{self._index}", dumps(programs))
         else:
@@ -143,7 +146,21 @@ class Service:
 
     def post_home(self, home: Home) -> None:
         """Post where the chief's end of the connections listens."""
-        self._post("home", dumps(home))
+        self._client.key_value_set_bytes(f"{_HOME}/chief", dumps(home), allow_overwrite=True)
+
+    def home(self) -> Home | None:
+        """Return where the chief's end of the connections listens; ``None`` if it has not been posted."""
+        for _, value in self._client.key_value_dir_get_bytes(_HOME):
+            return loads(value)
+        return None
+
+    def answer(self, call: str, recent: Recent) -> None:
+        """Answer a call, this worker's or another's: this worker is alive, and launched ``recent`` last."""
+        self._client.key_value_set_bytes(f"{_ALL}/call/{call}/{self._index}", dumps(recent))
+
+    def end_call(self, call: str) -> None:
+        """Remove a call."""
+        self._client.key_value_delete(f"{_ALL}/call/{call}")
 
     def _post(self, name: str, value: bytes) -> None:
         self._client.key_value_set_bytes(f"{_ALL}/{name}", value, allow_overwrite=True)
