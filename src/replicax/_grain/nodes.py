@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,20 +12,15 @@ from replicax._grain import graph
 from replicax._grain.installed import READS_SEVERAL
 
 
-class Iterator(grain.DatasetIterator, abc.ABC):
-    """An iterator without a parent."""
+class Iterator(grain.DatasetIterator):
+    """An iterator without a parent; once it ``is_closed``, its ``__next__`` must raise :meth:`closed_error`."""
 
     is_closed = False
     _closed = True  # Grain's: what ``close`` finds if an interrupt came before ``__init__`` has set it
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
-        return self.read()
-
-    @abc.abstractmethod
-    def read(self) -> Any:
-        """The next element, as for ``__next__``."""
+    def closed_error(self) -> ValueError:
+        """The error that there is no next element."""
+        return ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
 
     def release(self) -> None:
         """Free its resources. May be called again, and before ``__init__`` has ended."""

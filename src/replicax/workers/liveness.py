@@ -343,10 +343,11 @@ class Liveness:
 
     def _depart(self) -> None:
         """Announce that this process leaves without waiting. The chief leaves last: JAX ends workers that lose it."""
+        assert self._deaths is not None
         if self.index:
+            self._deaths.leave_open()
             self._service.post_gone()
             return
-        assert self._deaths is not None
         others = set(range(1, self.count))
         for _ in _looking(SHUTDOWN_PATIENCE):
             self._deaths.wait(0.0)
