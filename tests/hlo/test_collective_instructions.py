@@ -11,6 +11,7 @@ from replicax.hlo.collective_instructions import (
     collectives_in,
     collectives_of,
     groups_of,
+    plain_name,
 )
 from replicax.hlo.instructions import instructions, parse
 from tests.conftest import strategy_of
@@ -124,6 +125,11 @@ def test_in_a_loop_it_counts_as_often_as_it_runs() -> None:
     [use] = collectives_of(parse(LOOP), ProgramDevices({"replica": 2, "logical0": 2}))
     assert (use.kind, use.bytes, use.axes, use.count) == ("all-reduce", 128, ("replica",), 6)
     assert use.where == "while/body/psum"
+
+
+@pytest.mark.parametrize("program", ["train_step", "<lambda>"])
+def test_names_of_operations_begin_inside_of_the_program(program: str) -> None:
+    assert plain_name(f"jit({program})/shard_map/while/body/jit(f)/psum") == "while/body/jit(f)/psum"
 
 
 def test_a_reduce_scatter_of_the_tpu_compiler() -> None:

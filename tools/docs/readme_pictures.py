@@ -14,7 +14,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PROGRAM = "gallery/nnx/gpt.py"
-TITLE, TIME, LEFT, RIGHT = (25, 402), (1920, 2145), 76, 1046  # in pixels of the page of the plan
+TITLE, TIME, LEFT, RIGHT = (25, 398), (1935, 2180), 76, 1046  # in pixels of the page of the plan
 
 sys.path.insert(0, str(DOCS / "site"))
 
@@ -30,7 +30,7 @@ def plan() -> Image.Image:
     for part in parts:
         picture.paste(part, (0, top))
         top += part.height
-    return picture.quantize(64)
+    return picture.quantize(256)
 
 
 def main() -> None:

@@ -299,4 +299,4 @@ def _axes_of_slices(members: tuple[int, ...], axes: dict[str, int], slices: int)
 
 def plain_name(op_name: str) -> str:
     """JAX's name of an operation, without what every name begins with."""
-    return re.sub(r"^jit\(\w+\)/(shard_map/)?", "", op_name)
+    return re.sub(r"^jit\([^()]*\)/(shard_map/)?", "", op_name)
