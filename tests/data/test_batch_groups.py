@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data.batches.pass_reader import PassReader
 from tests.conftest import strategy_of
 from tests.soaking import soak_except
 from tests.sources import numbered
@@ -97,6 +98,21 @@ def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
     assert pair.run_steps(step, iterator, 3).steps == 3
     assert pair.run_steps(step, iterator, 3).steps == 2
     assert seen() == list(range(12))
+
+
+def test_an_interrupt_between_elements_is_raised_as_it_is(pair, monkeypatch) -> None:
+    step, seen = collect(pair)
+    iterator = iter(pair.distribute_dataset(numbered(4)))
+    first = PassReader._first
+
+    def interrupted(reader, most):
+        first(reader, most)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PassReader, "_first", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pair.run_steps(step, iterator, 4)
+    assert seen() == []
 
 
 def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:

@@ -273,11 +273,19 @@ def test_losses_and_metrics_refuse_rows_that_have_moved_for_sure(pair, options) 
 
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_rows_that_are_not_those_of_the_batch_are_not_taken_for_no_examples(pair, options) -> None:
-    def step(x: Any) -> Any:
+    def step(x: Any, matrix: Any) -> Any:
         features = jnp.median(jnp.nan_to_num(x), axis=0)
-        return [x[:3, 0], jnp.tanh(jnp.sort(x, axis=0)[:3]), jnp.diff(x, axis=0), jnp.append(x[:, 0], 1.0)], features
+        sums = matrix @ jnp.nan_to_num(x)  # running sums, by a matrix of each replica
+        return [
+            x[:3, 0],
+            jnp.tanh(jnp.sort(x, axis=0)[:3]),
+            jnp.diff(x, axis=0),
+            jnp.append(x[:, 0], 1.0),
+            sums,
+        ], features
 
-    refused, features = pair.run(step, args=(padded_batch(pair, X[:5], 4),), options=options)
+    matrix = pair.distribute_values_from_function(lambda _: np.tri(4, dtype=np.float32))
+    refused, features = pair.run(step, args=(padded_batch(pair, X[:5], 4), matrix), options=options)
     for value in refused:
         for combine in (lambda v: pair.reduce("sum", v, axis=0), lambda v: pair.gather(v, axis=0)):
             with pytest.raises(ValueError, match=r"along dim 0 of a value of shape .*can't be told"):

@@ -73,7 +73,8 @@ class ExamplesPass(Dataflow[Place]):
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, facts)):
                 self.run(inner, [PART for _ in inner.invars], final=final)
-        places = result_places(operation_shapes(equation, facts, self.rows))
+        seen = [None if place == UNPADDED else place for place in facts]  # the rules know the padded batch only
+        places = result_places(operation_shapes(equation, seen, self.rows))
         if UNPADDED in facts and not any(map(_is_something, facts)):
             places = [UNPADDED if place is None else place for place in places]
         return places, facts

@@ -73,13 +73,14 @@ class PassReader:
             if not groups:
                 raise
             failure = None if isinstance(error, StopIteration) else error
-        except BaseException:
-            self._give_back(groups, self._given - before)
+        except BaseException:  # perhaps between two lines of _first: so the groups are counted
+            self._give_back(groups, sum(group.count for group in groups))
             raise
-        # As few as possible: each that can't be joined gets a kind of its own.
-        kinds = [group.kind if isinstance(group, ElementGroup) else number for number, group in enumerate(groups)]
-        pairs = itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0])
-        groups = [joined([group for _, group in alike]) for _, alike in pairs]
+        if len(groups) > 1:
+            # As few as possible: each that can't be joined gets a kind of its own.
+            kinds = [group.kind if isinstance(group, ElementGroup) else number for number, group in enumerate(groups)]
+            pairs = itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0])
+            groups = [joined([group for _, group in alike]) for _, alike in pairs]
         return Taken(groups, failure, functools.partial(self._give_back, list(groups)))
 
     def _give_back(self, taken: list[ElementGroup | Single], count: int) -> None:
