@@ -16,7 +16,10 @@ _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 def parse_enum(kind: type[_Enum], value: Any, what: str) -> _Enum:
-    """A member of ``kind``, from it or its name in any case; otherwise a ValueError about ``what`` lists the names."""
+    """The member of ``kind`` that ``value`` is, or names in any case.
+
+    For anything else a ValueError calls it ``what``, and lists the names.
+    """
     if isinstance(value, kind):
         return value
     if isinstance(value, str):
@@ -48,7 +51,10 @@ def as_integer(value: Any) -> int | None:
 
 
 def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> int:
-    """``value`` as an int; a ValueError about ``what``, with the ``note``, if it is none or less than ``least``."""
+    """``value`` as an int; a ValueError about ``what`` if it is no integer, or below ``least``.
+
+    The ``note`` follows the smallest value in the message: what else is allowed, or what the integer means.
+    """
     integer = as_integer(value)
     if integer is None or integer < least:
         raise ValueError(f"{what} must be an int of at least {least}{note}, got {value!r}")
@@ -70,7 +76,9 @@ def check_unmasked(value: Any, where: str | Callable[[], str]) -> None:
 
 
 def checked_path(value: Any, what: str, note: str = "") -> str:
-    """``value``, the user's argument ``what``, as a path; messages end with ``note``.
+    """``value``, the user's argument ``what``, as a path.
+
+    The ``note`` follows the value in messages: what else is allowed, or what to do instead.
 
     Raises:
       TypeError: it is not a path.

@@ -80,9 +80,10 @@ class ReduceOp(enum.Enum):
 
 
 def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
-    """Combine each array with the same array of all replicas, by one fused all-reduce; booleans count as int32.
+    """Combine each array with the same array of all replicas; every replica gets the results.
 
-    Gradient: each replica differentiates its own loss, so that of SUM is SUM, and that of MEAN is MEAN.
+    One fused all-reduce for any number of arrays. Booleans count as int32. Each replica differentiates its own loss, so
+    the gradient of SUM is SUM, and the gradient of MEAN is MEAN.
     """
     arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
@@ -109,7 +110,11 @@ def sums_of(
 def sums_of_blocks(
     arrays: Sequence[jax.Array], options: CommunicationOptions | None, per_device: int
 ) -> list[jax.Array]:
-    """Sums over the replicas, in their order, of ``[blocks, *shape]``: the sums of each device's blocks of replicas."""
+    """Sums over the replicas in their fixed order, which is the same for all implementations of collectives.
+
+    Each array is ``[blocks, *shape]``, the sums of the blocks of this device's replicas, of which a device has
+    ``per_device``.
+    """
     one = functools.partial(sum_in_order, replicas=per_device * lax.axis_size(REPLICA_AXIS))
     in_order = functools.partial(_packed, summed=one, terms=1)
     filled = iter(_sums([a for a in arrays if a.size], options, per_device, in_order))
@@ -150,9 +155,10 @@ def _groups(arrays: Sequence[jax.Array], limit: int) -> list[list[jax.Array]]:
 
 
 def packs(arrays: Sequence[Any], limit: float) -> tuple[list[list[int]], list[int]]:
-    """The positions of the members of each pack: arrays of a dtype of at most ``limit`` bytes; and of all other arrays.
+    """Choose arrays to concatenate: for each dtype those of at most ``limit`` bytes, if there are several.
 
-    If a replica has several logical devices, there are no packs: an array that is split over these would be gathered.
+    Returns the positions of the members of each pack, and the positions of the other arrays. If a replica has several
+    logical devices, there are no packs: an array that is split over these would have to be gathered first.
     """
     if in_logical_mesh():
         return [], list(range(len(arrays)))
@@ -171,7 +177,10 @@ def _fused_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _packed(arrays: Sequence[jax.Array], summed: Callable[[Any], Any], terms: int = 0) -> list[jax.Array]:
-    """``summed`` of each ``[…terms, …shape]``, those of a dtype concatenated, for sums that compilers don't merge."""
+    """``summed`` of each array, with all arrays of a dtype concatenated: for sums that compilers don't merge.
+
+    An array is ``[…terms, …shape]``, with so many dims of ``terms``; ``summed`` returns ``[…shape]``.
+    """
     results: list[Any] = [None] * len(arrays)
     groups, whole = packs(arrays, math.inf)
     for i in whole:
@@ -418,7 +427,10 @@ class SingleReplica:
 
 
 def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
-    """Which rows of ``values`` are examples (bool ``[rows]``); a ValueError if they surely are not the batch's rows."""
+    """Which rows of ``values`` are examples of the padded batch: bool ``[rows]``.
+
+    Raises a ValueError if the values, which it calls ``what``, surely don't have the batch's rows in their order.
+    """
     examples = communicator.examples
     assert examples is not None
     rows = examples.mask.shape[0]

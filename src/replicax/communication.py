@@ -89,7 +89,7 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any, platform: str, what: str) -> CommunicationOptions | None:
-    """``options``; an error that begins with ``what`` if of another type, or not supported by ``platform``."""
+    """``options``, after checking their type, and that ``platform`` supports them; errors begin with ``what``."""
     if options is None:
         return None
     if not isinstance(options, CommunicationOptions):
@@ -158,7 +158,14 @@ def _to_neighbour(array: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """A collective of the step, by its number, in which replicas wait for too long; how many each has reached."""
+    """A collective in which replicas have waited for too long.
+
+    Attributes:
+      timeout: how many seconds they had.
+      number: of the collective, among those of the step.
+      arrived: the number of collectives that each replica has reached.
+      waiting: the replicas that wait in a collective.
+    """
 
     timeout: float
     number: int

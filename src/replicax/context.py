@@ -362,7 +362,11 @@ def _adapt_libraries(is_late: bool) -> None:
 
 
 def state_of_contexts() -> Callable[[], object]:
-    """A function that restores the contexts of this thread or task, of which an interrupt may leave some behind."""
+    """A function that restores the contexts of this thread or task.
+
+    For use after an exception: if an interrupt comes just when a ``with`` block is entered or left, a context stays
+    behind.
+    """
     return functools.partial(_frames.set, _frames.get())
 
 
@@ -476,7 +480,10 @@ def note_asked_for_count() -> None:
 
 
 def check_may_enter(replicas: Replicas) -> None:
-    """Raise a ContextError in a step, or in the scope of another strategy than that of ``replicas``."""
+    """Raise a ContextError unless the cross-replica context of ``replicas`` may be entered from here.
+
+    It may not inside a step, or in another strategy's scope.
+    """
     frame = _innermost()
     if frame is None:
         return
@@ -507,7 +514,10 @@ def left_replica() -> ReplicaContext | None:
 
 
 def is_right_across(replicas: Replicas) -> bool:
-    """Whether :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster."""
+    """Return whether the caller is outside every scope and step, or directly inside the scope of ``replicas``.
+
+    Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster.
+    """
     frames = _frames.get()
     if frames:
         return len(frames) == 1 and frames[0].replica is None and frames[0].replicas is replicas

@@ -135,7 +135,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 
 
 def missing(owner: Any, name: str, otherwise: str | None = None) -> AttributeError:
-    """The error that ``owner`` has no attribute ``name``, with what the table says, or else with ``otherwise``."""
+    """The error that ``owner`` has no attribute ``name``, with what the table says to write, or ``otherwise``."""
     if isinstance(owner, types.ModuleType):
         kinds, what = ["replicax"], f"module {owner.__name__!r}"
     else:

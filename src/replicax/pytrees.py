@@ -104,7 +104,10 @@ def has_items(value: Any) -> bool:
 
 
 def are_unchanged(contents: Iterable[Contents]) -> bool:
-    """Whether each container has the very items that it had; one function, as steps that capture some call it."""
+    """Whether each container has the very items that it had.
+
+    Part of every call of a step that captures containers, so it is one function.
+    """
     for seen in contents:
         container = seen.container
         if len(container) != len(seen.items):

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
-    """``fn``; a TypeError that says that ``what`` takes it, and as which argument, if it is not callable."""
+    """``fn``, if it is callable; otherwise a TypeError names the argument, and ``what`` it is an argument of."""
     if not callable(fn):
         raise TypeError(f"{what}: {name} must be callable, got {fn!r}")
     return fn
@@ -86,7 +86,10 @@ def has_not_run(result: Any) -> bool:
 
 
 def checked_result(result: Any, fn: Any, what: str) -> Any:
-    """``result`` of ``fn``, which ``what`` has called; a TypeError if that is async or a generator, and has not run."""
+    """``result``, which ``fn`` has returned to ``what``.
+
+    Raises a TypeError if nothing of ``fn`` has run, as it is an async function or a generator.
+    """
     if not has_not_run(result):
         return result
     name = function_name(fn)

@@ -372,8 +372,9 @@ def regroup(
 ) -> Any:
     """Merge one pytree per replica into one pytree of :class:`PerReplica` leaves; a ValueError if structures differ.
 
-    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). ``replicas``
-    are their numbers if there are others, and ``count`` is the number on all workers.
+    A leaf that is the same object on every replica stays unchanged (unless ``always_wrap``). Every other leaf becomes a
+    ``PerReplica`` with a component for each replica. If the trees are not those of all replicas, ``replicas`` has their
+    numbers, and ``count`` is the number of replicas on all workers.
     """
     if not trees:
         raise ValueError("regroup: trees is empty: pass one pytree for each replica")
@@ -403,5 +404,8 @@ def component(value: PerReplica, replica: int) -> Any:
 
 
 def padded(stacked: Any, mask: ExampleMask) -> Any:
-    """An element of a dataset that pads: a pytree of arrays ``[num_replicas, rows, …]``, which share a mask."""
+    """An element of a dataset that pads: the pytree with ``PerReplica`` leaves that share ``mask``.
+
+    ``stacked`` has arrays ``[num_replicas, rows, …]`` on the replicas' devices, also with one replica.
+    """
     return jax.tree_util.tree_map(lambda array: PerReplica(Stacked(array), mask), registered(stacked))

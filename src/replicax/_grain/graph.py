@@ -122,7 +122,10 @@ def is_endless(dataset: Any) -> bool:
 
 
 def epoch_of_endless(nodes: Sequence[Any]) -> int | None:
-    """The number of elements that random-access ``nodes`` (the last first) repeat without end, if they certainly do."""
+    """The number of elements that random-access ``nodes`` repeat without end; ``None`` if they don't, or it is unknown.
+
+    The last node comes first.
+    """
     if len(nodes[0]) < _ENDLESS:
         return None
     return next((len(node) for node in nodes if len(node) < _ENDLESS), None)

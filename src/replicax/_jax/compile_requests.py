@@ -20,7 +20,13 @@ from replicax._jax.internals import jaxlib as _jaxlib
 
 @dataclasses.dataclass(frozen=True)
 class CompileRequest:
-    """A program to compile: bytecode, options as a serialized proto, and the numbers of its devices, in order."""
+    """A program to compile.
+
+    Attributes:
+      module: as bytecode.
+      options: as a serialized proto.
+      devices: the numbers of the devices that it is for, in order.
+    """
 
     module: bytes
     options: bytes
@@ -59,7 +65,10 @@ def compile_request(lowered: jax.stages.Lowered, options: dict[str, Any]) -> Com
 
 
 def compile_for(request: CompileRequest, devices: Sequence[jax.Device]) -> int:
-    """The size in bytes of the program that ``devices``, of a client that only compiles, make of a request."""
+    """Compile the request for ``devices``, and return the program's size in bytes.
+
+    The devices belong to a client that only compiles; those that the program is for are among them.
+    """
     by_id = {device.id: device for device in devices}
     chosen = _jaxlib.DeviceList(tuple(by_id[i] for i in request.devices))
     options = _jaxlib.CompileOptions.ParseFromString(request.options)

@@ -73,7 +73,10 @@ def sums_up(equation: Equation) -> bool:
 
 
 def summed_up(equation: Equation, lhs: Any, rhs: Any, dtype: Any) -> Any:
-    """The sum over dim 0 of a product or convolution of ``lhs`` and ``rhs``, in ``dtype``, as one operation."""
+    """The sum of a matrix product or convolution of ``lhs[i]`` and ``rhs[i]`` over all ``i``, as one operation.
+
+    ``equation`` is the operation on one pair. The sum has the ``dtype``.
+    """
     params = {**equation.params, "preferred_element_type": jnp.dtype(dtype)}
     if equation.primitive.name in MATRIX_PRODUCTS:
         (a, b), batch = ([[d + 1 for d in dims] for dims in pair] for pair in params["dimension_numbers"])

@@ -221,8 +221,8 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
 def pruned(equation: Equation, wanted: Sequence[bool], *, thoroughly: bool = False) -> Equation:
     """``equation`` without what its ``wanted`` results do not need, operands included, as far as JAX can tell.
 
-    It is a loop, a branch or a call that only computes; what these results need may be results, too. If ``thoroughly``,
-    something may be computed twice in order to need less.
+    The equation is a loop, a branch, or a call that does nothing but compute its results. At least one is wanted; what
+    it needs may be a result, too. With ``thoroughly`` something may be computed twice in order to need less.
     """
     if not _PRUNES_WHILE:
         if thoroughly:

@@ -49,8 +49,9 @@ def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> P
 def collective_primitive(name: str, compute: Callable[..., list[Any]], *, is_compiled: bool = True) -> Primitive:
     """A linear primitive that is its own transpose, operand by operand, such as a sum over replicas.
 
-    ``compute`` stands for it in compiled code. If it is never compiled, Python computes it, and zeros are operands as
-    others are: another replica's may be no zero.
+    ``compute(*arrays, **params)`` returns a list of its values, and stands for it in compiled code. With
+    ``is_compiled=False`` only Python computes it; then zeros are operands as others are, as another replica's may be no
+    zero.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -111,7 +112,10 @@ def _bound_of(
 
 
 def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
-    """A primitive of one operand, whose result is a bool: ``answer`` knows it before a program is compiled."""
+    """A primitive of one operand, whose result is a bool that is known before the program is compiled.
+
+    ``answer(x, **params)`` returns it; in compiled code it is a constant.
+    """
     primitive = Primitive(name)
     primitive.def_impl(answer)
     primitive.def_abstract_eval(lambda x, **_: ShapedArray((), jax.numpy.bool_))
@@ -126,7 +130,10 @@ def asking_primitive(name: str, answer: Callable[..., Any]) -> Primitive:
 
 
 def composite_primitive(name: str, compute: Callable[..., list[Any]]) -> Primitive:
-    """A primitive that stands for the operations of ``compute``, for passes that know a better way to do them."""
+    """A primitive that stands for several operations, for passes that know a better way to do them; not differentiable.
+
+    ``compute(*arrays, **params)`` returns a list of its values, and stands for it in compiled code.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compute)
@@ -170,7 +177,11 @@ def resized(aval: Any, axis: int, size: int) -> Any:
 def linear_primitive(
     name: str, compute: Callable[..., Any], shape: Callable[..., Any], transpose: Callable[..., Any]
 ) -> Primitive:
-    """A linear primitive of one operand along an ``axis``, computed by Python and never compiled."""
+    """A linear primitive of one operand that Python computes, never compiled; ``axis`` is one of its params.
+
+    ``compute(x, **params)`` returns its value, ``shape(aval, **params)`` its abstract value, and
+    ``transpose(cotangent, aval, **params)`` its transpose.
+    """
     primitive = Primitive(name)
     computed_by_python.add(primitive)
     primitive.def_impl(outside_tracing()(compute))

@@ -294,7 +294,14 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class DetectedCluster:
-    """The cluster that JAX would find: its name of the kind, process 0's address, how many processes, and which."""
+    """The cluster that ``jax.distributed.initialize()`` would find by itself.
+
+    Attributes:
+      name: JAX's name of the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …
+      coordinator: the address of process 0, with the port that JAX would choose.
+      count: how many processes there are.
+      index: the number of this one.
+    """
 
     name: str
     coordinator: str
@@ -303,7 +310,10 @@ class DetectedCluster:
 
 
 def detected_cluster(seconds: float) -> DetectedCluster | None:
-    """The cluster of several processes that JAX detects, waiting so long for the coordinator's name; or ``None``."""
+    """The cluster that JAX detects, if there are several processes; otherwise ``None``.
+
+    JAX waits at most so many ``seconds`` until the coordinator's name is known.
+    """
     for kind in _cluster_kinds.ClusterEnv._cluster_types:
         name = kind.name or kind.__name__.removesuffix("Cluster").lower()
         if name == "k8s" and "JOB_COMPLETION_INDEX" not in os.environ:

@@ -79,7 +79,7 @@ _TRACES = {
 
 
 def transformation_of(trace: Any) -> tuple[str, str]:
-    """The name in messages of the transformation that a trace is part of, and its kind, as in ``_TRACES``."""
+    """The transformation that a trace is part of: its name for messages, and its kind (see ``_TRACES``)."""
     return _TRACES.get(traced_for(trace) or type(trace).__name__, ("a transformation of JAX", "program"))
 
 

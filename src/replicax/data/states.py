@@ -17,7 +17,11 @@ _FORMAT = 1
 
 
 def saved(pipeline: InputPipeline, streams: list[State], native: dict[str, Any]) -> dict[str, Any]:
-    """The state of a pass whose streams were opened in these states, where this worker has reached ``native`` since."""
+    """The state of a pass.
+
+    ``streams`` are the states of all streams when the pass was opened, ``native`` the place that this worker has
+    reached since.
+    """
     rows = native["rows"]
     return {
         "format": _FORMAT,

@@ -24,11 +24,13 @@ from replicax.devices.mesh import devices_of
 def put(
     value: Any, sharding: Sharding, *, may_alias: bool | None = None, where: Where = "a value for devices"
 ) -> jax.Array:
-    """``value`` as an array with ``sharding``. It is the same on all workers, or an array that several have already.
+    """``value`` as an array with ``sharding``.
 
-    ``may_alias``: whether it may share memory with ``value``; ``None``: if it is there already. For a NumPy array:
-    whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is made. No
-    collective, unless ``value`` lies on several workers, and not wholly on each.
+    ``value`` is an array or number of this worker, the same on all workers, or an array that lies on several workers
+    already. ``may_alias`` says whether the result may share its memory; ``None``: if it is there already. For a NumPy
+    array it says whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is
+    made. Messages call the value ``where``. No collective, unless ``value`` lies on several workers, and not wholly on
+    each.
     """
     if _are_absent(sharding):
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
@@ -56,7 +58,10 @@ def put(
 
 
 def put_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Put values of this worker at once, with ``may_alias=False``; nothing else holds NumPy arrays among them."""
+    """Put several values of this worker at once, as :func:`put` does with ``may_alias=False``.
+
+    No other code holds the NumPy arrays among them.
+    """
     unshared = list(values)
     shared = [i for i, (v, s) in enumerate(zip(values, shardings, strict=True)) if _would_share(v, s)]
     if shared:

@@ -21,7 +21,10 @@ because the compiler chooses the instructions for all programs when JAX creates 
 
 
 def fix_arithmetic(replicas: int | None) -> None:
-    """Make CPU devices that are yet to be created compute as in any process with as many replicas, if known."""
+    """Make CPU devices compute as in any process with as many replicas, if JAX has yet to create its devices.
+
+    ``replicas`` is the number on all workers; ``None`` if it follows from the devices.
+    """
     if _jax.backends_are_initialized():
         return
     flags = os.environ.get("XLA_FLAGS", "")

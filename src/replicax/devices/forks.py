@@ -12,7 +12,7 @@ is_stranded = False
 
 
 def check_not_stranded(what: str) -> None:
-    """Raise a ContextError in a forked child, which can't run the programs that ``what`` would run."""
+    """Raise a ContextError in a forked child that can't run programs; ``what`` is the call that would run one."""
     if is_stranded:
         raise ContextError(
             f"{what} was called in a process that was forked after JAX had made its devices. JAX's threads are in the "

@@ -28,7 +28,8 @@ def check_integers(value: Any, where: Where, dtype: Any = None) -> None:
     """Raise an IntegerRangeError if ``value`` has an integer that would become another number in ``dtype``.
 
     Checks only integers of the host (of NumPy, of Python, and lists of these), and their values only if the other dtype
-    lacks numbers of theirs: by default, with JAX's own choice of dtypes, those of int64 and uint64. Floats round.
+    lacks numbers of theirs: with JAX's default settings those of int64 and uint64. Without a ``dtype`` it is the one
+    that JAX chooses. Floats round, and are not checked.
     """
     if isinstance(value, np.ndarray | np.generic):
         source = value.dtype
@@ -126,7 +127,7 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
-    """A checked copy of a NumPy array in JAX's dtype (:func:`own_copy`); ``None`` for any other value."""
+    """A copy of a NumPy array in JAX's dtype (:func:`own_copy`); ``None`` for any other value. Checks both."""
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
         return None

@@ -66,10 +66,10 @@ def resolve_devices(
 ) -> tuple[jax.Device, ...]:
     """The devices that ``devices`` names, in order; ``None`` names all local ones.
 
-    JAX creates its devices here, unless it has already. They are JAX devices, or strings such as ``"cpu:1"``,
-    ``"/gpu:0"``, ``"/device:GPU:0"`` or ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name. If
-    ``reproducible``, CPU devices compute as in any process with as many replicas on the devices of all workers, if that
-    number is known.
+    JAX creates its devices here, unless it has already. ``devices`` are JAX devices, or strings such as ``"cpu:1"``,
+    ``"/gpu:0"``, ``"/device:GPU:0"`` or ``"/job:worker/task:1/device:GPU:0"``, which only worker 1 may name; an array
+    of devices keeps its order. If ``reproducible``, CPU devices must compute as in any process with as many replicas:
+    ``num_replicas`` on the devices of all workers, if that is known.
 
     Raises:
       ValueError: a device is named twice, does not exist (the message lists those that do) or belongs to another

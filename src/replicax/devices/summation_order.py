@@ -47,7 +47,10 @@ def last_of(shape: Sequence[int], dims: Sequence[int]) -> int | None:
 
 
 def all_but_last(array: Any, dims: Sequence[int], last: int | None) -> Any:
-    """The sum along ``dims`` but ``last``, of an array or of its piece along ``last``; they keep a size of 1."""
+    """The sum along all of ``dims`` except ``last``; these keep a size of 1.
+
+    ``array`` may be a piece along ``last``, which :func:`last_of` has chosen.
+    """
     array = lax.optimization_barrier(array)
     shape = [1 if d in dims and d != last else n for d, n in enumerate(array.shape)]
     # Merge neighbouring dims of the sum.

@@ -145,7 +145,10 @@ class ProgramCache:
 
 
 def _is_ours(code: Any) -> bool:
-    """Whether a step is Replicax's own, such as ``reduce``, which may meet any shapes; an adapter's is the user's."""
+    """Whether a step is one of Replicax's own, such as that of ``reduce``, which may meet any number of shapes.
+
+    The steps that adapters make of other libraries' models count as the user's.
+    """
     file = getattr(code, "co_filename", "")
     return file.startswith(PACKAGE) and not file.startswith(_MODELS)
 

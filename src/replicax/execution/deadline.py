@@ -23,8 +23,8 @@ _left_behind: list[threading.Thread] = []
 def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float) -> Any:
     """The result of a program of ``replicas``, when it is done; its collectives have at most ``timeout`` seconds.
 
-    Otherwise a DeadlockError names the replicas that are missing, or the workers that have not noticed anything, as
-    they don't run the step. The program is left behind, as nothing can stop it.
+    If a collective takes longer, a DeadlockError names the replicas that are missing, or the workers that have not
+    noticed anything, as they don't run the step. The program is left behind, as nothing can stop it.
     """
     _wait_for_those_left_behind(timeout)
     adopt = _jax.settings_of_this_thread()

@@ -38,8 +38,9 @@ def launch(
     """Run a program on the present values of its variables, and leave the new ones; return what it computes.
 
     ``placed`` are its arguments, on the replicas' devices. ``launched`` is an empty list, which is not empty any more
-    from when the variables have their new values. Raises if a variable has no value any more, or another worker has
-    failed; when something has gone wrong on the host, in a program that calls it, variables are as they were.
+    from when the variables have their new values. Raises a VariableLostError if a variable that it reads has no value
+    any more, and a WorkerError if another worker has failed, has ended or has died. If the program calls the host, an
+    error from there comes out, too, and variables are as they were.
     """
     returned: list[Any] = [] if launched is None else launched
     lockstep = replicas.lockstep
@@ -100,7 +101,7 @@ def launch(
 
 
 def _announce(lockstep: Lockstep, executable: Executable) -> LaunchedProgram:
-    """Note a program that is about to be launched; raise if it is known that other workers don't launch it."""
+    """Note a program that is about to be launched, if the other workers will launch it, too; otherwise raise."""
     lockstep.check_launch()
     label = executable.label
     if not label.number:
@@ -120,7 +121,10 @@ def _call(
     returned: list[Any],
     begun: LaunchedProgram | None,
 ) -> Callable[[], None]:
-    """Run the program as its policy says, append what it returns to ``returned``, and return the signals' release."""
+    """Run the program as its policy says, and append what it returns to ``returned``.
+
+    Signals wait from then on; the function that is returned lets them come again.
+    """
     call, policy = executable.ready(), executable.policy
     donated, kept, placed, constants = args
     home_transfer = executable.home_transfer
@@ -188,7 +192,10 @@ def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
 
 
 def _take_back(executable: Executable) -> None:
-    """See to variables whose array has escaped: those to be donated get their own. Raise if it was deleted outside."""
+    """Give each variable that is to be donated an array of its own, if code outside holds the present one.
+
+    Raise a VariableLostError if that code has deleted it.
+    """
     uses = escaped.intersection((*executable.donated, *executable.kept))
     for slot in uses:
         if isinstance(slot.array, jax.Array) and slot.array.is_deleted():

@@ -38,7 +38,10 @@ def kind_of_component(component: Any, where: str = "a component of a PerReplica"
 
 
 def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
-    """Put this worker's components on its replicas; as one array, if all workers' have one dtype and rank."""
+    """Put each of this worker's components on its replica's device; as one array, if they have one dtype and rank.
+
+    ``kinds`` are those of the components of all workers' replicas, in their order; ``None`` if there are no others.
+    """
     kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))

@@ -38,7 +38,9 @@ _no_arguments = Arguments((), {})
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Dispatch:
-    """One call of a step: its program, and what that takes besides variables, where it takes it, or on the host.
+    """One call of a step: its program, and what that takes besides variables.
+
+    The ``inputs`` are the arguments' arrays, on the devices or on the host.
 
     Every call is one. ``Strategy.run`` launches a :func:`known` step, or else leaves it to :func:`run_compiled`;
     ``run_steps`` launches the same program several times at once; Keras' loop keeps that of its step.

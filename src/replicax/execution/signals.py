@@ -16,8 +16,9 @@ _SIGNALS = tuple(sorted(int(number) for number in _signal.valid_signals()))
 
 
 def hold_signals() -> Callable[[], None]:
-    """Let signals wait that have a handler in Python; the result ends that, and calls the handlers of those that came.
+    """Let signals that have a handler in Python wait.
 
+    The function that is returned puts the handlers back, and then calls them for the signals that have come.
     Only the main thread can; in others, where no handler ever runs, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -36,7 +36,12 @@ def check_same_step(
     how: str,
     program: Program | None = None,
 ) -> None:
-    """Raise unless all workers are about to run the same step, ``how`` it is, with the same plain arguments."""
+    """Raise unless all workers are about to run the same step with the same plain arguments, which computes the same.
+
+    Messages say ``how`` it runs; ``program`` is that of a compiled step. A DeadlockError says that workers run another
+    step, or none, a ValueError that arguments are of another kind, and a LocalityError that plain values differ between
+    workers, also those that the step has captured.
+    """
     if not lockstep.several:
         return
     name = function_name(fn)

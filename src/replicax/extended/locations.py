@@ -20,7 +20,8 @@ from replicax.workers.replicas import Replicas
 def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
     """The sharding of results on ``where``; ``None`` for all replicas' devices, where results are anyway.
 
-    A variable or a value stands for its devices. ``what`` names the called method.
+    ``where`` is a variable or a value (for its devices), devices, or ``None``; ``what`` names the called method. Inside
+    a step only the replicas' own devices are allowed.
     """
     if where is None or isinstance(where, PerReplica):
         return None

@@ -47,7 +47,10 @@ class NNXStep:
         self._undo = [_adapt(node) for node in nodes_in(self.objects)]
 
     def close(self, variables: Mapping[int, Variable]) -> None:
-        """Assign the changes to ``variables``, which leaves have by their number; raise if one can't leave the step."""
+        """Assign the changes to ``variables``, those of leaves that have one, by the leaf's number.
+
+        Raises a TypeError for a change that can't leave the step.
+        """
         for undo in self._undo:
             undo()
         graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)

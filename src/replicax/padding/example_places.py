@@ -73,7 +73,7 @@ class Columns:
 @declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unpadded:
-    """Rows of another batch may lie along its dims."""
+    """It has no examples, but may have rows of an argument that has as many and is not padded."""
 
 
 UNPADDED = Unpadded()

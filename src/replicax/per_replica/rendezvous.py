@@ -102,7 +102,8 @@ class Rendezvous:
     def run(self) -> list[Any]:
         """Run this worker's replicas to their end; return the result of each.
 
-        The error of the first replica that failed has a note that names the replica.
+        Raises the error of the first replica that failed, with a note that names the replica; or a DeadlockError if
+        replicas of any worker wait in a collective that others don't call.
         """
         try:
             release = hold_signals()

@@ -85,7 +85,7 @@ def place(flat: Flat, program: Program) -> Placement:
 
 
 class Placement:
-    """The places of everything in a flat program, found in one pass with the homes of variables that are known so far.
+    """The places of everything in a flat program. One pass finds them, from the known homes of variables.
 
     Args:
       flat: the program.

@@ -56,7 +56,10 @@ class Region:
 
 
 def cut(flat: Flat, placement: Placement, wanted: Sequence[tuple[Any, int]]) -> list[Region]:
-    """The regions of a program, in no particular order; ``wanted`` are its outputs, each with its device."""
+    """The regions of a program, in no particular order.
+
+    ``wanted`` are values, each with the device where it is needed at the end.
+    """
     used = set(flat.used())
     computed = [
         (i, placement.devices[i], operation.equation)

@@ -14,7 +14,11 @@ from replicax.execution.compiled.local_values import Each, array_of
 
 
 class Walk(abc.ABC):
-    """Goes through a program: here on bare values, those of one replica or those that all have alike."""
+    """Goes through a program, operation by operation.
+
+    The values here are bare: those of one replica, or those that all have alike. A subclass may also have
+    :class:`Each` for values in which replicas differ.
+    """
 
     @abc.abstractmethod
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:

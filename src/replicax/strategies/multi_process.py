@@ -114,7 +114,7 @@ def check_workers_agree(
 
 
 def _check_initialised() -> None:
-    """Create the devices; a RuntimeError if they won't be able to reach other processes' devices."""
+    """Create the devices, after checking that they will be able to reach other processes' devices."""
     client_is_there = _jax.coordination_client() is not None
     count = _jax.process_index_and_count()[1]
     if not client_is_there or count == 1:
@@ -136,7 +136,10 @@ def _check_initialised() -> None:
 
 
 def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
-    """The devices of all workers' replicas; a RuntimeError names a worker that differs from worker 0."""
+    """The devices of all workers' replicas, after checking that the workers agree.
+
+    If they don't, a RuntimeError names a worker that differs from worker 0, and the difference.
+    """
     import jaxlib.version
 
     seen = {

@@ -39,7 +39,11 @@ def check_accepted(tx: Any, extra: Mapping[str, Any]) -> None:
 def arrays_in(
     extra: Mapping[str, Any],
 ) -> tuple[list[tuple[str, str, Any]], Callable[[Sequence[Any]], dict[str, Any]]]:
-    """The argument, path and value of each array in arguments that are no functions, and how to replace the arrays."""
+    """The arrays in arguments other than functions, and how to replace them.
+
+    Returns for each array the argument's name, the path of the array, and the array; and a function from arrays to
+    arguments.
+    """
     plain = {name: value for name, value in extra.items() if not callable(value)}
     leaves, tree = jax.tree_util.tree_flatten_with_path(registered(plain), is_leaf=is_leaf)
     store = current_store()

@@ -39,8 +39,8 @@ class UpdateHook(Protocol):
     ) -> None:
         """Call ``apply`` with the gradients of all of the step: now, or when they are known.
 
-        It sums them over the replicas, and changes the variables. ``extra`` are further arguments of the
-        transformation.
+        ``gradients`` are those of ``variables``, before they are summed over the replicas; ``apply`` sums them, and
+        changes the variables. ``extra`` are further arguments of the transformation.
         """
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class VariableCollection:
     """The variables of a strategy, by number and name. Both are the same on all workers.
 
-    On-write variables are split by the ``partitioner``, or have the ``default_layout``. To combine copies that differ,
-    ``run`` runs a step in cross-replica context.
+    They lie on the devices of ``replicas``. The ``partitioner`` splits on-write variables; those that it does not split
+    have the ``default_layout``. ``run`` runs a step in cross-replica context, which combines copies that differ.
     """
 
     has_copies = True
@@ -104,7 +104,8 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
 
     Usually all workers compute the same initial value, and only a digest is sent. But ``np.random`` without a seed
     gives other numbers in every process, and copies that differ at the start would differ for ever. Pieces that differ
-    would be those of several values. Raises if the workers create different variables here, or some none.
+    would be those of several values. Raises a ValueError if the workers create different variables here, and a
+    DeadlockError if some don't create one.
     """
     lockstep = variable.replicas.lockstep
     if not lockstep.several:
@@ -160,7 +161,10 @@ def check_agreed(variable: Variable, value: Any) -> None:
 
 @_jax.compiling()
 def _from_first(variable: Variable, array: jax.Array) -> jax.Array:
-    """The stored array, from replica 0's part of workers' stored arrays, or whole values if split (one all-reduce)."""
+    """The stored array for all replicas, from replica 0's part of ``array`` (one all-reduce).
+
+    ``array`` is the stored array, or the whole value of a split variable. Workers have different ones.
+    """
     is_split = isinstance(variable.layout, Split)
     spec = over_replicas(variable.layout.whole_spec if is_split else variable.layout.spec)
     mapped = jax.shard_map(

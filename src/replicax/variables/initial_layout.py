@@ -49,7 +49,10 @@ def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
 
 
 def _beside_another(variable: Variable, wishes: Sequence[Any]) -> Layout | None:
-    """The layout of ``variable`` if it is created inside :func:`colocated`; then it must not ask for another place."""
+    """The layout of ``variable``, if it is created inside :func:`colocated`.
+
+    Raises a ValueError if its arguments ask for another place.
+    """
     replicas = variable.replicas
     place = next((p for p in reversed(_colocation.get()) if p[0] is replicas), None)
     if place is None:
@@ -70,9 +73,10 @@ def layout_for(
 ) -> Layout:
     """The layout of ``variable`` on the devices of its strategy; all but the layout is set already.
 
-    The ``partitioner`` is by default the strategy's. With partition dimensions it splits the part of each logical
-    device. Where that does not divide evenly along a dim that both split, the strategy's does not, and the variable's
-    own is a ValueError, as are wishes that don't fit, or contradict each other.
+    The ``partitioner`` splits it over the replicas; by default it is the strategy's. ``partition_dimensions`` split it
+    over the logical devices of each replica; then the partitioner splits the part of each logical device. Where that
+    does not divide evenly along a dim that both split, the strategy's partitioner does not split it, and the variable's
+    own is a ValueError. So are a place that does not exist, and two places at once.
     """
     beside_another = _beside_another(variable, (partitioner, partition_dimensions, logical_device))
     if beside_another is not None:

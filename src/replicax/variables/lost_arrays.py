@@ -21,7 +21,12 @@ DELETED = (
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LostArray:
-    """Stands for the array that a variable has lost: for what reason, and by which exception, if there was one."""
+    """Stands in the place of the array of a variable that has lost it.
+
+    Attributes:
+      reason: why it is lost.
+      cause: the exception that the array was lost by, if there was one.
+    """
 
     reason: str
     cause: BaseException | None = None
@@ -42,7 +47,7 @@ def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:
     if isinstance(array, jax.Array):
         if array.is_deleted():
             slot.array = array = LostArray(DELETED)
-        elif getattr(array, "is_ready", bool)():  # which random keys don't have
+        elif getattr(array, "is_ready", bool)():  # random keys have none, so bool() says False
             try:
                 array.block_until_ready()
             except Exception as error:  # of the program that has computed it

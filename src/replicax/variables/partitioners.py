@@ -200,7 +200,11 @@ def over_all(replicas: int, min_bytes: int = 1024) -> PieceCounts:
 
 
 def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int | None, int]:
-    """The dim along which a partitioner splits a variable, and the number of pieces; ``(None, 1)`` if it does not."""
+    """The dim along which a partitioner splits the variable ``name``, and the number of pieces.
+
+    ``(None, 1)`` if it is not split. Raises a ValueError unless the partitioner returns a positive number for each dim,
+    with at most one of them above 1.
+    """
     if partitioner is None:
         return None, 1
     returned: Any = partitioner(shape, dtype)

@@ -208,7 +208,10 @@ def check_owner(variable: Variable, replicas: Replicas, what: str = "the step ru
 
 
 def check_write_trace(variable: Variable, allowed: Any) -> None:
-    """Raise a TraceError unless ``allowed`` is the innermost JAX transformation, which a value could not leave."""
+    """Raise a TraceError unless ``allowed`` is the innermost JAX transformation.
+
+    A write inside ``jax.grad``, ``scan``, ``cond``, ``jit``, … would let a value escape from there.
+    """
     if _jax.current_trace() is allowed:
         return
     what = _jax.traced_for(_jax.current_trace())

@@ -40,7 +40,10 @@ _ARRAYS = jax.Array | np.ndarray | np.generic | _literals.TypedNdArray
 
 
 class Hashed:
-    """Base of keys that are looked up at each call: the hash is kept, and compared before the parts, in order."""
+    """Base of keys that are looked up at each call: keeps the hash, and compares it before the ``parts``.
+
+    Pass first the parts that are quick to compare.
+    """
 
     __slots__ = ("_hash", "_parts")
 

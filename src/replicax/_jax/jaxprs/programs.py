@@ -34,7 +34,11 @@ def interpret(
     equation: Callable[[Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """Evaluate a program without constants with another meaning of its operations, and of its numbers."""
+    """Evaluate a program, which has no constants, with another meaning of its operations.
+
+    ``values`` stand for its inputs. ``equation`` returns the results of an equation, given its operands, and
+    ``literal`` what stands for a number in the program.
+    """
     env: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Any:
@@ -203,7 +207,7 @@ def _call_params() -> Mapping[str, Any]:
 def spliced(jaxpr: Jaxpr, replacement: Callable[[Equation], Callable[..., Sequence[Any]] | None]) -> Jaxpr:
     """``jaxpr``, without constants, with other operations in the place of some. The others are not traced again.
 
-    ``replacement`` gives for an equation a function of its operands that takes its place; ``None`` if it stays.
+    ``replacement`` returns the function of an equation's operands that takes its place, or ``None`` if it stays.
     """
     now: dict[Any, Any] = {}
     equations: list[Equation] = []
@@ -249,14 +253,18 @@ def traced(fn: Callable[..., Any], like: Sequence[Any]) -> Jaxpr:
 
 
 def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, Callable[[], bytes]]:
-    """Trace ``fn`` into a function without its Python; also the result's kind, and a maker of the digest."""
+    """Trace ``fn``, which returns an array, into a function that runs without its Python.
+
+    Returns that function, the kind of the array, and a function that makes the program's
+    :func:`~replicax._jax.jaxprs.keys.program_digest`.
+    """
     closed, shape = jax.make_jaxpr(fn, return_shape=True)()
     program = jax.jit(_extend.jaxpr_as_fun(closed), inline=True)
     return lambda: program()[0], shape, lambda: program_digest(closed)
 
 
 def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
-    """A function that computes some results of ``fn``, and the positions of the arguments that it takes."""
+    """A function that computes some results of ``fn`` from what these depend on, and the positions of that."""
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
     jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)

@@ -74,7 +74,7 @@ class Prefetcher:
         return self.next(None)
 
     def next(self, on_wait: Callable[[], None] | None) -> Any:
-        """The next item. Waiting calls ``on_wait`` now and then; if that raises, the item comes next time."""
+        """The next item. While it waits it calls ``on_wait`` now and then; if that raises, the item comes next time."""
         with self._changed:
             if heartbeat.current is None:  # each batch comes this way: a block that does nothing takes a microsecond
                 self._await(on_wait)
@@ -97,7 +97,10 @@ class Prefetcher:
         return self._state
 
     def waiting(self, least: int) -> list[Any]:
-        """All items that are there; waits for ``least`` (0 or 1) if more will come, and there is no error."""
+        """All items that are there already. With ``least=1`` it waits for one first.
+
+        It returns none at the end, before an error, and when closed.
+        """
         with self._changed:
             if least:
                 self._await(None)

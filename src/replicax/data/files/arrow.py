@@ -35,7 +35,7 @@ def check_type(kind: Any, where: str) -> None:
 
 
 def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
-    """Convert an Arrow array, whose first entry is in this row of its file, to one value for each of its entries.
+    """Convert an Arrow array to one value for each entry; messages count rows of the file from ``first_row`` on.
 
     Returns:
       NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.

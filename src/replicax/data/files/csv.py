@@ -106,7 +106,11 @@ class _Form:
     encoding: str
 
     def open(self, file: str, header: tuple[str, ...], values: Mapping[str, Converter]) -> CsvReader:
-        """A reader of dicts; ``header`` are the columns of the first file that is not empty, and empty if all are."""
+        """A reader of dicts.
+
+        ``header`` has the columns of the first file that is not empty; it is empty if all files are. ``values`` has the
+        converter of the text of each column to keep.
+        """
         rows, columns = self._reader_of(file, header)
         rows.read_as(columns, values)
         return rows
@@ -197,7 +201,10 @@ class CsvReader(Reader):
         return result
 
     def read(self, fields: int | None) -> list[str] | None:
-        """The next row that is not blank, which must have so many ``fields`` (None: any number); None at the end."""
+        """The next row that is not blank, or None at the end of the file.
+
+        It must have so many ``fields``; None takes any number.
+        """
         row: list[str] = []
         while not row:
             self._first_line = self._line + 1

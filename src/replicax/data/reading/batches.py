@@ -96,7 +96,10 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
-        """The state at the start of a stream of these files (``None``: all), in batches of so many examples."""
+        """The state of a stream at the start.
+
+        It reads ``files``, or the whole dataset, in batches of so many ``rows``, or in the dataset's own.
+        """
 
     def opened(self, state: State, own: Own | None = None, ahead: Any = None) -> Any:
         """A Grain iterator over the batches of a stream, from its present place.

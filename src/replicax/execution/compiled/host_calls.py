@@ -61,7 +61,11 @@ class HostErrors:
 
 
 class HostCalls(Rule):
-    """The rule for calls of the host, which comes first; zeros may not end a ``while`` loop: it ``may_be_endless``."""
+    """The rule for calls of the host; it comes first.
+
+    After an error the calls return zeros. ``may_be_endless`` says that the program calls in a ``while`` loop, which
+    these zeros may never end.
+    """
 
     def __init__(self, errors: HostErrors, may_be_endless: bool) -> None:
         self._errors, self._may_be_endless = errors, may_be_endless

@@ -135,7 +135,10 @@ def is_small(atom: Any) -> bool:
 def wanted_sums(
     jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split], results: Mapping[Any, WantedSum] | None = None
 ) -> dict[Any, WantedSum]:
-    """The values of which only pieces of sums over the replicas are needed: for ``results``, and by ``hints``."""
+    """The values of a program of which nothing but pieces of their sums over the replicas is needed.
+
+    ``hints`` names values of which only pieces are needed, ``results`` the results of which only pieces of sums are.
+    """
     uses = _uses(jaxpr)
     sunk = {v: total for v, total in (results or {}).items() if not isinstance(v, _jax.Literal) and uses[v] == 1}
     for equation in reversed(jaxpr.eqns):

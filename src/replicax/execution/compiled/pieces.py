@@ -190,9 +190,9 @@ class Gathers:
     A value is gathered for each of its uses, unless the last one is near, so that it need not be kept: forward and
     again backward. A compiler that sees all of a program's gathers would like to do them at once, or only once, and
     then hold the whole model. So each is made to wait for something that is computed shortly before: until then at most
-    ``ahead`` bytes have been gathered beyond what is in use. In a loop over replicas, the first gathers wait for a
-    value of the ``iteration``: as all iterations gather the same, the compiler would do it once for all, before the
-    loop.
+    ``ahead`` bytes have been gathered beyond what is in use. In a loop over replicas, the first gathers wait for
+    ``iteration``, a value that each iteration computes: all of them gather the same, and the compiler would otherwise
+    do it once, before the loop.
     """
 
     def __init__(self, ahead: int, iteration: Any = None) -> None:

@@ -28,7 +28,7 @@ class Rule(abc.ABC):
 
 
 class Rewriting:
-    """The pass over one program, and those inside it: the first rule that ``is_ours`` names is applied."""
+    """The pass over a program, and those inside it. The first rule whose ``is_ours`` is true replaces an operation."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules

@@ -340,7 +340,11 @@ def over_replicas_of(
     rewriting: Rewriting | None,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas."""
+    """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
+
+    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes. The
+    compiler gets the ``settings``.
+    """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
         return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)

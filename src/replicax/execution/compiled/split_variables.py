@@ -309,8 +309,9 @@ def evaluated(
 ) -> list[Any]:
     """Apply ``jaxpr`` to one replica's whole values and :class:`Piece`.
 
-    The results are this replica's pieces of those that are ``wanted`` so, as bare arrays, and the others whole. There
-    are ``localities`` of the values in the program if there are pieces.
+    Results that are ``wanted`` in pieces come as this replica's pieces, as bare arrays, and the others whole.
+    ``localities`` are those of the values in the program; ``None`` if there are no pieces. With ``in_order`` sums have
+    a fixed order.
     """
     if localities is None:
         return _jax.called(jaxpr, values)

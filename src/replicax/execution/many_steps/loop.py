@@ -40,14 +40,15 @@ class Taken(NamedTuple):
 
 
 StepSource = Callable[[int, bool], Taken]
-"""Gives the next elements: at least one (or raises), and at most so many. The flag says whether groups are of use."""
+"""Returns the next elements: at most so many, and at least one; raises if there is none. The flag says whether the step
+can take them in groups."""
 
 
 class Step(Wrapper):
     """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context.
 
     Outputs are compared with ``initial_loop_values``, a dict or ``None``, where the Python of the step runs: a step
-    that raises has changed nothing, on either executor. Other steps around ``fn`` have another ``kind``.
+    that raises has changed nothing, on either executor. ``kind`` tells it from other steps around ``fn``.
     """
 
     argument = "element"

@@ -36,11 +36,12 @@ def infer(
 ) -> list[Locality]:
     """The locality of each output of ``jaxpr``, a program of one replica, given those of its inputs.
 
-    ``check``: whether to raise; with a single replica nothing can differ, so nothing is checked. ``localities`` takes
-    those of all values in the program, joined with those that it has already.
+    ``obligations`` are what the marks in the program ask for, by number. ``check``: whether to raise; with a single
+    replica nothing can differ, so nothing is checked. ``localities`` takes those of all values in the program, joined
+    with those that it has already.
 
     Raises:
-      LocalityError: an obligation, by the number of its mark, does not hold.
+      LocalityError: an obligation does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
 
     >>> import jax

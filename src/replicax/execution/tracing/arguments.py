@@ -164,7 +164,10 @@ class Arguments:
         self.key = (self._tree, tuple(keys))
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
-        """The kind of each argument on one replica, and its locality; a ValueError for another number of replicas."""
+        """One replica's shape and dtype, and the locality, of each traced argument.
+
+        Raises a ValueError if a ``PerReplica`` value has components for another number of replicas.
+        """
         for position, key in enumerate(self.key[1]):
             if key[0] is T and key[1][0] != num_replicas:
                 raise of_another_strategy(self._tree, position, key[1][0], num_replicas)
@@ -308,7 +311,10 @@ def path_of(tree: Any, position: int) -> str:
 
 
 def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
-    """The path, shape and dtype of arguments that were M in one key and are T in another, if no others differ."""
+    """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
+
+    Returns the path of each, and its shape and dtype on a replica.
+    """
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree or len(old_keys) != len(new_keys):
         return []

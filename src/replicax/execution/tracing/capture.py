@@ -105,10 +105,11 @@ def capture(
 ) -> Program:
     """Trace ``fn`` for one of ``replicas``.
 
-    ``arguments`` are one replica's shape and dtype, and the locality, of each traced argument, ``paths`` where each
-    stands, and ``rebuild`` makes ``(args, kwargs)`` of them. If arguments are padded (:meth:`Arguments.example_dims`),
-    the last two are the mask, and the number of examples on all replicas. The ``communicator`` is how the replica
-    reaches the others, if not in the usual way.
+    ``arguments`` has one replica's shape and dtype, and the locality, of each traced argument; ``paths`` returns where
+    each stands, for messages, and ``rebuild`` makes ``(args, kwargs)`` of them. ``creations`` are the variables that
+    the step creates. ``example_dims`` says where the examples are in padded arguments (:meth:`Arguments.example_dims`);
+    the last two arguments are then the mask, and the number of examples on all replicas. The replica reaches the others
+    by the ``communicator``, if not in the usual way.
     """
     name = function_name(fn)
     for number, (aval, _) in enumerate(arguments):

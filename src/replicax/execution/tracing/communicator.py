@@ -85,7 +85,10 @@ def merge_here(
     kwargs: Any,
     computed: Sequence[bool],
 ) -> Any:
-    """Call ``fn``, which acts across, as this one of ``count`` replicas, with ``computed`` leaves as ``PerReplica``."""
+    """Call ``fn``, which acts across, as this one of ``count`` replicas, with computed leaves as ``PerReplica``.
+
+    ``computed`` says for each leaf of ``(args, kwargs)`` whether the step has computed it.
+    """
     if count > 1 or communicator.examples is not None:
         leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]

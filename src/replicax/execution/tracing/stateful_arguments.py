@@ -74,7 +74,7 @@ class Adapter(Protocol):
 
 
 class StatefulArgument(ByKey):
-    """One object that holds state, as an argument of a step: the ``index``-th in ``state``."""
+    """One object that holds state, as an argument of a step: number ``index`` of the objects of ``state``."""
 
     __slots__ = ("index", "state", "value")
 
@@ -90,7 +90,10 @@ class StatefulArgument(ByKey):
 
 
 class StatefulCall(NamedTuple):
-    """A call of a step, or method or partial, with a :class:`StatefulArgument` for each object that holds state."""
+    """A call of a step, with a :class:`StatefulArgument` in the place of each object that holds state.
+
+    The step ``fn`` may also be a method of such an object, or a ``functools.partial`` with some.
+    """
 
     fn: Any
     args: Any
@@ -128,7 +131,10 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
 
 @contextlib.contextmanager
 def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
-    """A step and its arguments with copies of objects that hold state, whose changes are assigned when it is left."""
+    """A step and its arguments with a copy of each object that holds state, for this replica.
+
+    When the context is left without an error, what the step has changed in them is assigned to their variables.
+    """
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
     state = next((leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)), None)
     if state is None:
@@ -151,9 +157,10 @@ def cells_in(fn: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, Callable[..., Any]]:
-    """The objects of a running step that hold state, their adapter, and a maker of the call with others.
+    """The objects of a running step that hold state; their adapter, if there are any; and a function.
 
-    That takes other objects, and arguments with those of ``args`` and ``kwargs`` in their places.
+    The function takes other objects, and arguments with those of ``args`` and ``kwargs`` in their places, and returns
+    the call with these.
     """
 
     def with_others(others: Sequence[Any], args: Any, kwargs: Any) -> StatefulCall:
@@ -183,7 +190,10 @@ def _call_of(fn: Any, tree: Any, leaves: Sequence[Any]) -> StatefulCall:
 
 
 def updated(tree: Any, other: Any) -> Any:
-    """``other``, with the objects of ``tree`` that hold state, and their cells, which get the arrays of theirs."""
+    """``other``, a pytree of the structure of ``tree``, with the objects of ``tree`` that hold state, and their cells.
+
+    These get the arrays of the objects in their places in ``other``.
+    """
     adapter = _adapter()
     if adapter is None:
         return other

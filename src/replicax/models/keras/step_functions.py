@@ -30,7 +30,11 @@ class _Steps(Step):
 
 
 class StepFunction:
-    """``function(state, iterator)`` for Keras' loop: runs a model's ``method``, say ``"train_step"``, on replicas."""
+    """``function(state, iterator)`` for Keras' loop: runs a model's ``method`` on each replica.
+
+    That is ``"train_step"``, ``"test_step"`` or ``"predict_step"``; ``groups`` are the groups of variables in the
+    function's ``state``.
+    """
 
     def __init__(
         self, model: Any, strategy: Strategy, state: ModelState, feed: Feed, method: str, groups: Sequence[str]
