@@ -11,6 +11,7 @@ So variables, donation, layouts, loops over several steps and workers are those 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -163,7 +164,7 @@ class _Joining:
         with _jax.enable_x64_as_in(*(p.jaxpr for p in self.programs)):
             jaxpr, closed_over = traced_inside(
                 self.replicas,
-                lambda *arrays: self.assembly.run(outputs, dict(zip(inputs, arrays, strict=True))),
+                lambda *arrays: copy.copy(self.assembly).run(outputs, dict(zip(inputs, arrays, strict=True))),
                 [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
             )
             everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
