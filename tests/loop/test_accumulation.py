@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -613,6 +614,25 @@ def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:
     strategy = strategy_of(2)
     with pytest.raises(TypeError, match=r"args\[1\], of type Variable, was changed in place .*change would be lost"):
         strategy.run(accumulated(step, 2), args=(Model(), nnx.Variable(jnp.int32(0)), jnp.ones(4)))
+
+
+@pytest.mark.parametrize("kind", ["variable", "nnx"])
+def test_a_value_that_differs_between_replicas_is_told_with_its_line(kind: str) -> None:
+    from flax import nnx
+
+    strategy = strategy_of(2)
+    with strategy.scope():
+        seen = replicax.Variable(jnp.zeros(3)) if kind == "variable" else nnx.List([nnx.Variable(jnp.zeros(3))])
+
+    def step(seen: Any, x: Any) -> None:
+        if kind == "variable":
+            seen.assign_add(x.mean(0))
+        else:
+            seen[0][...] += x.mean(0)
+
+    [batch] = strategy.distribute_dataset([np.ones((4, 3), np.float32)])
+    with pytest.raises(replicax.errors.LocalityError, match=rf"{re.escape(__file__)}:\d+ \(.*step\)"):
+        strategy.run(accumulated(step, 2), args=(seen, batch))
 
 
 def test_a_pipeline_divides_its_batch_itself() -> None:

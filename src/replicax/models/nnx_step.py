@@ -99,11 +99,15 @@ def name_of_leaf(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
     return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
 
 
-def leaves_left(objects: tuple[Any, ...], graphdef: Any, names: Sequence[str], constants: Mapping[int, Any]) -> list[Any]:
+def leaves_left(
+    objects: tuple[Any, ...], graphdef: Any, names: Sequence[str], constants: Mapping[int, Any]
+) -> list[Any]:
     """The leaves of objects that a step has had.
 
     Args:
-      objects: they had this ``graphdef``, and leaves of these ``names``.
+      objects: with what the step has changed.
+      graphdef: what was static in them before.
+      names: of their leaves.
       constants: what was in those leaves that are no arrays in variables, by number.
 
     Raises:
