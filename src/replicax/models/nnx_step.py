@@ -102,16 +102,10 @@ def name_of_leaf(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
 def leaves_left(
     objects: tuple[Any, ...], graphdef: Any, names: Sequence[str], constants: Mapping[int, Any]
 ) -> list[Any]:
-    """The leaves of objects that a step has had.
+    """The leaves of ``objects`` after a step; raises a TypeError for a change that can't leave the step.
 
-    Args:
-      objects: with what the step has changed.
-      graphdef: what was static in them before.
-      names: of their leaves.
-      constants: what was in those leaves that are no arrays in variables, by number.
-
-    Raises:
-      TypeError: the step has made a change that can't leave it.
+    ``graphdef`` is what was static before; ``names`` are those of the leaves. ``constants`` are the values before, by
+    the leaf's number, of those leaves that are not arrays in an ``nnx.Variable``.
     """
     now, flat = nnx.graphlib.flatten(objects, graph=True)
     if now != graphdef:
