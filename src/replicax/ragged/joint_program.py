@@ -97,7 +97,7 @@ class _Joining:
         for operations in zip(*(line.collectives for line in self.lines), strict=True):
             first = operations[0].equation
             inside = [e for program in _jax.sub_jaxprs(first) for e in _jax.equations_of(program) if replicas_meet(e)]
-            at = f"the {first.primitive.name} at {_jax.source_line(_jax.located(first, (inside or [first])[0]))}"
+            at = f"the {first.primitive.name} at {_jax.source_line(_jax.located(first, inside))}"
             if len({o.equation.primitive for o in operations}) > 1:
                 raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
             if first.primitive in (ragged_gather_p, ragged_part_p):
