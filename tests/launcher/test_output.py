@@ -199,3 +199,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
     output.close()
     assert b"".join(kept).count(b"bar") == 3 * LONGEST_LINE // 10
     assert b"".join(kept).count(b"x") == 30 * (LONGEST_LINE // 10)
+    output = WorkerOutput(1, file, console)
+    output.add("stdout", b"x" * (LONGEST_LINE + 1))
+    output.close()
+    assert kept[-1] == b"\n"

@@ -174,6 +174,7 @@ def host_fails_on_one(worker: Worker) -> None:
     def on_the_host(x: Any) -> Any:
         if x < 0:
             raise error
+        time.sleep(4 * liveness.STUCK)  # the other worker raises its error first, and waits in the next step
         return x
 
     for _ in range(2):  # also by an object that was raised before

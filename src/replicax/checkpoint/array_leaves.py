@@ -44,7 +44,9 @@ from replicax.variables.slots import escaped, exchanging
 
 
 class ArrayLeaf:
-    """An array in a checkpoint; as it is here, all workers have the whole array.
+    """An array in a checkpoint.
+
+    The methods are those for an array that all workers have as a whole; subclasses for others replace them.
 
     Attributes:
       kind: must be the same when the array is restored.
@@ -290,7 +292,8 @@ def _blocks_here(places: Sequence[tuple[Block, tuple[jax.Device, ...]]], kind: A
 def _arrays_here(sharding: Sharding, kind: ArrayKind) -> Callable[[Any], Sequence[Any]]:
     """A function from an array to this worker's single-device arrays of it; to the first if all are the same.
 
-    Off CPUs these are new arrays, because JAX keeps a host copy that was made of an array as long as the array lives.
+    On other devices than CPUs these are new arrays, because JAX keeps a host copy that was made of an array as long as
+    the array lives.
     """
     if kind.generator is not None:
         return lambda keys: [_without_keys(shard.data) for shard in keys.addressable_shards]

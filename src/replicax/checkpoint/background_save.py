@@ -22,15 +22,25 @@ SHUTDOWN_PATIENCE = 20.0
 
 
 class BackgroundSave:
-    """Runs at most one save at a time; the next call of any method raises its error. The end of the program waits."""
+    """Runs at most one save at a time.
+
+    The next call of any method raises the error of a failed save, once. The end of the program waits until its
+    checkpoint is written.
+    """
 
     def __init__(self) -> None:
         self._gives_up = threading.Event()
-        self._last: Future[None] | None = None  # not Thread.join: after an interrupt there Python 3.11 calls it ended
+        # The last save, until it is known to be written or its error is raised. It is waited for, and not the thread:
+        # after an interrupt in Thread.join Python 3.11 takes the thread for ended.
+        self._last: Future[None] | None = None
         self._jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None] | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
-        """Copy at once, and write in the background what ``copy`` returns; waits for the previous save first."""
+        """Wait for the previous save, copy at once, and write in the background.
+
+        ``copy`` copies the values, and returns a function that writes them. At the end of the program, a save that
+        ``needs_others`` gives up after some time, as other workers may be gone.
+        """
         self.wait()
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
@@ -47,16 +57,18 @@ class BackgroundSave:
             self._jobs.put(job)
 
     def check(self) -> None:
-        """Raise the error of a save that is over, as :meth:`wait` does."""
-        if self._last is not None and self._last.done():
+        """Raise the error of a save that has failed, as :meth:`wait` does, without waiting for one that is running."""
+        save = self._last
+        if save is not None and save.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait for the current save; raises a CheckpointError, once, if the last one has failed."""
-        if self._last is None:
+        save = self._last
+        if save is None:
             return
-        error = self._last.exception()
-        _unfinished.pop(self._last, None)
+        error = save.exception()
+        _unfinished.pop(save, None)
         self._last = None
         if error is not None:
             raise error
@@ -84,7 +96,7 @@ def _carry_out(jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Even
 _unfinished: dict[Future[None], threading.Event | None] = {}
 """The saves of this process that are still running, or whose error has not been raised yet.
 
-With one that needs other workers goes what ends its wait for them.
+Each has the event that makes it give up waiting for other workers; ``None`` if it needs none.
 """
 
 

@@ -192,7 +192,10 @@ class Checkpoint:
         first: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Call ``first``, copy the objects, write them in the background, and ``then`` call that."""
+        """Copy the objects, and write them in the background.
+
+        It calls ``first`` before anything else, and ``then``, in the background, when all workers have written.
+        """
         _check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()

@@ -23,16 +23,20 @@ log = logging.getLogger("replicax")
 
 @dataclasses.dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A checkpoint with every byte as it was written: its path on this worker, even if there is no such folder."""
+    """A checkpoint with every byte as it was written."""
 
     path: str
+    """Its folder on this worker, which need not exist if other workers have the pieces."""
     index: CheckpointIndex
     holders: Mapping[Place, Sequence[int]]
     """The workers that have each piece."""
 
 
 def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | None, str]:
-    """The checkpoint on which all workers, each with its own path, agree; otherwise what is wrong with it."""
+    """The checkpoint in ``path`` if it is complete and the same for all workers; otherwise what is wrong with it.
+
+    All workers call this, each with its own path.
+    """
     disk_index, problem = look_at(path)
     told = lockstep.exchange("looks for a checkpoint", (_summary_of(disk_index), problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}

@@ -31,7 +31,7 @@ class Part:
     is_here: bool = True
     """Whether this worker has it."""
     position: int = 0
-    """The number of this worker's device to copy it from."""
+    """The number of this worker's device to copy it from, if it is here."""
     is_filled: bool = False
     """Whether the device also has padding, which is not part of the value."""
 
@@ -87,7 +87,7 @@ def parts_of(
     shape: tuple[int, ...],
     is_filled: bool = False,
 ) -> tuple[Part, ...]:
-    """The parts in which an array is saved that has these blocks, in the places of their devices.
+    """The parts in which an array is saved. ``places`` are its blocks, each with all devices that have it.
 
     ``sharding`` and ``shape`` are those of the stored array, which includes padding if it ``is_filled``.
     """

@@ -29,7 +29,7 @@ ALIGNMENT = 64
 
 
 class HostCopier:
-    """Copies the same pieces of arrays, ``own`` by the names of the arrays, to the host for each save."""
+    """Copies the same pieces of arrays to the host for each save: ``own`` has those of each array, by its name."""
 
     def __init__(self, leaves: Mapping[str, ArrayLeaf], own: Mapping[str, Sequence[PartPiece]]) -> None:
         self._names = list(own)
@@ -46,7 +46,10 @@ class HostCopier:
         self._memory = _Memory(max(size, 1))
 
     def copied(self, leaves: Mapping[str, ArrayLeaf]) -> Callable[[], dict[Place, HostArray]]:
-        """Copy the pieces of leaves that have the same layout as the first ones; returns what looks the copies up."""
+        """Copy the present pieces of leaves that have the same layout as the first ones.
+
+        Returns a function that looks the copies up; the save calls it in the background, where its time does not count.
+        """
         try:
             sent = {name: leaves[name].here() for name in self._sent}
             positions = {name: sorted({piece.position for piece in pieces}) for name, pieces in self._sent.items()}
@@ -79,13 +82,13 @@ class HostCopier:
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """A part of the memory, of so many bytes from ``start`` on, that holds pieces of one dtype."""
+    """A part of the memory, ``size`` bytes from ``start`` on, that holds pieces of one dtype."""
 
     start: int
     size: int
     dtype: np.dtype[Any]
     pieces: Sequence[tuple[str, Sequence[tuple[PartPiece, slice]]]]
-    """Of each leaf the pieces, with their elements in the segment."""
+    """The pieces of each leaf, by its name, with the elements of each in the segment."""
 
     @classmethod
     def laid_out(cls, start: int, dtype: np.dtype[Any], own: Mapping[str, Sequence[PartPiece]]) -> _Segment:

@@ -29,18 +29,17 @@ PATIENCE = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """A checkpoint to write, and who writes it; see :class:`Manifest` and :class:`CheckpointIndex`."""
+    """A checkpoint to write, and the workers that write it."""
 
-    path: str
-    id: str
-    time: float
-    manager: str | None
-    step: int | None
-    metrics: Mapping[str, float]
-    groups: Groups
-    worker: int
-    series: Series | None
-    """Exchanges of the workers; ``None`` if there is only one."""
+    path: str  # its folder, on this worker
+    id: str  # of the save
+    time: float  # when the save began, in seconds since 1970 by the chief's clock
+    manager: str | None  # the id of the manager, if there is one
+    step: int | None  # its number, if there is a manager
+    metrics: Mapping[str, float]  # from the user
+    groups: Groups  # the workers that share a disk
+    worker: int  # this one
+    series: Series | None  # exchanges of the workers; ``None`` if there is only one
 
     @property
     def unfinished(self) -> str:
@@ -132,7 +131,10 @@ class _Exchange:
         self.has_failed = False  # reported by another worker; one that died may have finished before
 
     def gather(self, item: Any, problem: Exception | None = None, otherwise: str = _FAILED) -> list[Any]:
-        """The items of all workers; an error if one has a ``problem``, or, as ``otherwise`` says, does not come."""
+        """The items of all workers; raises a CheckpointError on all if one has a ``problem``.
+
+        If a worker does not come, the error says what has become of the checkpoint then: ``otherwise``.
+        """
         save = self._save
         what = f"the checkpoint {save.path} {_FAILED}"
         if save.series is None:

@@ -26,7 +26,7 @@ class Snapshot:
     plan: SavePlan
     plain: dict[str, Entry]
     taken: Callable[[], dict[Place, HostArray]]
-    """Looks up this worker's pieces, on the host."""
+    """Looks up this worker's pieces, whose values have been copied to the host."""
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
     """This worker's copies of on-read variables, which are not combined yet."""
 
@@ -75,7 +75,7 @@ class SavePlan:
         self.leaves, self._groups = leaves, groups
         self.kinds: dict[str, ArrayKind] = {}
         self.same: dict[str, str] = {}  # names of arrays that are written under another name
-        self.keys: dict[Place, tuple[str, str]] = {}  # of the pieces for one disk: the writer's folder, and a number
+        self.keys: dict[Place, tuple[str, str]] = {}  # of each piece on this disk: the writer's folder, and a number
         self._copies: list[str] = []
         loads = dict.fromkeys(next(group for group in groups if worker in group), 0)
         first: dict[int, str] = {}
@@ -113,7 +113,7 @@ class SavePlan:
         return own_pieces
 
     def fits(self, leaves: Leaves, groups: Groups) -> bool:
-        """Return whether the plan is one for these leaves, whose values may be others: one array may now be two."""
+        """Return whether the plan still fits: it is for these leaves, and those saved as one array still are one."""
         arrays: Any = leaves.by_name
         is_same = leaves is self.leaves and groups == self._groups
         return is_same and all(arrays[name].owner is arrays[first].owner for name, first in self.same.items())

@@ -55,7 +55,9 @@ def host_to_listen_on(host: str) -> str:
 
 
 def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
-    """Wait until every worker has connected to the coordinator, once, where worker 0 listens; then its port is free.
+    """Wait until every worker has connected to the coordinator once; then its port is free.
+
+    Worker 0 is the coordinator, and listens at ``bind``. ``deadline`` is in ``time.monotonic()``.
 
     Raises:
       RuntimeError: two workers have one number, or expect different numbers of workers; the port is in use.

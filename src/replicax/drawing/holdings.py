@@ -135,7 +135,10 @@ class Exchange:
 
 
 def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:
-    """The columns for the devices of the mesh, in its order, and then for others that hold variables."""
+    """The columns for ``devices``: those of the mesh, in its order, and then others that hold variables.
+
+    The variables are split over so many ``groups`` of neighbouring replicas.
+    """
     each, logical = replicas.per_device, replicas.logical_devices.shape[1]
     slices = max(replicas.slices, 1)
     columns = []

@@ -27,7 +27,10 @@ _LINES = 2  # of what the process has written, in a message
 
 
 class CompileProcess:
-    """A process that compiles programs for described GPUs; it starts with the first program."""
+    """A process that compiles programs for GPUs described by :func:`replicax.gpu.cuda_compiler.described_devices`.
+
+    It starts with the first program.
+    """
 
     def __init__(self, target_config: str, topology: str) -> None:
         self._describe = target_config, topology

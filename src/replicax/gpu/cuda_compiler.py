@@ -20,6 +20,9 @@ _PLUGINS = {"jax-cuda12-plugin": "jax_plugins.xla_cuda12", "jax-cuda13-plugin": 
 def described_devices(target_config: str, topology: str) -> list[jax.Device]:
     """Devices that programs can be compiled for, and that are not there.
 
+    ``target_config`` describes each GPU: see :meth:`GpuModel.target_config`. ``topology`` is the numbers of NVLink
+    domains, hosts of each, and GPUs of each host, such as ``"16x1x8"``.
+
     Raises:
       RuntimeError: the packages of ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
     """

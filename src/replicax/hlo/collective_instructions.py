@@ -63,7 +63,7 @@ def collectives_in(text: str) -> list[Collective]:
 
 
 def _is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
-    """Return whether a collective is part of an earlier one, by the names of those ``issued`` so far, by channel.
+    """Return whether a collective is part of an earlier one; adds it to those ``issued`` so far, by channel, if not.
 
     The compiler for TPUs lets one collective run beside several computations, and then writes it into each of them:
     under different names, but with the same channel.
@@ -158,7 +158,7 @@ def collectives_of(module: Module, placement: ProgramDevices) -> list[Collective
 
 
 def uses_in(module: Module, placement: ProgramDevices) -> dict[str, CollectiveUse]:
-    """The collectives of a program, each issued once, by the name of the instruction that is or starts it."""
+    """The collectives of a program, by the name of the instruction that is or starts each; all with a count of 1."""
     uses: dict[str, CollectiveUse] = {}
     issued: dict[str, str] = {}
     for run in executed(module):

@@ -24,12 +24,16 @@ _GPU = "CUDA_VISIBLE_DEVICES"
 class DeviceAllocation:
     """The division of a machine's devices among its workers."""
 
-    gpus: tuple[tuple[str, ...], ...] | None  # of each, as CUDA_VISIBLE_DEVICES names them; ``None``: none to divide
+    gpus: tuple[tuple[str, ...], ...] | None  # of each worker, named as in CUDA_VISIBLE_DEVICES; ``None``: no GPUs
     emulated: int | None  # the number of CPU devices that each worker emulates; ``None`` for JAX's default
     cores: int  # of this machine, for all of its workers
 
     def variables(self, slot: int, running: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables for the worker in a slot, of as many as are running; threads chosen in the environment stay."""
+        """The variables for a worker's devices and threads.
+
+        ``slot`` is the number of its part of the devices; as many workers as are ``running`` share the cores. Numbers
+        of threads that the user has chosen in ``environment``, the present one, stay.
+        """
         variables = {}
         threads = max(1, self.cores // running)
         if self.gpus is not None:
@@ -54,7 +58,8 @@ class DeviceAllocation:
 def allocate_devices(workers: int, devices_per_worker: int | None, environment: Mapping[str, str]) -> DeviceAllocation:
     """The devices of this machine, divided among its workers.
 
-    Without a number of devices for each they get all GPUs in equal parts, or JAX's default, one CPU device.
+    If ``devices_per_worker`` is ``None``, the workers get all GPUs in equal parts, or else JAX's default, one CPU
+    device each.
 
     Raises:
       LaunchError: there are too few devices, or they can't be divided evenly.
@@ -74,7 +79,9 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
 
 
 def gpus_per_worker(gpus: int, workers: int, devices_per_worker: int | None, names: str) -> int:
-    """The number of GPUs of a machine that each of its workers gets; ``names`` are the GPUs', for the message.
+    """The number of GPUs of a machine that each of its workers gets: by default all GPUs in equal parts.
+
+    ``names`` stands for the GPUs in the message: their names, or the option that counts them.
 
     Raises:
       LaunchError: there are too few GPUs, or they can't be divided evenly.

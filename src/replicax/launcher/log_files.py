@@ -92,6 +92,7 @@ class WorkerOutput:
         self._console = console
         self._open: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}  # the unfinished lines
         self._kept: dict[Stream, int] = {"stdout": 0, "stderr": 0}  # how many bytes of them are in the file
+        self._cut: set[Stream] = set()  # those whose line was too long, and has no end in the file yet
 
     def add(self, stream: Stream, piece: bytes) -> None:
         """Add a piece of a stream, which ends anywhere."""
@@ -100,6 +101,7 @@ class WorkerOutput:
         if end:
             self.file.write((whole + end)[kept:])
             kept = 0
+            self._cut.discard(stream)
             for line in whole.split(b"\n"):
                 self._console.line(self.worker, stream, line)
         if len(left) > LONGEST_LINE:
@@ -108,6 +110,7 @@ class WorkerOutput:
             if len(left) > LONGEST_LINE:
                 self._console.line(self.worker, stream, left)
                 left = b""
+                self._cut.add(stream)
             kept = len(left)
         self._open[stream], self._kept[stream] = left, kept
         if b"\r" in left:  # a progress bar; other lines are about to get their ends
@@ -124,7 +127,8 @@ class WorkerOutput:
     def close(self) -> None:
         """Write what is left, after the end of the worker."""
         for stream, line in self._open.items():
-            if line:
+            if line or stream in self._cut:
                 self.file.write(line[self._kept[stream] :] + b"\n")
+            if line:
                 self._console.line(self.worker, stream, line)
         self.file.close()

@@ -37,7 +37,9 @@ class LaunchRendezvous:
 
 
 def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchRendezvous:
-    """The rendezvous of workers that are all on this machine: at a free port, and at the loopback address, by default.
+    """The rendezvous of workers that are all on this machine.
+
+    By default the chief has any free port, and listens at the loopback address, which no other machine can reach.
 
     Raises:
       LaunchError: the port is taken, or ``bind`` is not an address of this machine.
@@ -54,9 +56,10 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchR
 
 
 def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str | None) -> LaunchRendezvous:
-    """The rendezvous of so many workers on each of several machines, of which this one has the number ``node``.
+    """The rendezvous of ``workers`` workers on each of several machines, the chief's first.
 
-    Each host's workers get the ports from ``port`` on, and the chief listens at ``bind``, or its host's address.
+    This machine has the number ``node`` among them. Each host's workers get the ports from ``port`` on. The chief
+    listens at ``bind``; by default at the address of its host.
 
     Raises:
       LaunchError: the port is taken, or the others could not reach the chief.

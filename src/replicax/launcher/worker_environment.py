@@ -54,7 +54,11 @@ def worker_environment(
     devices: Mapping[str, str],
     columns: int | None,
 ) -> dict[str, str]:
-    """The environment of a worker, by its number among those of all hosts; see the module's docstring."""
+    """The environment of one worker; the module's docstring describes its variables.
+
+    ``worker`` is its number among those of all hosts, ``attempt`` how often all workers have been started before,
+    ``inherited`` the launcher's environment, and ``columns`` is ``None`` if the output is not a terminal.
+    """
     cluster = {"cluster": {"worker": rendezvous.addresses}, "task": {"type": "worker", "index": worker}}
     environment = {name: value for name, value in inherited.items() if name not in _OF_THE_LAUNCHER}
     environment.setdefault("PYTHONUNBUFFERED", "1")

@@ -30,7 +30,8 @@ class Ending:
     worker: int  # its number
     status: int  # its exit code; the negative number of the signal, if a signal ended it
     seconds: float  # for which it ran
-    kills: int | None = None  # how many processes the kernel killed meanwhile as memory ran out, if it says that
+    # How many processes on the whole machine the kernel killed meanwhile as memory ran out; ``None`` if it doesn't say.
+    kills: int | None = None
     hang: str | None = None  # why the launcher took it for hung and killed it, if it did
     is_certain: bool = True  # whether it is known to be at fault, rather than one of several that waited
 

@@ -19,9 +19,10 @@ from replicax.workers.replicas import Replicas
 
 
 class EndlessInput:
-    """The elements for a run.
+    """The elements for a run, from a distributed dataset, or from an iterator of one, which goes on from where it is.
 
-    Its requests may end the run while it waits, and before a step gets its elements.
+    ``wall`` is told how long the run waits for elements. ``requests`` may end the run meanwhile, and before a step gets
+    its elements. ``is_saved`` says whether the place in the input is to be part of checkpoints.
 
     Attributes:
       iterator: the pass that is going on; each pass is one of the same iterator.
@@ -45,7 +46,7 @@ class EndlessInput:
         self.iterator: DistributedIterator = iter(dataset) if isinstance(dataset, DistributedDataset) else dataset
         self._wall, self._requests = wall, requests
         self._replicas = replicas
-        source_of(self.iterator, replicas)  # raises if they can't be for these replicas
+        source_of(self.iterator, replicas)  # raises unless the dataset is for these replicas
         if is_saved:
             self.iterator.get_state()  # raises before anything is trained if it can't be saved
         self.examples = 0

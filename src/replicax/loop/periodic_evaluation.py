@@ -21,10 +21,10 @@ from replicax.workers.heartbeat_page import Phase
 
 
 class Evaluation:
-    """The evaluation of a model, which the run's requests may end before each batch, and before the result.
+    """The evaluation of a model. ``requests`` may end the run before each batch, and before the result.
 
-    Each number that a step returns is the mean over a global batch, and the evaluation's is the mean over all examples
-    of the dataset.
+    ``how`` is a function without arguments that returns numbers; or ``(step, dataset)``: then each number that the step
+    returns is the mean over a global batch, and the evaluation's is the mean over all examples of the dataset.
     """
 
     def __init__(self, how: Any, strategy: Strategy, combination: Combination, requests: StopRequests) -> None:
@@ -58,7 +58,12 @@ class Evaluation:
         self._function = checked_function(how, "replicax.train", "evaluate")
 
     def __call__(self) -> dict[str, float]:
-        """The numbers by name; raises :class:`RunStops` if the run is to end."""
+        """The numbers by name.
+
+        Raises:
+          RunStops: the run is to end.
+          ValueError: the dataset has no examples.
+        """
         if self._function is not None:
             name = getattr(self._function, "__name__", "evaluate")
             return _floats(numbers_in(checked_result(self._function(), self._function, "replicax.train"), name))

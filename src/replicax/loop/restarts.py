@@ -27,9 +27,10 @@ class PastAttempt:
 
 
 class Attempts:
-    """The attempts at a run, the last of which is this one, in a file in ``folder``; none are known without a folder.
+    """The attempts at a run, the last of which is this one, which goes on from step ``resumed_at``.
 
-    Unless the run ``goes_on`` from another attempt, the file is begun anew.
+    A file in ``folder`` has them; without a folder nothing is written, and nothing is known of other attempts. Unless
+    the run ``goes_on`` from another attempt, the file is begun anew.
     """
 
     def __init__(self, folder: pathlib.Path | None, resumed_at: int, goes_on: bool) -> None:
@@ -63,7 +64,7 @@ class Attempts:
 
 
 def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
-    """The seconds of attempts by kind; what came after the step that later ones went on from is lost.
+    """The seconds of attempts, in their order, by kind; what came after the step that later ones went on from is lost.
 
     >>> from replicax.loop.restarts import PastAttempt, added_up
     >>> first = PastAttempt(

@@ -33,7 +33,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class StepsPerCall:
-    """The number of steps of each call: as the user has ``given``, or the one that measurements make best.
+    """The number of steps of each call: the one that the user has ``given``, or else the best by measurements.
 
     Args:
       periods: numbers of steps after which something happens between two calls. The choice divides them all.
@@ -68,9 +68,10 @@ class StepsPerCall:
         return self.chosen if until_boundary >= self.chosen else 1
 
     def ran(self, done: Any, bytes_per_step: int, left: int) -> None:
-        """Measure a call that has been launched, by an output of it, and choose when there have been enough.
+        """Measure a call that has been launched, and choose when enough calls have been measured.
 
-        An element has ``bytes_per_step`` on all devices, and so many steps are ``left``.
+        ``done`` is an output of the call. An element has ``bytes_per_step`` bytes on all devices together. The run has
+        ``left`` steps still to run.
         """
         if not self._open:
             return
@@ -93,9 +94,9 @@ class StepsPerCall:
 
 
 def joined_steps(seconds: float, period: int, size: int) -> int:
-    """Return how many steps to join that take so many ``seconds``, with elements of ``size`` bytes.
+    """Return the number of steps to join in a call; it divides ``period``, unless that is 0.
 
-    It divides ``period``, unless that is 0.
+    A step takes so many ``seconds``, and an element has ``size`` bytes.
 
     >>> from replicax.loop.steps_per_call import joined_steps
     >>> joined_steps(0.0005, 100, 1000), joined_steps(0.0005, 0, 1000), joined_steps(0.05, 100, 1000)

@@ -51,8 +51,9 @@ class Compilation:
 def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: jax.Device) -> Compilation:
     """Compile a program for devices that need not be there.
 
-    The compiler is asked to write its program and its layout of memory to files. It does so even if the program turns
-    out not to fit.
+    ``device`` is one of them. For a GPU that is only described, a process of its own compiles, which XLA may end when
+    it fails. The compiler is asked to write its program and its layout of memory to files. It does so even if the
+    program turns out not to fit.
 
     Raises:
       CompilationError: the compiler refuses the step for another reason than that it does not fit.

@@ -101,7 +101,7 @@ class ScalingPoint:
 def estimate_of(
     programs: Sequence[tuple[Module, ProgramDevices]], sends: Sequence[CollectiveUse], device: Chip, network: Network
 ) -> Estimate:
-    """The bounds of a step."""
+    """The bounds of a step: of the programs that a device runs one after the other, and of what it sends in between."""
     found = {module: _least_seconds(module, placement, device, network) for module, placement in dict(programs).items()}
     total: np.ndarray = sum((found[module] for module, _ in programs), np.zeros(len(_RESOURCES)))
     total[_RESOURCES.index("communication")] += sum(use.count * network.seconds(use) for use in sends)

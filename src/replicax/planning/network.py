@@ -75,7 +75,10 @@ class Line:
 
 
 def seconds_of(kind: str, whole: float, lines: Sequence[Line], chip: Chip) -> float:
-    """Return the seconds that one collective takes, by the formulas above, in which ``whole`` is ``V``."""
+    """Return the seconds that one collective takes, by the formulas above.
+
+    ``whole`` is their ``V``, in bytes, and ``lines`` are the places of the participants.
+    """
     lines = [line for line in lines if line.chips > 1]
     if not lines or not chip.link:
         return whole / chip.bandwidth  # between devices of one chip: through its memory

@@ -15,7 +15,7 @@ _LIMIT = 65536
 
 
 def listening_socket(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens at an address; it does not share the port, as JAX's service would.
+    """A socket that listens at an address, by default at any free port; unlike JAX's service, it shares no port.
 
     Raises:
       OSError: the port is in use, or the address is not one of this machine.
@@ -26,13 +26,13 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
 
 
 def send_line(connection: socket.socket, message: Any, seconds: float) -> None:
-    """Send a message; raises ``OSError`` if the other side has gone, or does not take it for so long."""
+    """Send a message; raises ``OSError`` if the other side has gone, or does not take it within so many seconds."""
     connection.settimeout(seconds)
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def received_line(connection: socket.socket, deadline: float) -> Any:
-    """The message that comes before the deadline; ``None`` if none does, or something else."""
+    """The message that comes before ``deadline``, in ``time.monotonic()``; ``None`` if no line of JSON comes."""
     data = b""
     with contextlib.suppress(OSError, ValueError):
         while not data.endswith(b"\n") and len(data) < _LIMIT:
@@ -46,7 +46,7 @@ def received_line(connection: socket.socket, deadline: float) -> Any:
 
 
 def has_closed(connection: socket.socket) -> bool:
-    """Return whether the other side has closed a connection."""
+    """Return whether the other side has closed a connection; leaves unread what it has sent."""
     try:
         connection.setblocking(False)
         return connection.recv(1, socket.MSG_PEEK) == b""

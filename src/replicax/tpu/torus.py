@@ -86,7 +86,7 @@ def first_repetition(coordinates: np.ndarray) -> tuple[tuple[int, int], tuple[in
 
 
 def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
-    """Order all points of a grid, from the origin, so that each is a neighbour of the one before it.
+    """Order all points of a grid, from the origin, so that each is a neighbour of the one before: ``[points, dims]``.
 
     They close to a ring if the grid allows it: if it wraps around along some dim, or if it has an even number of points
     and at least two dims longer than one. (A grid with an odd number of points has no ring: the sum of the coordinates

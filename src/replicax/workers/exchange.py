@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 
 from replicax import _jax
-from replicax.errors import WorkerError
+from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.liveness import Liveness, liveness_of
 
 DEFAULT_TIMEOUT = 300.0
@@ -94,9 +94,10 @@ class Alone:
 
 
 class DistributedWorkers:
-    """The processes of ``jax.distributed``; see :class:`Workers`. Every topic gets the name as a prefix.
+    """The processes of ``jax.distributed``; see :class:`Workers`.
 
-    The last worker that has read an exchange removes it from the service.
+    ``name`` is a prefix of every topic, to keep it apart from those of others. The last worker that has read an
+    exchange removes it from the service.
 
     Raises:
       RuntimeError: ``jax.distributed.initialize`` has not been called.
@@ -153,9 +154,13 @@ class DistributedWorkers:
     def _get(self, worker: int, key: str, deadline: float, is_cancelled: Callable[[], bool]) -> bytes | None:
         """The value that ``worker`` sets as ``key``, or ``None`` if it does not do so in time."""
         while True:
-            if is_cancelled():
-                raise Cancelled
-            ended = self._liveness.error_of_wait(worker)
+            problem: Exception | None = None
+            try:
+                if is_cancelled():
+                    raise Cancelled
+            except DeadlockError as error:
+                problem = error
+            problem = problem or self._liveness.error_of_wait(worker)
             left = deadline - time.monotonic()
             try:
                 value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
@@ -165,8 +170,8 @@ class DistributedWorkers:
                     f"the coordination service in worker 0 can't be reached, while worker {self.index} waits for "
                     f"worker {worker}: {error}"
                 ) from error
-            if value is None and ended is not None:  # a worker may send a value before it ends
-                raise ended
+            if value is None and problem is not None:  # a worker may send a value before it ends or goes on
+                raise problem
             if value is not None or left <= 0:
                 return value
 
@@ -200,7 +205,10 @@ class Series:
         is_cancelled: Callable[[], bool] = never,
         number: int | None = None,
     ) -> list[bytes]:
-        """Make the next exchange, or the one with a ``number`` larger than the last; see :meth:`Workers.exchange`."""
+        """Make the next exchange; see :meth:`Workers.exchange`.
+
+        Exchanges are counted, unless the caller gives each its ``number``, which must be larger than the last one's.
+        """
         timeout = self._timeout if timeout is None else timeout
         number = next(self._numbers) if number is None else number
         return self.workers.exchange(f"{self._name}/{number}", data, timeout, is_cancelled)

@@ -177,7 +177,8 @@ class Heartbeat:
 def _processor_seconds() -> float:
     """Return the seconds for which this process' threads, except Python's, were scheduled.
 
-    Idle devices include Python's work between two steps, and no step waits for Python's work beside the steps.
+    Idle devices already include Python's work between two steps; and no step waits for Python's work beside the steps,
+    such as reading ahead or writing a checkpoint.
     """
     seconds = time.process_time()
     for thread in threading.enumerate():

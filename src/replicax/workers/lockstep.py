@@ -170,9 +170,9 @@ class Lockstep:
             raise
 
     def fail(self, error: BaseException, who: str) -> None:
-        """Tell the others, which will call :meth:`exchange`, that ``who`` has raised ``error`` here; does not wait.
+        """Tell the others, which will call :meth:`exchange`, that this worker has raised ``error``; does not wait.
 
-        It does nothing if the others have raised this error, too.
+        ``who`` says where, such as ``"replica 3 of 4"``. Does nothing if the others have raised this error, too.
         """
         if not self.several or error is self._told:
             return
@@ -196,7 +196,8 @@ class Lockstep:
     def end_together(self, what: str, error: BaseException | None, results: Any) -> None:
         """Raise ``error``, or else that of another worker: all come here at the end of ``what``, with or without one.
 
-        NaNs or infinities in this worker's ``results`` are errors, too, if JAX is to look for them.
+        It waits for the others however long ``what`` takes them. NaNs or infinities in this worker's ``results`` are
+        errors, too, if JAX is to look for them.
         """
         special_values = _special_values() if self.several else {}
         if error is None and special_values:

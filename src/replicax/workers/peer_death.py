@@ -52,7 +52,7 @@ class PeerDeathWatch:
     """
 
     def __init__(self, index: int, host: str, find_home: Callable[[], Home | None]) -> None:
-        self.home: Home | None = None  # unknown; on the chief: it can't listen
+        self.home: Home | None = None  # where the chief listens; ``None`` on the chief means that it can't
         self.ended: set[int] = set()  # the workers whose connections are closed, as their processes have ended
         self._index, self._host, self._find_home = index, host, find_home
         self._server: socket.socket | None = None
@@ -101,7 +101,7 @@ class PeerDeathWatch:
                 return dead
 
     def leave_open(self) -> None:
-        """Let nothing but the end of the process close the connections: Python itself closes sockets before that."""
+        """Keep the connections open until the process ends, although Python closes its sockets before that."""
         with self._lock:
             for line, _ in self._lines.values():
                 line.detach()

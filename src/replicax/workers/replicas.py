@@ -54,19 +54,19 @@ class Replicas:
     (2, (0, 1), {'replica': 2})
     """
 
-    strategy: Strategy  # which lower packages hand out; they look up its programs and variables
+    strategy: Strategy  # lower packages hand it out, and look up its programs and variables
     num_replicas: int  # that run a step together; those of one device have consecutive numbers
     local_replicas: tuple[int, ...]  # the numbers of this worker's replicas
     worker_devices: tuple[jax.Device, ...]  # the first device of each replica; several replicas may be on one
     logical_devices: np.ndarray  # of each replica: ``[replicas, logical devices]``
-    slices: int  # of the devices, one after the other, as many replicas in each; 1: none; 0: arranged otherwise
+    slices: int  # how many follow one another, with as many replicas each; 1: no slices; 0: other arrangements
     mesh: Mesh  # of all these devices
     is_absent: bool  # whether the devices are only described: plan mode
     lockstep: Lockstep  # the exchanges that keep the workers together
     communication_options: CommunicationOptions | None  # for collectives without their own; ``None`` for the defaults
-    replicas_at_once: int = 1  # how many of those that share a device run at the same time, where they can
+    replicas_at_once: int = 1  # how many replicas of a device run at the same time, where they can
     reproducible: bool = False  # whether sums are taken in a fixed order, with the same bits on any number of devices
-    remote_variables: RemoteVariables | None = None  # ``None`` if the variables are here, and only for these replicas
+    remote_variables: RemoteVariables | None = None  # where the variables are, unless only these replicas use them
 
     @property
     def in_sync(self) -> int:

@@ -15,7 +15,10 @@ NAME = "manager.json"
 
 @contextlib.contextmanager
 def locked(folder: str, alone: bool = False) -> Iterator[bool]:
-    """Lock a manager's folder, with others, or alone: then without waiting; yields whether others have no lock now."""
+    """Lock a manager's folder, together with others or alone; alone it does not wait for them.
+
+    Yields whether others have no lock now. File systems without locks can't tell.
+    """
     is_free = True
     with contextlib.ExitStack() as stack:
         try:
@@ -25,5 +28,5 @@ def locked(folder: str, alone: bool = False) -> Iterator[bool]:
         except BlockingIOError:
             is_free = False
         except OSError:
-            pass  # a file system without locks, which can't tell
+            pass  # a file system without locks
         yield is_free

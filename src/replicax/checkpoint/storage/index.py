@@ -116,7 +116,7 @@ class CheckpointIndex:
 
 
 def loads_index(text: str) -> CheckpointIndex:
-    """Parse the text of ``dumps``; raises a DamagedError if it is none, or has a later format."""
+    """Parse the text of ``dumps``; raises a DamagedError if it is no index, or one of a later format."""
     try:
         data = parsed(text)
         if data["format"] > FORMAT:
@@ -129,7 +129,7 @@ def loads_index(text: str) -> CheckpointIndex:
 
 
 def read_index(folder: str, listed: Manifest) -> CheckpointIndex:
-    """The index in ``folder``; raises a DamagedError if it does not fit the manifest, which is ``listed``."""
+    """The index in ``folder``, whose manifest is ``listed``; raises a DamagedError if the two don't fit together."""
     if NAME not in listed.files:
         raise DamagedError(f"{NAME} is not in the manifest")
     try:

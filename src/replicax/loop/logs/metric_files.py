@@ -52,7 +52,10 @@ class CSVLog(NumbersLog):
 
 
 class _Table:
-    """A CSV file that grows; of a file that is there, rows up to step ``keep`` stay, or none if that is ``None``."""
+    """A CSV file that grows.
+
+    If there is such a file already, its rows up to step ``keep`` stay; none do if that is ``None``.
+    """
 
     def __init__(self, path: pathlib.Path, keep: int | None) -> None:
         self._path = path

@@ -24,7 +24,7 @@ WIDTH = 24
 
 
 class Progress(Callback):
-    """Shows how far a run has come, on the chief; where there is no terminal, by a line every so many seconds."""
+    """Shows how far a run has come, on the chief; where there is no terminal, in a line every ``lines`` seconds."""
 
     def __init__(
         self,

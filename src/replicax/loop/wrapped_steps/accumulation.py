@@ -197,7 +197,7 @@ class _Update:
 
 
 class _Run:
-    """The step on micro-batches, as the body of a scan; as the hook of updates, it takes gradients.
+    """The step on micro-batches, as the body of a scan. While the step runs, its updates give this their gradients.
 
     Attributes:
       written: the variables that it writes.
@@ -224,10 +224,10 @@ class _Run:
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
-        # The arrays of objects as updates that wait will leave them: inputs of the program in which it is found out
-        # what the step does, so that their uses are found there. Which such an update changes, and their names.
+        # The arrays of objects, by number, as updates that wait will leave them: inputs of the program in which it is
+        # found out what the step does, so that their uses are found there. Otherwise empty.
         self._awaited: Sequence[Any] = ()
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, str] = {}  # the names of those arrays that such an update changes, by number
 
     def found(self, pieces: list[Any], mask: Any) -> list[bool]:
         """Find out what the step writes and returns; whether each number that it returns depends on the examples."""

@@ -23,7 +23,10 @@ _FRESH = ("broadcast", "constant", "iota")
 
 
 def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: int) -> dict[str, int]:
-    """Bytes of temporaries by their kind, which add up to ``temporaries``."""
+    """Bytes of temporaries by their kind, which add up to ``temporaries``, as the compiler has laid them out.
+
+    ``ranges`` is what is in memory when it is fullest; ``None`` if the compiler does not tell.
+    """
     if ranges is None:
         return {OTHERS: temporaries}
     origins = _Origins(module)

@@ -93,7 +93,10 @@ def _features_of(convolution: Instruction, computation: Computation) -> int:
 
 
 def seconds_of_product(product: Product, chip: Chip) -> float:
-    """Return the seconds of a product whose operands are there in time."""
+    """Return the seconds of a product whose operands are there in time.
+
+    A chip without a number of multiprocessors has matrix units that work as one.
+    """
     peak = peak_of(product.arithmetic, chip) * chip.sustained
     if chip.is_serial:
         return product.flops / peak
