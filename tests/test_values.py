@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.values import Components, PerReplica, component, regroup
+from replicax.values import Components, PerReplica, regroup, unwrap
 from tests.conftest import shared_strategy
 
 
@@ -195,7 +195,7 @@ def test_a_worker_has_the_components_of_its_own_replicas() -> None:
     value = regroup([{"a": 1}, {"a": 2}], always_wrap=True, replicas=(2, 3), count=5)["a"]
     assert (value.values, value.replicas, value.count) == ((1, 2), (2, 3), 5)
     assert repr(value) == "PerReplica(2: 1, 3: 2; 5 replicas)"
-    assert component(value, replica=3) == 2
+    assert unwrap({"x": value}, replica=3) == {"x": 2}
     with pytest.raises(ValueError, match=r"replica 2 has PyTreeDef\(\{'a': \*\}\), replica 3 has PyTreeDef\(\*\)"):
         regroup([{"a": 1}, 2], replicas=(2, 3), count=5)
 

@@ -397,6 +397,22 @@ def regroup(
     return jax.tree_util.tree_unflatten(treedef, merged)
 
 
+def unwrap(tree: Any, replica: int) -> Any:
+    """The pytree of one replica: its component of each ``PerReplica``; other leaves unchanged.
+
+    The replica must be one of this worker's.
+
+    >>> from replicax.values import regroup, unwrap
+    >>> unwrap(regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]), replica=1)
+    {'a': 2, 'b': 'x'}
+    """
+    return jax.tree_util.tree_map(
+        lambda leaf: component(leaf, replica) if isinstance(leaf, PerReplica) else leaf,
+        registered(tree),
+        is_leaf=is_leaf,
+    )
+
+
 def component(value: PerReplica, replica: int) -> Any:
     """The component of one of this worker's replicas."""
     return value.values[value.replicas.index(replica)]

@@ -74,3 +74,15 @@ def test_batches_without_padding(pair, step) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", LocalityWarning)
         run(pair, step, x, u)
+
+
+def test_noise_beside_a_padded_batch_counts_once_for_each_example(pair) -> None:
+    [x], [noise] = pair.distribute_dataset([LABELED], PADDED), pair.distribute_dataset([OTHER])
+    with pytest.warns(LocalityWarning, match=r"such as noise, that is right: pass them as a part of the padded batch"):
+        share = pair.run(lambda x, u: replicax.compute_average_loss(jnp.square(u)), args=(x, noise))
+    assert float(pair.reduce("sum", share)) == pytest.approx(np.mean(np.square(OTHER[:3])))
+    [both] = pair.distribute_dataset([(LABELED, OTHER[:3])], PADDED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        share = pair.run(lambda both: replicax.compute_average_loss(jnp.square(both[1])), args=(both,))
+    assert float(pair.reduce("sum", share)) == pytest.approx(np.mean(np.square(OTHER[:3])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -505,6 +506,46 @@ def test_an_nnx_optimizer_may_have_its_model() -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_an_nnx_optimizer_with_rates_for_each_layer_and_constants_in_its_model() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.body, self.head = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 1, rngs=nnx.Rngs(1))
+            self.powers = nnx.data(np.array([1, 2]))
+            self.cache = nnx.Variable(None)
+
+        def __call__(self, x: Any) -> Any:
+            return self.head(jnp.tanh(self.body(x)))[:, 0] ** int(self.powers[1])
+
+    def rates(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: "fast" if "head" in str(path) else "slow", params)
+
+    def made() -> Any:
+        model = Net()
+        layers = optax.multi_transform({"fast": optax.adam(0.1), "slow": optax.sgd(0.01)}, rates)
+        return model, nnx.Optimizer(model, layers, wrt=nnx.Param)
+
+    def step(model: Any, optimizer: Any, x: Any, own: str = "") -> None:
+        optimizer.update(model, nnx.grad(lambda model: replicax.compute_average_loss(model(x)))(model))
+        if own:
+            setattr(model, own, nnx.data(jnp.ones(2)) if own == "powers" else nnx.Variable(jnp.ones(2)))
+
+    x = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    model, optimizer = made()
+    optimizer.update(model, nnx.grad(lambda model: model(x).mean())(model))
+    strategy = strategy_of(2)
+    with strategy.scope():
+        other, its_optimizer = made()
+    [batch] = strategy.distribute_dataset([x])
+    strategy.run(accumulated(step, 2), args=(other, its_optimizer, batch))
+    for mine, theirs in zip(*(jax.tree.leaves(nnx.state(m, nnx.Param)) for m in (model, other)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    for name in ("powers", "cache"):
+        with pytest.raises(TypeError, match=f"net/{name} was changed by the step, but it is not an array in an nnx.Va"):
+            strategy.run(accumulated(step, 2), args=(other, its_optimizer, batch, name))
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_number_in_a_metric_of_nnx_counts_once_for_all_micro_batches(replicas: int) -> None:
     from flax import nnx
@@ -573,6 +614,25 @@ def test_what_each_micro_batch_would_change_in_a_copy_is_told() -> None:
     strategy = strategy_of(2)
     with pytest.raises(TypeError, match=r"args\[1\], of type Variable, was changed in place .*change would be lost"):
         strategy.run(accumulated(step, 2), args=(Model(), nnx.Variable(jnp.int32(0)), jnp.ones(4)))
+
+
+@pytest.mark.parametrize("kind", ["variable", "nnx"])
+def test_a_value_that_differs_between_replicas_is_told_with_its_line(kind: str) -> None:
+    from flax import nnx
+
+    strategy = strategy_of(2)
+    with strategy.scope():
+        seen = replicax.Variable(jnp.zeros(3)) if kind == "variable" else nnx.List([nnx.Variable(jnp.zeros(3))])
+
+    def step(seen: Any, x: Any) -> None:
+        if kind == "variable":
+            seen.assign_add(x.mean(0))
+        else:
+            seen[0][...] += x.mean(0)
+
+    [batch] = strategy.distribute_dataset([np.ones((4, 3), np.float32)])
+    with pytest.raises(replicax.errors.LocalityError, match=rf"{re.escape(__file__)}:\d+ \(.*step\)"):
+        strategy.run(accumulated(step, 2), args=(seen, batch))
 
 
 def test_a_pipeline_divides_its_batch_itself() -> None:

@@ -12,6 +12,7 @@ from flax import nnx
 
 from replicax.models.nnx_step import (
     add_sums,
+    leaves_left,
     name_of_leaf,
     names_taken,
     nodes_in,
@@ -33,15 +34,24 @@ class NNXParts:
         self._graphdef, flat = nnx.graphlib.flatten(objects, graph=True)
         self._leaves = [leaf for _, leaf in flat]
         self._names = [name_of_leaf(path, objects) for path, _ in flat]
+        # The others are constants, such as what optax.masked has in place of a state.
+        self._arrays = [
+            i
+            for i, leaf in enumerate(self._leaves)
+            if isinstance(leaf, nnx.Variable) and isinstance(value_of(leaf), jax.Array)
+        ]
 
     @property
     def values(self) -> list[Any]:
         """The arrays in the objects."""
-        return [value_of(leaf) for leaf in self._leaves]
+        return [value_of(self._leaves[i]) for i in self._arrays]
 
     def copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Objects with these arrays."""
-        made: tuple[Any, ...] = nnx.graphlib.unflatten(self._graphdef, list(values))
+        contents = list(map(value_of, self._leaves))
+        for i, value in zip(self._arrays, values, strict=True):
+            contents[i] = value
+        made: tuple[Any, ...] = nnx.graphlib.unflatten(self._graphdef, contents)
         return made
 
     @contextlib.contextmanager
@@ -64,7 +74,8 @@ class NNXParts:
 
         def named(cells: Sequence[Any]) -> dict[tuple[str, int], Any]:
             chosen, leaves = set(map(id, cells)), nnx.graphlib.flatten(copies, graph=True)[1]
-            return {(self._names[i], i): leaf for i, (_, leaf) in enumerate(leaves) if id(leaf) in chosen}
+            changing = [(number, i, leaves[i][1]) for number, i in enumerate(self._arrays)]
+            return {(self._names[i], number): leaf for number, i, leaf in changing if id(leaf) in chosen}
 
         def update_of(optimizer: Any) -> Callable[..., None]:
             def update(*args: Any, **extra: Any) -> None:
@@ -125,20 +136,20 @@ class NNXParts:
                 vars(node).pop("_add_sums", None)
 
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
-        """Return the arrays that an iteration has left in its copies."""
-        graphdef, flat = nnx.graphlib.flatten(copies, graph=True)
-        if graphdef != self._graphdef:
-            raise TypeError(
-                "a step whose gradients are accumulated has changed the structure of an NNX object: only values of "
-                "nnx.Variables can go from one micro-batch to the next"
-            )
-        return [value_of(leaf) for _, leaf in flat]
+        """Return the arrays that an iteration has left in its copies.
+
+        Raises:
+          TypeError: it has changed more than arrays in variables.
+        """
+        constants = {i: value_of(leaf) for i, leaf in enumerate(self._leaves) if i not in self._arrays}
+        left = leaves_left(copies, self._graphdef, self._names, constants)
+        return [value_of(left[i]) for i in self._arrays]
 
     def put_back(self, values: Sequence[Any]) -> None:
         """Give the objects the arrays that the last iteration has left."""
-        for leaf, value in zip(self._leaves, values, strict=True):
-            if isinstance(leaf, nnx.Variable) and value is not leaf.get_raw_value():
-                leaf.set_raw_value(value)
+        for i, value in zip(self._arrays, values, strict=True):
+            if value is not value_of(self._leaves[i]):
+                self._leaves[i].set_raw_value(value)
 
 
 def _numbers_for(metric: Any, args: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,22 +50,15 @@ class NNXStep:
         """Assign the changes to ``variables``, which leaves have by their number; raise if one can't leave the step."""
         for undo in self._undo:
             undo()
-        graphdef, flat = nnx.graphlib.flatten(self.objects, graph=True)
-        if graphdef != self._graphdef:
-            now = [name_of_leaf(path, self.objects) for path, _ in flat]
-            raise TypeError(structural(self._graphdef, graphdef, self._names, now))
+        constants = {number: value for number, value in enumerate(self._given) if number not in variables}
+        leaves = leaves_left(self.objects, self._graphdef, self._names, constants)
         changed: list[tuple[Variable, Any]] = []
         averaged: list[tuple[Variable, Any]] = []
-        for number, ((_, leaf), before) in enumerate(zip(flat, self._given, strict=True)):
+        for number, variable in variables.items():
+            leaf = leaves[number]
             value = value_of(leaf)
-            if value is before:
+            if value is self._given[number]:
                 continue
-            variable = variables.get(number)
-            if variable is None:
-                raise TypeError(
-                    f"{self._names[number]} was changed by the step, but it is not an array in an nnx.Variable, which "
-                    "is what can leave a step: make it one (self.x = nnx.Variable(…))"
-                )
             statistic = isinstance(leaf, nnx.BatchStat) and jnp.issubdtype(variable.dtype, jnp.inexact)
             (averaged if statistic else changed).append((variable, value))
         if averaged and _several():
@@ -104,6 +97,26 @@ def value_of(leaf: Any) -> Any:
 def name_of_leaf(path: tuple[Any, ...], objects: Sequence[Any]) -> str:
     """The name of a leaf: the class of its object, and its path there."""
     return "/".join([type(objects[path[0]]).__name__.lower(), *map(str, path[1:])])
+
+
+def leaves_left(
+    objects: tuple[Any, ...], graphdef: Any, names: Sequence[str], constants: Mapping[int, Any]
+) -> list[Any]:
+    """The leaves of ``objects`` after a step; raises a TypeError for a change that can't leave the step.
+
+    ``graphdef`` is what was static before; ``names`` are those of the leaves. ``constants`` are the values before, by
+    the leaf's number, of those leaves that are not arrays in an ``nnx.Variable``.
+    """
+    now, flat = nnx.graphlib.flatten(objects, graph=True)
+    if now != graphdef:
+        raise TypeError(structural(graphdef, now, names, [name_of_leaf(path, objects) for path, _ in flat]))
+    for number, before in constants.items():
+        if value_of(flat[number][1]) is not before:
+            raise TypeError(
+                f"{names[number]} was changed by the step, but it is not an array in an nnx.Variable, which "
+                "is what can leave a step: make it one (self.x = nnx.Variable(…))"
+            )
+    return [leaf for _, leaf in flat]
 
 
 def nodes_in(objects: tuple[Any, ...]) -> Iterator[Any]:

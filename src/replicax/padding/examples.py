@@ -82,8 +82,10 @@ class ExamplesPass(Dataflow[Place]):
         warn_at(
             f"step {self.step!r}: {question.params['question'].what} is computed from an argument that is not padded, "
             "and has no rows of a padded one. Row i is taken for row i of the padded batch, so its last rows are left "
-            "out where that has padding. If the argument is of another dataset, distribute both datasets with "
-            "InputOptions(partial_batch='exact'); if not, pass it as a part of the padded batch.",
+            "out where that has padding. For numbers drawn for each row of the batch, such as noise, that is right: "
+            "pass them as a part of the padded batch, or draw them in the step (random_key), and nothing is reported. "
+            "For rows of another dataset it is wrong: distribute both datasets with "
+            "InputOptions(partial_batch='exact').",
             LocalityWarning,
             *_jax.source_place([question]),
         )

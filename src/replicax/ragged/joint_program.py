@@ -11,6 +11,7 @@ So variables, donation, layouts, loops over several steps and workers are those 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -96,7 +97,7 @@ class _Joining:
         for operations in zip(*(line.collectives for line in self.lines), strict=True):
             first = operations[0].equation
             inside = [e for program in _jax.sub_jaxprs(first) for e in _jax.equations_of(program) if replicas_meet(e)]
-            at = f"the {first.primitive.name} at {_jax.source_line(_jax.located(first, (inside or [first])[0]))}"
+            at = f"the {first.primitive.name} at {_jax.source_line(_jax.located(first, inside))}"
             if len({o.equation.primitive for o in operations}) > 1:
                 raise CantJoinError(f"replicas of different sizes do not come to the same collectives: see {at}")
             if first.primitive in (ragged_gather_p, ragged_part_p):
@@ -163,7 +164,7 @@ class _Joining:
         with _jax.enable_x64_as_in(*(p.jaxpr for p in self.programs)):
             jaxpr, closed_over = traced_inside(
                 self.replicas,
-                lambda *arrays: self.assembly.run(outputs, dict(zip(inputs, arrays, strict=True))),
+                lambda *arrays: copy.copy(self.assembly).run(outputs, dict(zip(inputs, arrays, strict=True))),
                 [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
             )
             everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())

@@ -141,7 +141,7 @@ class Straight(Inlining[int]):
         So it is the same for all sizes, though the whole is not.
         """
         differ = [locality is T for locality in self._infer(equation, operands)]
-        quiet = _jax.silenced(equation)
+        quiet = _silenced(equation)
         if all(differ) or acts(quiet):
             return self._add(equation, operands)
         numbers = self._add_part(_jax.pruned(quiet, [not d for d in differ], thoroughly=True), equation, operands)
@@ -199,3 +199,15 @@ class Straight(Inlining[int]):
 
     def _locality(self, number: int) -> Locality:
         return self._localities.get(number, M)  # of a literal or constant
+
+
+def _silenced(equation: _jax.Equation) -> _jax.Equation:
+    """``equation`` without the prints and callbacks inside that nothing comes out of."""
+
+    def of_program(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        kept = [_silenced(e) for e in jaxpr.eqns if e.outvars or not _jax.acts_outside(e)]
+        return _jax.program_of(jaxpr, jaxpr.invars, kept, jaxpr.outvars)
+
+    effects = frozenset(e for e in equation.effects if not _jax.is_action(e))
+    quiet = equation.replace(params=_jax.map_jaxprs(equation.params, of_program), effects=effects)
+    return equation if any(_jax.acts_outside(e) for j in _jax.sub_jaxprs(quiet) for e in j.eqns) else quiet

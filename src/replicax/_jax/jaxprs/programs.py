@@ -110,12 +110,12 @@ def _try_format(equation: Equation) -> None:
 
 def acts_outside(equation: Equation) -> bool:
     """Return whether an equation does something besides computing its results (prints, calls back, …)."""
-    return any(map(_is_action, equation.effects))
+    return any(map(is_action, equation.effects))
 
 
 def acts_outside_program(equation: Equation) -> bool:
     """Return whether an equation acts outside otherwise than on mutable arrays, which are the program's own."""
-    return any(_is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
+    return any(is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
 
 
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
@@ -126,21 +126,9 @@ def is_function(name: str, params: Mapping[str, Any]) -> bool:
     return name not in UNRELIABLE and not params.get("has_side_effect")
 
 
-def _is_action(effect: Any) -> bool:
+def is_action(effect: Any) -> bool:
+    """Return whether an effect of an equation is that it does something."""
     return type(effect).__name__ != "NamedAxisEffect"
-
-
-def silenced(equation: Equation) -> Equation:
-    """``equation`` without the prints and callbacks inside that nothing comes out of."""
-
-    def of_program(jaxpr: Jaxpr) -> Jaxpr:
-        kept = [silenced(e) for e in jaxpr.eqns if e.outvars or not acts_outside(e)]
-        return program_of(jaxpr, jaxpr.invars, kept, jaxpr.outvars)
-
-    params = map_jaxprs(equation.params, of_program)
-    if any(acts_outside(e) for j in _core.jaxprs_in_params(params) for e in getattr(j, "jaxpr", j).eqns):
-        return equation
-    return equation.replace(params=params, effects=frozenset(e for e in equation.effects if not _is_action(e)))
 
 
 def opened(jaxpr: Jaxpr) -> Jaxpr:
@@ -276,6 +264,16 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     """The programs inside an equation (a loop's body, a branch, a called function)."""
     params = equation.params
     return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(params)] if params else []
+
+
+def computing(value: Any, equations: Mapping[int, Equation]) -> Iterator[Equation]:
+    """The one of ``equations``, by the values' ids, that computes a value, and those inside of it that compute it."""
+    if (equation := equations.get(id(value))) is not None:
+        yield equation
+        for inner in sub_jaxprs(equation):
+            if len(inner.outvars) == len(equation.outvars):
+                [result] = [w for v, w in zip(equation.outvars, inner.outvars, strict=True) if v is value]
+                yield from computing(result, {id(v): e for e in inner.eqns for v in e.outvars})
 
 
 def map_jaxprs(params: Any, fn: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend import source_info_util as _source_infos
@@ -21,11 +21,11 @@ def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     return _source_infos.user_context(equation.source_info.traceback, name_stack=names)
 
 
-def located(equation: Equation, call: Equation) -> Equation:
-    """``equation`` with the line of the ``call`` that it was in, if it has none: one of a function of JAX's own."""
-    if _users_position(equation.source_info.traceback) is not None:
+def located(equation: Equation, others: Iterable[Equation]) -> Equation:
+    """``equation``; if it has no line, as one of a function of JAX's own, with that of the first of others with one."""
+    if _users_frame(equation) is not None:
         return equation
-    return equation.replace(source_info=call.source_info)
+    return equation.replace(source_info=next((e for e in others if _users_frame(e)), equation).source_info)
 
 
 def source_line(equation: Equation) -> str:

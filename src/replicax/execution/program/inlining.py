@@ -67,7 +67,7 @@ class Inlining(abc.ABC, Generic[Value]):
         if called is None or not self.is_inlined(equation, called):
             return self.add(equation, operands)
         closed = map(self.constant, called.constvars, _jax.closed_over(equation, called))
-        inner = [_jax.located(e, equation) for e in called.eqns]
+        inner = [_jax.located(e, [equation]) for e in called.eqns]
         return self.inline(_jax.opened(called.replace(eqns=inner)), [*closed, *operands])
 
     def add_each(self, equation: _jax.Equation, operands: list[Value]) -> Sequence[Value]:

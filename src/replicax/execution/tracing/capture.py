@@ -263,7 +263,7 @@ def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
         if equation.primitive is variable_p:
             inputs[equation.params["index"]] = equation.outvars[0]
         elif equation.primitive is mark_p:
-            others.append(_jax.located(equation, computed_by.get(id(equation.invars[0]), equation)))
+            others.append(_jax.located(equation, _jax.computing(equation.invars[0], computed_by)))
         else:
             others.append(equation)
     return inputs, others
