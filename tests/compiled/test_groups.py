@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.execution.compiled import pieces
 from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
 from tests.compiled.test_split_variables import kinds, sharded, trained
@@ -171,3 +173,23 @@ def test_a_step_holds_the_gradients_of_a_few_layers_until_groups_come_together(s
     layers, layer = 12, 4 * 256 * 256
     program = trained(sharded(2 * size, size), [(256, 256)] * layers, optax.adam(0.1), loss)
     assert program.compiled().memory_analysis().temp_size_in_bytes < 6 * layer
+
+
+def test_replicas_that_share_devices_of_several_processes_sum_in_their_groups(monkeypatch) -> None:
+    x = RNG.normal(size=(16, 256)).astype(np.float32)
+    found = []
+    for client in (None, object()):  # there is one between processes, whose CPUs sum in another way
+        monkeypatch.setattr(pieces, "_jax", types.SimpleNamespace(coordination_client=lambda client=client: client))
+        groups = replicax.variables.GroupPartitioner(2, over_all(2, 0))
+        strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)], groups, num_replicas=8)
+        with strategy.scope():
+            w = replicax.Variable(np.ones((256, 128), np.float32))
+            optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+        def step(x, w=w, optimizer=optimizer):
+            loss = replicax.value_and_grad(lambda: replicax.compute_average_loss((x @ w.value).mean(-1)), [w])
+            optimizer.apply_gradients(zip(loss()[1], [w], strict=True))
+
+        strategy.run(step, args=tuple(strategy.distribute_dataset([x])))
+        found.append(w.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-6)

@@ -254,6 +254,22 @@ def test_elements_of_several_sizes_come_again_in_their_order(pair) -> None:
     assert seen() == list(range(18))
 
 
+def test_after_a_step_that_fails_the_place_is_that_of_its_element(pair) -> None:
+    def fail() -> None:
+        raise RuntimeError("no such layer")
+
+    def step(ctx, x):
+        if x.shape[0] == 2:
+            jax.debug.callback(fail)
+
+    dataset = pair.distribute_dataset(np.split(np.arange(10, dtype=np.int32), [2, 6]))
+    iterator, other = iter(dataset), iter(dataset)
+    with pytest.raises(RuntimeError, match="no such layer"):
+        pair.run_steps(step, iterator, 2)
+    other.set_state(iterator.get_state())
+    assert [pair.gather(next(each), axis=0).tolist() for each in (iterator, other)] == [[2, 3, 4, 5]] * 2
+
+
 def test_elements_are_staged_while_a_loop_runs(pair) -> None:
     """The dataset is read from another thread, ahead of the steps."""
     read: list[int] = []

@@ -141,6 +141,16 @@ def test_the_files_that_are_left_are_divided_among_all_workers(folders) -> None:
     assert [[len(examples(element)) for element in step] for step in second.steps(2)] == [[2, 2], [2, 2]]
 
 
+def test_a_file_goes_on_after_the_only_record_that_was_read_of_it(folders) -> None:
+    files = folders("txt", [4, 4])
+    first, second = (
+        Run(lambda context: replicax.data.text_lines(files).map(number).batch(5), workers) for workers in (1, 2)
+    )
+    seen = first.seen(1)
+    second.restore(first.state())
+    assert seen + second.seen() == collections.Counter(range(8))
+
+
 @pytest.mark.parametrize(("partial", "expected"), [("drop", [(4, 4)]), ("pad", [(2, 4), (4, 4)])])
 def test_a_first_batch_of_fewer_examples_says_nothing_of_full_ones(folders, partial, expected) -> None:
     files = folders("txt", [16, 16])

@@ -77,3 +77,11 @@ def test_there_must_be_a_checkpoint_of_it(tmp_path: pathlib.Path) -> None:
             model.train(stopping(), checkpoints)
     with pytest.raises(ValueError, match="only one can restore"):
         model.train([stopping(), stopping()], tmp_path)
+
+
+def test_the_step_that_a_run_goes_on_from_is_not_saved_twice_if_it_is_the_best(tmp_path: pathlib.Path) -> None:
+    first = Counter()
+    dataset = first.strategy.distribute_dataset([np.ones(4, np.float32)])
+    replicax.train(first.step, dataset, 4, checkpoints=tmp_path, progress=False)
+    run = Counter().train(stopping(), tmp_path, losses={4: 1.0, 6: 2.0})
+    assert (run.resumed_at, run.step) == (4, 6)

@@ -86,6 +86,9 @@ class Trainer(nnx.Module):
 METHODS = {
     "run": lambda trainer, strategy, data: strategy.run(trainer.step, args=tuple(data)),
     "a part of it": lambda trainer, strategy, data: strategy.run(functools.partial(trainer.shifted, 0), tuple(data)),
+    "a part of it by name": lambda trainer, strategy, data: strategy.run(
+        functools.partial(trainer.shifted, by=0), kwargs={"batch": next(iter(data))}
+    ),
     "the module itself": lambda trainer, strategy, data: strategy.run(trainer, args=tuple(data)),
     "run_steps": lambda trainer, strategy, data: strategy.run_steps(trainer.step_of_many, iter(data), 1),
     "train": lambda trainer, strategy, data: replicax.train(trainer.step, data, 1, progress=False),

@@ -49,6 +49,17 @@ def test_the_same_as_xla_without_loops(name: str) -> None:
     assert cost.bytes == pytest.approx(theirs["bytes accessed"], rel=0.35)
 
 
+def test_the_gradient_of_a_grouped_convolution_costs_as_much_as_the_convolution() -> None:
+    gradient = parse(
+        "ENTRY %main (x: f32[4,16,16,8], g: f32[4,16,16,16]) -> f32[3,3,1,16] {\n"
+        "  %x = f32[4,16,16,8] parameter(0)\n  %g = f32[4,16,16,16] parameter(1)\n"
+        "  ROOT %w = f32[3,3,1,16] convolution(%x, %g), window={size=16x16 pad=1_1x1_1}, "
+        "dim_labels=f01b_i01o->01bf, batch_group_count=8\n}"
+    )
+    program = compiled(lambda x, w: conv(x, w, feature_group_count=8), (4, 16, 16, 8), (3, 3, 1, 16))
+    assert cost_of(gradient).matrix_flops == cost_of(parse(program.as_text())).matrix_flops > 0
+
+
 def test_a_window_combines_all_numbers_in_it() -> None:
     program = compiled(lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (8, 8), (1, 1), "VALID"), (64, 64))
     assert cost_of(parse(program.as_text())).other_flops == program.cost_analysis()["flops"] == 57 * 57 * 63

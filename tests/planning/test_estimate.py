@@ -215,6 +215,7 @@ def test_scaling_of_an_odd_slice_and_of_a_ring() -> None:
     assert [p.replicas for p in points] == [1, 2, 4, 8]
     # A ring in which each has all its links to the others: 2 × V × 7/8 over six links, and eight half rounds of hops.
     assert points[-1].communication == pytest.approx(2 * (1e9 * 7 / 8 / 6e9 + 4 * HOP))
+    assert points[1].communication == pytest.approx(2 * (1e9 * 1 / 2 / 6e9 + HOP))  # so have two
 
 
 def slices_of_four(slices: int, cores: int = 1) -> np.ndarray:

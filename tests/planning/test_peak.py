@@ -112,6 +112,13 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
     }
 
 
+@pytest.mark.parametrize(("end", "found"), [(7, {OTHERS: 1000}), (8, {ACTIVATIONS: 64, OTHERS: 936})])
+def test_what_the_first_backward_operation_takes_is_kept_for_it(end: int, found: dict[str, int]) -> None:
+    steps = ("w", "x", "z", "zeros", "cast", "p", "n", "loop", "g")
+    result = LiveValue("n", (), 64, 6, end)
+    assert temporaries_by_kind(parse(LOOP), LiveRanges(steps, (result,)), 1000) == found
+
+
 def test_tokens() -> None:
     strategy = strategy_of(2)
     chip = replicax.planning.Chip("card", flops=1e15, memory=1e9, bandwidth=3e12)

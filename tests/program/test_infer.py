@@ -158,14 +158,15 @@ def test_host_callbacks(pair) -> None:
 
 def test_what_is_written_into_a_mutable_array_stays_in_it(pair) -> None:
     def step(x, m):
-        written, mirrored, in_scan, in_branch = (jax.new_ref(jnp.zeros(2)) for _ in range(4))
+        written, mirrored, in_scan, in_branch, in_other = (jax.new_ref(jnp.zeros(2)) for _ in range(5))
         written[0] = x
         mirrored[0] = m
         jax.lax.scan(lambda c, _: (in_scan.__setitem__(0, c), c)[::-1], x, None, length=2)
         lax.cond(x > 0, lambda: in_branch.__setitem__(0, 1.0), lambda: None)
-        return written[...], mirrored[...], in_scan[...], in_branch[...]
+        lax.cond(m > 0, lambda: None, lambda: in_other.__setitem__(0, x))
+        return written[...], mirrored[...], in_scan[...], in_branch[...], in_other[...]
 
-    assert localities(pair, step, ONE) == "TMTT"
+    assert localities(pair, step, ONE) == "TMTTT"
 
 
 def test_a_mutable_array_carries_over_the_turns_of_a_loop(pair) -> None:

@@ -167,7 +167,7 @@ class Network:
             around = count > 1 and extent + (values[1] - values[0]) - 1 >= shape[dim]
             if around:
                 extent = shape[dim]
-            lines.append(Line(count, max(extent, count), wraps and around and shape[dim] > 2))
+            lines.append(Line(count, max(extent, count), wraps and around))
         return lines
 
     def _places(self, use: CollectiveUse, shape: Shape) -> np.ndarray:
