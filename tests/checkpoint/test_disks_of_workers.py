@@ -139,7 +139,7 @@ def test_what_appears_meanwhile_in_the_place_of_a_checkpoint_stays(
         finish(save, *args)
 
     def saves(worker: SimulatedWorkers) -> None:
-        with pytest.raises(replicax.errors.CheckpointError, match="a could not be written: .*not empty"):
+        with pytest.raises(replicax.errors.CheckpointError, match="a could not be written: .*not empty.*another run"):
             checkpoint_of(worker, x=np.arange(3.0)).save(tmp_path / "a")
 
     monkeypatch.setattr(saving, "_finish", late)

@@ -215,10 +215,13 @@ def test_sigterm_while_devices_are_measured_ends_all(model, monkeypatch, capsys)
         ),
         (["--search", "logical=2x"], "--search logical=2x: must be cores along x, y, z and on a chip"),
         (["--search", "width=1", "width=2"], "--search has width twice: give all of its values at once"),
-        (["--search", "depth=1"], "does not take these arguments: got an unexpected keyword argument 'depth'"),
+        (
+            ["--search", "depth=1"],
+            "--search: model.py does not take these arguments: got an unexpected keyword argument",
+        ),
         (
             ["--with", "depth=1", "--search"],
-            "does not take these arguments: got an unexpected keyword argument 'depth'",
+            "--with: model.py does not take these arguments: got an unexpected keyword argument 'depth'",
         ),
         (["--with", "width=8", "--search", "width=1"], "width is given, and --search varies it"),
         (["--microbatches", "2", "--search", "microbatches=1"], "microbatches is given, and --search varies it"),

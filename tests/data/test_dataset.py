@@ -121,6 +121,8 @@ def test_one_replica_gets_bare_arrays() -> None:
     [
         ({"x": np.float32(1)}, ValueError, r"element 1\['x'\] is a scalar.*batch the dataset by the global batch"),
         ({"x": 3}, ValueError, r"element 1\['x'\] is a scalar"),
+        ((np.zeros((4, 2)), [[3, 4], [5, 6]]), ValueError, r"element 1\[1\] is a list, which .* with np.asarray"),
+        ((np.zeros(4), np.int32(1)), ValueError, "if the dataset has examples, batch it .*what is the same for all"),
         ((np.zeros(4), np.zeros(2)), ValueError, r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"),
         ({"name": "x"}, TypeError, r"element 1\['name'\] is str 'x'; a batch is a pytree of arrays"),
         ({"x": []}, ValueError, r"element 1 is {'x': \[\]}, in which there are no arrays"),
@@ -153,6 +155,14 @@ def test_what_is_no_batch(pair, batch, error, message) -> None:
     next(iterator)
     with pytest.raises(error, match=message):
         next(iterator)
+
+
+@pytest.mark.parametrize("arrays", [np.zeros(4), (np.zeros((4, 3)), np.zeros(4)), {"x": [np.zeros(4), np.zeros(4)]}])
+def test_arrays_as_a_dataset_whose_slices_are_scalars(pair, arrays) -> None:
+    dataset = pair.distribute_dataset(arrays)
+    for look in (lambda: next(iter(dataset)), lambda: dataset.element_spec):
+        with pytest.raises(ValueError, match=r"slices along dim 0 is a batch.*make_numpy_dataset\(\(x, y\)\).batch"):
+            look()
 
 
 def test_a_later_batch_whose_arrays_differ_in_size(pair) -> None:

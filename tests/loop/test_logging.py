@@ -272,6 +272,13 @@ def test_an_evaluation_by_a_function() -> None:
     assert run.evaluation == {"loss": pytest.approx(float(line.w.numpy().sum()))}
 
 
+def test_an_evaluation_that_returns_a_value_of_each_replica_is_told_to_reduce_it() -> None:
+    strategy = strategy_of(2)
+    values = strategy.experimental_distribute_values_from_function(lambda ctx: np.float32(1))
+    with pytest.raises(TypeError, match=r"as 'accuracy', a value of each replica.*strategy.reduce\('sum', …\)"):
+        run_of(lambda x: None, 1, evaluate=lambda: {"accuracy": values})
+
+
 def test_the_numbers_of_an_evaluation_by_a_function_are_not_rounded() -> None:
     numbers = {"share": 0.1, "scale": 1e300, "tokens": 3_000_000_000}
     [(_, values)] = run_of(lambda x: None, 1, evaluate=lambda: numbers).evaluated
@@ -356,6 +363,35 @@ def test_csv_files(tmp_path: pathlib.Path) -> None:
     rows = list(csv.DictReader(text.splitlines()))
     assert [(int(r["step"]), float(r["loss"])) for r in rows] == [(s, v["loss"]) for s, v in recorder.logged]
     assert (tmp_path / "new" / "logs" / "evaluation.csv").read_text() == "step,accuracy\n6,0.25\n"
+
+
+def test_logs_that_are_in_a_file_are_told_before_anything_runs(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").touch()
+    ran: list[Any] = []
+    for kwargs in ({"logs": tmp_path / "log"}, {"logs": tmp_path / "log" / "run"}):
+        with pytest.raises(
+            NotADirectoryError, match=f"there can be no folder {tmp_path}/log.*{tmp_path}/log is a file"
+        ):
+            run_of(ran.append, **kwargs)
+    assert ran == []
+    for kind in (replicax.CSVLog, replicax.TensorBoardLog):
+        with pytest.raises(NotADirectoryError, match="log is a file"):
+            replicax.train(ran.append, [np.ones(2)], 1, callbacks=kind(tmp_path / "log"), progress=False)
+
+
+@pytest.mark.parametrize("name", ["train.part", "train.csv", "attempts.jsonl"])
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: pathlib.Path, name: str) -> None:
+    class Fills(replicax.Callback):
+        def on_start(self, run: replicax.TrainingRun) -> None:
+            (tmp_path / name).unlink(missing_ok=True)
+            (tmp_path / name).symlink_to("/dev/full")
+
+        def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
+            self.on_start(run)  # the first row has replaced train.csv
+
+    dataset = strategy_of(1).distribute_dataset([np.ones(2)])
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/{name}'"):
+        replicax.train(sum, dataset, 3, log_every=1, logs=tmp_path, callbacks=Fills(), progress=False)
 
 
 def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_path: pathlib.Path) -> None:

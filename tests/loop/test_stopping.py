@@ -69,6 +69,13 @@ def test_early_stopping_begins_anew_in_each_run() -> None:
         assert (run.step, stopping.best) == (len(values), min(values))
 
 
+def test_early_stopping_by_the_numbers_of_steps_needs_no_evaluation() -> None:
+    class ByLoss(replicax.EarlyStopping):
+        on_log = replicax.EarlyStopping.on_evaluation
+
+    assert train(log_every=10, callbacks=ByLoss("loss", "min", patience=2), steps_per_call=1).step < 100
+
+
 def test_early_stopping_names_the_numbers_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"EarlyStopping\('accuracy'\).*it gives 'loss'"):
         train(evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
@@ -263,9 +270,15 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         ({"log_every": 0}, ValueError, "log_every must be an int of at least 1"),
         ({"evaluate_every": 5}, ValueError, "pass evaluate, too"),
         ({"evaluate": 5}, TypeError, "must be a function without arguments"),
+        ({"evaluate": (len, *np.ones((2, 9, 9)))}, TypeError, r"or \(step, dataset\), got \(<built-in.{69}…$"),
         ({"profile": (1, 2)}, ValueError, "pass logs, too"),
         ({"profile": (2, 1), "logs": "unused"}, ValueError, "two steps, the second one larger"),
         ({"callbacks": [replicax.EarlyStopping]}, TypeError, "pass an object, not the class"),
+        (
+            {"callbacks": replicax.EarlyStopping("loss", "min")},
+            ValueError,
+            "makes none: pass evaluate and evaluate_every",
+        ),
         ({"callbacks": 3}, TypeError, "takes replicax.Callback objects, got 3"),
         ({"checkpoints": 3}, TypeError, "takes a folder, or a replicax.CheckpointManager, .*got 3"),
         (

@@ -24,6 +24,7 @@ from replicax.checkpoint.storage.folder_lock import locked
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.errors import CheckpointError, ContextError
 from replicax.execution.tracing.stateful_arguments import updated
+from replicax.system.folders import make_folder
 from replicax.workers import heartbeat
 from replicax.workers.exchange import Alone, DistributedWorkers
 from replicax.workers.heartbeat_page import Phase
@@ -272,21 +273,6 @@ def lockstep_of(leaves: Leaves) -> Lockstep:
     if _jax.coordination_client() is None or jax.process_count() == 1:
         return Lockstep(Alone())
     return Lockstep(DistributedWorkers(f"replicax/checkpoint {next(_counter)}"))
-
-
-def make_folder(path: str) -> None:
-    """Create a folder, with its parents; raises an OSError if it can't be created or written to."""
-    try:
-        os.makedirs(path, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        part = path
-        while not os.path.lexists(part):
-            part = os.path.dirname(part)
-        raise NotADirectoryError(f"there can be no folder {path}: {part} is a file") from None
-    except OSError as error:
-        raise type(error)(f"the folder {path} can't be made: {error.strerror} ({error.filename})") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"the folder {path} can't be written to")
 
 
 def _check_outside(method: str) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from replicax import _jax
 from replicax.argument_checks import checked_integer, checked_path, is_number
 from replicax.checkpoint.background_save import wait_for_all
-from replicax.checkpoint.checkpoint import Checkpoint, make_folder
+from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.errors import CheckpointError
 from replicax.name_hints import NameHints
+from replicax.system.folders import make_folder
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 from replicax.workers.lockstep import Lockstep

@@ -82,7 +82,10 @@ class Folder:
         if not os.path.lexists(path):
             return
         if not is_damaged and problem_of(path) is None:
-            raise FileExistsError(f"there is a checkpoint {path} now, which this manager has not written")
+            raise FileExistsError(
+                f"there is a checkpoint {path} now, which this manager has not written; another run may save in this "
+                "folder: give each run one of its own"
+            )
         number = 1
         while os.path.lexists(f"{path}.damaged-{number}"):
             number += 1

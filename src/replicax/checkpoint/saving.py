@@ -119,7 +119,14 @@ def _finish(save: Save, snapshot: Snapshot, files: dict[str, tuple[int, str]]) -
     listed = Manifest(save.id, save.manager, save.step, dict(sorted(files.items())))
     manifest.write_flushed(os.path.join(save.unfinished, manifest.NAME), listed.dumps())
     manifest.flush(save.unfinished)
-    os.rename(save.unfinished, save.path)
+    try:
+        os.rename(save.unfinished, save.path)
+    except OSError as error:
+        if not os.path.lexists(save.path):
+            raise
+        raise FileExistsError(
+            f"it exists already ({error.strerror}): another run may save in this folder; give each run one of its own"
+        ) from error
 
 
 class _Exchange:

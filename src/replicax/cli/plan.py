@@ -209,7 +209,7 @@ def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any],
     _chip(args, strategy)  # like the line above, it raises an error that would fail every case
 
     def check(varied: dict[str, Any]) -> None:
-        check_keywords(function, {**keywords, **varied}, args.target)
+        check_keywords(function, {**keywords, **varied}, args.target, varied)
 
     checks = {"strategy": _variables, "logical": _logical, "microbatches": positive_int}
     return search(args, module, check, checks)

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,14 +42,17 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     return module, function
 
 
-def check_keywords(function: Callable[..., Any], keywords: Mapping[str, Any], target: str) -> None:
-    """Check that a function takes a strategy and these arguments."""
+def check_keywords(
+    function: Callable[..., Any], keywords: Mapping[str, Any], target: str, varied: Iterable[str] = ()
+) -> None:
+    """Check that a function takes a strategy and these arguments, of which a search has ``varied`` some."""
     if not keywords:
         return
     try:
         inspect.signature(function).bind(None, **keywords)
     except TypeError as error:
-        raise InputError(f"--with: {target} does not take these arguments: {error}") from error
+        option = "--search" if any(repr(name) in str(error) for name in varied) else "--with"
+        raise InputError(f"{option}: {target} does not take these arguments: {error}") from error
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

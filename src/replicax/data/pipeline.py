@@ -118,7 +118,7 @@ class InputPipeline:
             return None
         finally:
             batches.close()
-        checker = Checker(self.workers.replicas, self.examples)
+        checker = Checker(self.workers.replicas, self.examples, self.source.kind)
         rows = checker.rows(batch, "element 0")
         return checker.tree, rows
 

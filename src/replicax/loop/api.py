@@ -150,7 +150,7 @@ def train(
         raise TypeError(f"replicax.train(plan=…) takes what replicax.plan(strategy, step, spec) returns, got {plan!r}")
     if not isinstance(progress, bool | int | float) or progress < 0:
         raise ValueError(f"replicax.train(progress=…) takes a bool, or seconds between two lines, got {progress!r}")
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = _checked_callbacks(callbacks, evaluate)
     strategy = _strategy_of(dataset, strategy)
     check_call(strategy.extended.replicas, step, (), method="replicax.train")
     loop = TrainingLoop(
@@ -257,12 +257,18 @@ def _metrics_by_name(metrics: Any) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _checked_callbacks(callbacks: Any) -> list[Callback]:
+def _checked_callbacks(callbacks: Any, evaluate: Any) -> list[Callback]:
     callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in callbacks:
         if not isinstance(callback, Callback):
             hint = ": pass an object, not the class" if isinstance(callback, type) else ""
             raise TypeError(f"replicax.train(callbacks=…) takes replicax.Callback objects, got {callback!r}{hint}")
+        # A subclass may read the numbers of steps.
+        if evaluate is None and isinstance(callback, EarlyStopping) and type(callback).on_log is Callback.on_log:
+            raise ValueError(
+                f"replicax.train: {callback!r} watches a number of evaluations, and this run makes none: pass "
+                "evaluate and evaluate_every, too"
+            )
     return callbacks
 
 

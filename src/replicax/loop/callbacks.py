@@ -102,8 +102,8 @@ class EarlyStopping(Callback):
       best_step: the step of that evaluation.
 
     Raises:
-      ValueError: another ``mode``, a ``patience`` below 1, or a negative ``min_delta``. In the run: the evaluation
-        gives no such number.
+      ValueError: another ``mode``, a ``patience`` below 1, or a negative ``min_delta``. In the run: there is no
+        evaluation, or it gives no such number.
 
     >>> import replicax, numpy as np
     >>> strategy = replicax.get_strategy()

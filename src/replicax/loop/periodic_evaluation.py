@@ -10,6 +10,7 @@ import numpy as np
 
 from replicax.data import DistributedDataset
 from replicax.data.dataset import source_of
+from replicax.errors import shortened
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
@@ -53,7 +54,7 @@ class Evaluation:
         if not callable(how):
             raise TypeError(
                 "replicax.train(evaluate=…) must be a function without arguments that returns numbers, or "
-                f"(step, dataset), got {how!r}"
+                f"(step, dataset), got {shortened(' '.join(repr(how).split()))}"
             )
         self._function = checked_function(how, "replicax.train", "evaluate")
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.loop.wall_time import KINDS, LOST
+from replicax.system.folders import naming
 from replicax.system.json_files import parsed, read_regular
 
 NAME = "attempts.jsonl"
@@ -59,7 +60,7 @@ class Attempts:
 
     def _append(self, entry: dict[str, Any]) -> None:
         assert self._path is not None
-        with self._path.open("a") as file:
+        with naming(self._path), self._path.open("a") as file:
             file.write("\n" + json.dumps(entry))  # behind a line that its writer could not finish
 
 

@@ -98,6 +98,11 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
         value = leaf.value if isinstance(leaf, Variable) else leaf
         if isinstance(value, np.ndarray | np.generic | jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{whose} returned the random key {name!r}, and replicax.train logs numbers")
+        if isinstance(value, PerReplica):
+            raise TypeError(
+                f"{whose} returned {value!r} as {name!r}, a value of each replica, and replicax.train logs numbers: "
+                "combine them with strategy.reduce('sum', …) or strategy.reduce('mean', …)."
+            )
         if not isinstance(value, ARRAYS):
             raise TypeError(
                 f"{whose} returned {value!r} as {name!r}, and replicax.train logs numbers: return a number, a dict of "

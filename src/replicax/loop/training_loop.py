@@ -37,6 +37,7 @@ from replicax.loop.wrapped_steps.precision import Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
+from replicax.system.folders import make_folder
 from replicax.system.packages import is_installed
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class TrainingLoop:
         progress: bool | float,
     ) -> None:
         replicas = strategy.extended.replicas
+        if folder is not None and replicas.lockstep.workers.index == 0:  # the chief, which writes there
+            make_folder(str(folder))
         self._strategy, self._wall, self._folder = strategy, wall, folder
         self._metrics, self._combination, self._profile = metrics, combination, profile
         self._log_every, self._evaluate_every = log_every, evaluate_every

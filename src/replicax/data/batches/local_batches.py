@@ -130,7 +130,7 @@ class LocalBatches:
             self._replicas, self._mine = len(division.mine), range(len(division.mine))
         # Also if an element consists of several batches, the first of which waits for the last.
         self._waits = ahead or (division.whole and len(division.mine) > 1)
-        self._checker = Checker(division.replicas, division.examples)
+        self._checker = Checker(division.replicas, division.examples, division.source)
         self._is_over = False
 
     def __next__(self) -> HostBatch:

@@ -116,10 +116,12 @@ class Checker:
     Args:
       replicas: the number of replicas to divide a batch over; for messages.
       examples: whether each is one example, whose arrays need have no rows.
+      source: a description of the dataset, for messages.
     """
 
-    def __init__(self, replicas: int, examples: bool = False) -> None:
+    def __init__(self, replicas: int, examples: bool, source: str) -> None:
         self._replicas = replicas
+        self._source = source
         self._examples = examples
         self._first: list[tuple[int, np.dtype[Any]]] = []
         self.tree: Any = None
@@ -146,7 +148,7 @@ class Checker:
         leaves = [self._array(leaf, where + name) for name, (_, leaf) in zip(names, paths, strict=True)]
         scalars = [where + name for name, leaf in zip(names, leaves, strict=True) if leaf.ndim == 0]
         if scalars and not self._examples:
-            raise ValueError(self._about_scalars(scalars, whole=len(scalars) == len(leaves)))
+            raise ValueError(self._about_scalars(batch, where, scalars, whole=len(scalars) == len(leaves)))
         if not self._examples:
             sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
             if len(set(sizes.values())) > 1:
@@ -166,16 +168,29 @@ class Checker:
             )
         return array
 
-    def _about_scalars(self, names: list[str], whole: bool) -> str:
+    def _about_scalars(self, batch: Any, where: str, names: list[str], whole: bool) -> str:
         """The remedy for scalars in a batch, or for a batch that is ``whole``, only scalars."""
-        if whole:
+        from replicax.data.reading.sources import ARRAYS_AS_DATASET  # loads Grain
+
+        name, what = names[0], "a scalar"
+        nodes = jax.tree_util.tree_flatten_with_path(registered(batch), is_leaf=_is_list_of_scalars)[0]
+        lists = [where + jax.tree_util.keystr(path) for path, node in nodes if _is_list_of_scalars(node)]
+        if self._source == ARRAYS_AS_DATASET:
+            cure = (
+                "the dataset is a pytree of arrays, and each of its slices along dim 0 is a batch; for batches of n "
+                "rows pass strategy.make_numpy_dataset((x, y)).batch(n) instead"
+            )
+        elif lists:
+            name, what, cure = lists[0], "a list, which is a pytree of scalars,", "make an array of it, with np.asarray"
+        elif whole:
             cure = "batch the dataset by the global batch first"
         else:
             cure = (
-                "what is the same for all examples goes to the step as an argument of its own, "
-                "strategy.run(step, args=(batch, scalar)); a number for each example is an array with a row for each"
+                "if the dataset has examples, batch it by the global batch first; what is the same for all examples "
+                "goes to the step as an argument of its own, strategy.run(step, args=(batch, scalar)); a number for "
+                "each example is an array with a row for each"
             )
-        return f"{names[0]} is a scalar and can't be divided over {self._replicas} replica(s): {cure}"
+        return f"{name} is {what} and can't be divided over {self._replicas} replica(s): {cure}"
 
     def _check_like_first(self, tree: Any, names: list[str], leaves: list[Any], where: str) -> None:
         kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
@@ -192,6 +207,10 @@ class Checker:
                     f"{where}{name} is {leaf.dtype.name}{list(leaf.shape)}, but was {expected} in the first element: "
                     "all elements of a dataset must have the same dtypes and ranks"
                 )
+
+
+def _is_list_of_scalars(node: Any) -> bool:
+    return isinstance(node, list) and {np.ndim(leaf) for leaf in jax.tree.leaves(node)} == {0}
 
 
 def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:

@@ -21,6 +21,9 @@ from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
 
+ARRAYS_AS_DATASET = "arrays, whose slices along dim 0 are the batches"
+"""The kind of a source that is a pytree of arrays."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -84,7 +87,7 @@ def as_source(dataset: Any, method: str) -> Source:
         )
     kind = f"a {name} of batches"
     if _is_array_tree(dataset):
-        dataset, kind = _Slices(dataset), "arrays, whose slices along dim 0 are the batches"
+        dataset, kind = _Slices(dataset), ARRAYS_AS_DATASET
     elif isinstance(dataset, str | bytes | dict):
         raise TypeError(_refusal(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):

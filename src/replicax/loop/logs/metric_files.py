@@ -14,6 +14,7 @@ from replicax import _jax
 from replicax.argument_checks import checked_path
 from replicax.loop.callbacks import NumbersLog
 from replicax.loop.training_run import TrainingRun
+from replicax.system.folders import make_folder, naming
 from replicax.system.packages import check_installed
 
 
@@ -42,7 +43,7 @@ class CSVLog(NumbersLog):
 
     def on_start(self, run: TrainingRun) -> None:
         if run.is_chief:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(str(self.folder))
             for name in ("train", "evaluation"):
                 self._tables[name] = _Table(self.folder / f"{name}.csv", run.resumed_at)
 
@@ -87,12 +88,12 @@ class _Table:
                     rows = [earlier for earlier in csv.DictReader(file) if earlier["step"] != row["step"]]
             self._columns += new
             self._write(rows)
-        with self._path.open("a", newline="") as file:
+        with naming(self._path), self._path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         part = self._path.with_suffix(".part")
-        with part.open("w", newline="") as file:
+        with naming(part), part.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
@@ -126,6 +127,7 @@ class TensorBoardLog(NumbersLog):
         if run.is_chief:
             from tensorboardX import SummaryWriter
 
+            make_folder(str(self.folder))
             purge = None if run.resumed_at is None else run.resumed_at + 1
             # The name has the second: the rest tells files of one apart. TensorBoard reads files in the order of names.
             suffix = f".{time.time_ns()}"
