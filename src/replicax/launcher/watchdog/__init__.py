@@ -1,5 +1,1 @@
-"""The watchdog finds workers that hang or keep others waiting, from outside the process.
-
-:mod:`~replicax.launcher.watchdog.hang_watch` reads the status of each worker from its heartbeat page and the kernel,
-and decides which hang; :mod:`~replicax.launcher.watchdog.stragglers` names those that are slow.
-"""
+"""The watchdog: finds workers that hang (``hang_watch``) or keep others waiting (``stragglers``), from outside them."""
