@@ -46,12 +46,17 @@ TRAIN = """
     for number in range(20):
         strategy.run(train_step)
     print(f"attempt {attempt}: {float(total.numpy()):g}", flush=True)
+    if todo == "end" and me == 1:
+        two_locks()
 """
 
 
 def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
-    """Of one launch: pauses that are no fault, then a worker that is stopped; one that waits for a lock; none."""
-    words = ("--workers", "2", "--hang-timeout", "1", "--backoff", "0", "train.py", "stop,lock,nothing")
+    """Of one launch: pauses that are no fault, then a worker that is stopped; two that wait for a lock; none.
+
+    While the last of them waits, the other worker has ended its program.
+    """
+    words = ("--workers", "2", "--hang-timeout", "1", "--backoff", "0", "train.py", "stop,lock,end,nothing")
     launch = launched(tmp_path, *words, script=TRAIN, **HURRIED)
     assert launch.code == 0, launch.stderr
     host = socket.gethostname()
@@ -60,17 +65,18 @@ def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
         rf"worker 1 of 2 on {host} hangs: its process is stopped \(SIGSTOP\), for [\d.]+ s, .*run 23 of",
         rf"worker 0 of 2 on {host} hangs: it neither runs a step nor uses its processor, for [\d.]+ s, after run 20 of "
         "'train_step'",
+        rf"worker 1 of 2 on {host} hangs: it neither runs a step nor uses its processor, for [\d.]+ s, after run 40 of",
     ]
-    assert len(found) == 2, found
+    assert len(found) == len(patterns), found
     for message, pattern in zip(found, patterns, strict=True):
         assert re.match(pattern, message), (message, pattern)
     assert all(float(seconds) <= 3.5 for seconds in re.findall(r"for ([\d.]+) s, after", " ".join(found)))
     messages = said(launch)
     assert messages.count("it can't show its stacks; ending all others") == 1
-    assert messages.count("the stacks of its threads follow; ending all others") == 1
+    assert messages.count("the stacks of its threads follow; ending all others") == 2
     stacks = next(tmp_path.glob("replicax-logs/*/attempt-1"))
     assert re.search(r"line \d+ in two_locks", (stacks / "worker-0.log").read_text())
-    assert sum("attempt 2: 120" in line for line in launch.stdout.splitlines()) == 2
+    assert sum("attempt 3: 120" in line for line in launch.stdout.splitlines()) == 2
 
 
 RUN = """

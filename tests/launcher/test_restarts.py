@@ -112,6 +112,30 @@ def test_a_worker_that_is_asked_to_leave_before_it_can_save_is_no_fault(tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("statuses", "cause", "code"), [((4, 1), 0, 4), ((75, 1), 0, 75), ((0, 1), 1, 1), ((4, -9), 1, 137)]
+)
+def test_the_worker_whose_program_ended_first_is_the_cause_though_its_process_ends_last(
+    tmp_path, statuses, cause, code
+) -> None:
+    script = f"""
+        import os, sys, time
+        from replicax.workers.heartbeat_page import VARIABLE, HeartbeatPage
+        page, me = HeartbeatPage.at(os.environ[VARIABLE]), os.environ["JAX_PROCESS_ID"]
+        status = {statuses}[int(me)]
+        while me == "1" and not os.path.exists("told"):
+            time.sleep(0.01)
+        page.ended = time.monotonic() if status >= 0 else 0  # as replicax tells the other workers
+        open("told", "w")
+        time.sleep(1.0 if me == "0" else 0)  # the chief's process ends last
+        os._exit(status) if status >= 0 else os.kill(os.getpid(), -status)
+    """
+    words = ("--workers", "2", "--max-restarts", "0", "--max-preemptions", "0", "train.py")
+    launch = launched(tmp_path, *words, script=script)
+    assert launch.code == code
+    assert said(launch)[1].startswith(f"worker {cause} of 2 on ")
+
+
 def test_a_program_that_fails_is_started_again_if_asked(tmp_path) -> None:
     words = ("--workers", "2", "--max-restarts", "1", "--backoff", "0", "--show", "chief", "train.py", "3,4,0")
     launch = launched(tmp_path, *words, script=FAIL)

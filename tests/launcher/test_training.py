@@ -54,6 +54,36 @@ def test_workers_that_train_survive_a_kill(tmp_path) -> None:
     assert sorted(results) == [f"[{i}] 4 replicas from step 10: {20 * (1 + 2 + 3 + 4)}" for i in range(2)]
 
 
+LEAVE = """
+    import os, sys, time
+    import replicax
+
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    worker, code = [(0, 75), (1, 75), (0, 4)][int(os.environ["REPLICAX_ATTEMPT"])]
+
+    def step():
+        return replicax.get_replica_context().all_reduce("sum", 1.0)
+
+    for number in range(10_000):
+        if strategy.extended.workers.index == worker and number == 5:
+            sys.exit(code)
+        float(strategy.run(step))
+"""
+
+
+def test_a_worker_that_leaves_decides_by_its_exit_code_though_the_others_fail(tmp_path) -> None:
+    with Launch(tmp_path, "--workers", "2", "train.py", script=LEAVE, **HURRIED) as launch:
+        assert launch.wait() == 4, launch.stderr
+        assert launch.nothing_is_left()
+    named = [re.sub(" on .* (has .*exit code \\d+).*", r" \1", line) for line in said(launch) if "of 2 on" in line]
+    assert named == [
+        "worker 0 of 2 has left, to be started again (exit code 75",
+        "worker 1 of 2 has left, to be started again (exit code 75",
+        "worker 0 of 2 has ended with exit code 4",
+    ]
+    assert "starting again, after preemption 2" in said(launch)
+
+
 def test_launchers_of_several_hosts_make_one_launch(tmp_path) -> None:
     port = free_port("127.0.0.1")
     words = ("--workers", "1", "--hosts", "127.0.0.1,127.0.0.2", "--port", str(port), "--bind", "127.0.0.1")

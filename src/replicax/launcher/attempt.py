@@ -21,6 +21,8 @@ from replicax.launcher.worker_process import Ending, WorkerProcess
 
 FAULT_PATIENCE = 0.3
 """Seconds that the other workers have to end after one has failed: they can do nothing without it."""
+CAUSE_PATIENCE = 10.0
+"""Seconds that a worker whose Python ended first has to end its process, after that of another one has failed."""
 NOTICE = 60.0
 """After how many seconds the launcher names the workers that finished ones wait for; then after twice as many, etc."""
 UNKILLABLE = 20.0
@@ -75,6 +77,7 @@ class Attempt:
         self._workers: list[WorkerProcess] = []
         self._outputs: dict[int, WorkerOutput] = {}
         self._selector = selectors.DefaultSelector()
+        self._faults: list[Ending] = []
         self._cause: Ending | None = None
         self._stop: signal.Signals | None = None
         self._resize = 0
@@ -84,6 +87,7 @@ class Attempt:
         self._give_up_at: float | None = None
         self._looked_at = 0.0
         self._finished_at: float | None = None
+        self._failed_at: float | None = None
         self._notice_after = NOTICE
         self._watch = HangWatch(settings.hang_timeout, settings.is_alone, say)
 
@@ -132,6 +136,7 @@ class Attempt:
         ended = [ending for worker in self._workers if (ending := worker.look()) is not None]
         for ending in sorted(ended, key=lambda e: e.rank):
             self._note(ending)
+        self._find_cause()
         now = time.monotonic()
         if now - self._looked_at >= _LOOK:
             self._looked_at = now
@@ -186,9 +191,25 @@ class Attempt:
         """A worker has ended."""
         if ending.is_good:
             self._finished_at = self._finished_at or time.monotonic()
+        elif self._ending_since is None:
+            self._faults.append(ending)
+            self._failed_at = self._failed_at or time.monotonic()
+
+    def _find_cause(self) -> None:
+        """Find the ending that caused the others: that of the worker whose Python ended first.
+
+        Its process may end last: the others raise a :class:`replicax.errors.WorkerError`, and the chief waits for them.
+        """
+        if self._failed_at is None or self._ending_since is not None:
             return
-        if self._cause is not None or self._ending_since is not None:
-            return
+        ended = self._watch.ended
+        first = min(self._faults, key=lambda fault: (fault.rank, ended(fault.worker)))
+        is_awaited = any(0 < ended(worker.worker) < ended(first.worker) for worker in self._alive())
+        if not is_awaited or time.monotonic() >= self._failed_at + CAUSE_PATIENCE:
+            self._blame(first)
+
+    def _blame(self, ending: Ending) -> None:
+        """End the other workers, as this ending is the cause."""
         self._cause = ending
         others = len(self._alive())
         who = f"worker {ending.worker} of {self._count} on {socket.gethostname()} {ending}"

@@ -78,6 +78,7 @@ class HeartbeatPage(ctypes.Structure):
     in_callback: int  # whether a program has called Python on the host
     progress: float  # when it last launched a program or entered a phase, or one of its programs ended
     expected: float  # how long the programs that are running usually take; if none is, the last one
+    ended: float  # when its Python told the other workers that it ends; 0 before
     _fields_ = [
         *((field, _TYPES[kind]) for field, kind in __annotations__.items()),
         *((field, ctypes.c_double) for field in Usage._fields),

@@ -30,6 +30,8 @@ from typing import Any
 from replicax import _jax
 from replicax.cluster.preflight import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, described, line_of
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 from replicax.workers.launch_log import LaunchLog, RunningProgram
 from replicax.workers.peer_death import PeerDeathWatch
 from replicax.workers.status_board import Board, End, Problem, Recent, Service
@@ -179,6 +181,8 @@ class Liveness:
         if self._told:
             return
         self._told, self._failed = True, failed
+        if heartbeat.current is not None:  # before the others can know, and end because of it
+            heartbeat.current.page.ended = time.monotonic()
         with contextlib.suppress(Exception):  # shutdown goes on without the service, too
             self._service.post_end(End(failed, why, because_of, self._recent()))
 
@@ -303,6 +307,7 @@ class Liveness:
         """Find out, at the end of the process, whether the others come, before JAX waits for them."""
         if os.getpid() != self._pid:  # a forked child's end is not the worker's
             return
+        heartbeat.switch(Phase.RENDEZVOUS)
         self._stop.set()
         if self._deaths is not None:
             self._deaths.wake()

@@ -223,6 +223,10 @@ class HangWatch:
             self._say(slow)
         return find_hang(statuses, self._timeout)
 
+    def ended(self, worker: int) -> float:
+        """Return when the Python of a worker told the others that it ends; 0 if it has not, or the watch is off."""
+        return self._monitors[worker].page.ended if worker in self._monitors else 0.0
+
     def ask_for_stacks(self, hang: Hang) -> float:
         """Make the workers that hang print their stacks; returns for how many seconds to wait for that."""
         asked = 0
