@@ -156,19 +156,14 @@ def find_hang(statuses: Sequence[WorkerStatus], timeout: float) -> Hang | None:
     that takes very long. A worker that computes in Python has that long, too: it may be in an endless loop, or do work
     that it has not announced.
     """
-
-    def those(condition: Condition) -> list[WorkerStatus]:
-        return [status for status in statuses if status.condition is condition]
-
-    def overdue(condition: Condition) -> list[WorkerStatus]:
-        return [status for status in those(condition) if status.is_overdue]
-
-    if stopped := overdue(Condition.STOPPED):
+    found = {condition: [s for s in statuses if s.condition is condition] for condition in Condition}
+    overdue = {condition: [s for s in those if s.is_overdue] for condition, those in found.items()}
+    if stopped := overdue[Condition.STOPPED]:
         return Hang(stopped, "its process is stopped (SIGSTOP)")
-    inside, idle, computing = those(Condition.PROGRAM), overdue(Condition.HOST), overdue(Condition.COMPUTING)
+    inside, idle, computing = found[Condition.PROGRAM], overdue[Condition.HOST], overdue[Condition.COMPUTING]
     if computing and inside and len(computing) + len(inside) == len(statuses):
         return Hang(computing, "its Python computes, and makes no step for which the others wait")
-    have_reasons = len(statuses) > len(idle) + len(inside) + len(those(Condition.ABSENT))
+    have_reasons = len(statuses) > len(idle) + len(inside) + len(found[Condition.ABSENT])
     if idle:
         # Workers inside a program most probably wait for them, even if the duration of the program is unknown.
         if have_reasons or any(status.seconds < timeout / 2 for status in inside):
