@@ -82,7 +82,7 @@ class HostCopier:
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """A part of the memory, ``size`` bytes from ``start`` on, that holds pieces of one dtype."""
+    """``size`` bytes of the memory, from ``start`` on, which hold pieces of one dtype."""
 
     start: int
     size: int

@@ -94,7 +94,7 @@ def placement_picture(
     holdings: Sequence[Holding],
     exchanges: Sequence[Exchange] | None,
 ) -> str:
-    """The text of an SVG of what each device holds, and of what a step exchanges, if there is one."""
+    """The text of an SVG that shows what each device holds and, if a step is given, what it exchanges."""
     page = _Page(columns)
     page.head(title, facts, len(columns))
     top = page.y

@@ -131,7 +131,7 @@ def is_function(name: str, params: Mapping[str, Any]) -> bool:
 
 
 def is_action(effect: Any) -> bool:
-    """Return whether an effect of an equation is that it does something."""
+    """Return whether an effect is an action, such as a print, and not just the use of an axis' name."""
     return type(effect).__name__ != "NamedAxisEffect"
 
 
@@ -252,7 +252,7 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, 
 
 
 def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
-    """A function that computes some results of ``fn`` from what these depend on, and the positions of that."""
+    """A function that computes some results of ``fn``, and the positions of the arguments of ``fn`` that it takes."""
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
     jaxpr, used = _pe.dce_jaxpr(closed.jaxpr, wanted)
@@ -275,7 +275,7 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
 
 
 def computing(value: Any, equations: Mapping[int, Equation]) -> Iterator[Equation]:
-    """The one of ``equations``, by the values' ids, that computes a value, and those inside of it that compute it."""
+    """The equation that computes a value (``equations`` has it by the value's id), and then those inside of it."""
     if (equation := equations.get(id(value))) is not None:
         yield equation
         for inner in sub_jaxprs(equation):

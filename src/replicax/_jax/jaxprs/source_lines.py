@@ -22,7 +22,7 @@ def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
 
 
 def located(equation: Equation, others: Iterable[Equation]) -> Equation:
-    """``equation``; if it has no line, as one of a function of JAX's own, with that of the first of others with one."""
+    """``equation`` with a line of the user's: its own, or that of the first of ``others`` that has one."""
     if _users_frame(equation) is not None:
         return equation
     return equation.replace(source_info=next((e for e in others if _users_frame(e)), equation).source_info)

@@ -49,7 +49,7 @@ def array_records(files: Path | Iterable[Path]) -> Any:
 
 
 class ArrayRecords(BatchedSource):
-    """A random-access source over several files, whose records are numbered in this order."""
+    """A random-access source over several files; records are numbered in the order of ``files``."""
 
     def __init__(self, files: Iterable[str], counted: Mapping[str, int] | None = None) -> None:
         from grain.sources import ArrayRecordDataSource
