@@ -6,6 +6,7 @@ described by the indices of the variable's *value*, not by its layout, so a chec
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ from replicax.variables.lost_arrays import LostArray
 from replicax.variables.slots import escaped, exchanging
 
 
-class ArrayLeaf:
+class ArrayLeaf(abc.ABC):
     """An array in a checkpoint.
 
     The methods are those for an array that all workers have as a whole; subclasses for others replace them.
@@ -64,17 +65,17 @@ class ArrayLeaf:
         """All blocks, each once; unchanged as long as the array keeps its layout."""
         return (Part(whole_block(self.kind.shape), tuple(range(self.workers))),)
 
+    @abc.abstractmethod
     def here(self) -> Sequence[Any]:
         """Return this worker's parts, by their positions: arrays of one device, or of the host."""
-        raise NotImplementedError
 
     def needed(self) -> list[Block]:
         """The blocks that :meth:`restored` reads on this worker."""
         return [whole_block(self.kind.shape)]
 
+    @abc.abstractmethod
     def restored(self, read: Read) -> Any:
         """Restore the saved value; returns the object that has it."""
-        raise NotImplementedError
 
 
 class VariableLeaf(ArrayLeaf):
@@ -178,6 +179,9 @@ class CopiesLeaf(ArrayLeaf):
         if aggregation is Aggregation.MEAN:
             total = total / np.asarray(self._count, total.dtype)
         return np.asarray(total).astype(stacked.dtype)
+
+    def here(self) -> Sequence[Any]:
+        return ()  # the copies are combined later
 
     def restored(self, read: Read) -> Variable:
         variable = self.variable
