@@ -320,10 +320,10 @@ def _pop(frame: _Frame, is_failing: bool = False) -> None:
 
 
 class Scope(contextlib.ContextDecorator):
-    """The cross-replica context of a strategy, as users enter it. It lasts until it is left.
+    """The cross-replica context of a strategy, as users enter it. It may be entered again, and decorate a function.
 
-    That holds even if nothing refers to it; a generator of ``contextmanager`` would leave when it is collected. It may
-    be entered again, and decorate a function.
+    It lasts until it is left, even if nothing refers to it: a generator of ``contextmanager`` would be collected, and
+    so leave it.
     """
 
     def __init__(self, replicas: Replicas) -> None:

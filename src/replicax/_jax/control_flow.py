@@ -177,7 +177,7 @@ def _written_out(equation: Equation, axis_env: Sequence[tuple[str, int]]) -> Any
 
 
 def _called(equation: Equation, program: Any, operands: list[Any]) -> Equation:
-    """A call of ``program`` in the place of ``equation``."""
+    """A call of ``program`` that replaces ``equation``."""
     call = _a_call(len(operands), len(equation.outvars))
     return equation.replace(primitive=call.primitive, invars=operands, params={**call.params, "jaxpr": program})
 

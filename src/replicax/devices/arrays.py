@@ -27,10 +27,9 @@ def put(
     """``value`` as an array with ``sharding``.
 
     ``value`` is an array or number of this worker, the same on all workers, or an array that lies on several workers
-    already. ``may_alias`` says whether the result may share its memory; ``None``: if it is there already. For a NumPy
-    array it says whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is
-    made. Messages call the value ``where``. No collective, unless ``value`` lies on several workers, and not wholly on
-    each.
+    already. ``may_alias`` says whether the result may share its memory; ``None``: if it is there already. A NumPy array
+    is copied unless ``may_alias`` is true, for the caller's own copy (:func:`~replicax.devices.host_values.own_copy`).
+    Messages call the value ``where``. No collective, unless ``value`` lies on several workers, and not wholly on each.
     """
     if _are_absent(sharding):
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)

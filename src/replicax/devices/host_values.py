@@ -73,7 +73,7 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
 
     JAX takes a NumPy array without a copy: on a CPU a device's array may be that very memory, whatever
     ``jax.device_put`` is asked for, and elsewhere JAX reads it in the background. So code that fills the same array
-    again, as many datasets do, would change what is on a device, or what a step that has not begun is going to read.
+    again, as many datasets do, would change an array on a device, or the input of a step that has not begun.
 
     Large copies are aligned so that CPU devices take them without another copy.
     """

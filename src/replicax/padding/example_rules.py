@@ -38,7 +38,7 @@ def result_places(operation: OperationShapes) -> list[Place]:
     if kind == "reference":
         places: Sequence[Place] = [UNKNOWN] * len(operation.results)
     elif kind == "asks" or (kind == "together" and over_replicas(operation.params)):
-        places = [None] * len(operation.results)  # what replicas have put together is no replica's own examples
+        places = [None] * len(operation.results)  # these are of all replicas, not a replica's own examples
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
         places = [number]
     elif kind == "each":

@@ -21,10 +21,10 @@ class Question:
       dim: which one.
       what: the operation that asks, for the error's text.
       rows: how many rows a replica has.
-      look: finds out where the examples are in a concrete array; for the per-replica executor.
+      look: finds the examples in a concrete array; for the per-replica executor.
       refused: the error's text if they do; ``None`` if they may.
-      otherwise: the error's text if they surely don't, each in its row. Then the answer is yes, also if it can't be
-        told. ``None``: they need not.
+      otherwise: the error's text if they surely don't, each in its row; the answer is then yes in all other cases.
+        ``None``: they need not.
 
     Attributes:
       answer: ``None`` until it is known.
@@ -68,7 +68,7 @@ class Question:
 
 
 def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
-    """The dim of a value along which the examples lie, and whether that can't be told though they are there."""
+    """The dim of a value along which the examples lie; and whether they are in it, but along no known dim."""
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
     if not isinstance(place, Untraceable):

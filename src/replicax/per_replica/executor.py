@@ -80,7 +80,7 @@ def run_per_replica(
 
 _warned: weakref.WeakKeyDictionary[ProgramCache, set[str]] = weakref.WeakKeyDictionary()
 _locks: weakref.WeakKeyDictionary[ProgramCache, threading.RLock] = weakref.WeakKeyDictionary()
-"""Of two threads' steps with the same variables, the second begins when the first has stored what it writes.
+"""A thread's step begins when that of another thread with the same variables has stored its results.
 
 A signal's handler may run a step on the thread that already has the lock.
 """

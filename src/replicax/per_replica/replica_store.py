@@ -113,7 +113,7 @@ class PerReplicaStore:
             self.places.watch(primitive, args, params, results)
 
     def end(self) -> None:
-        """Drop the trace, which refers to this store: without the cycle the arrays of the step are freed at once."""
+        """Drop the trace, which refers to this store: without the cycle the step's arrays are freed immediately."""
         del self.trace
 
 

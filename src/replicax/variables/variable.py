@@ -556,7 +556,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         """The whole value, on every replica, of an on-write variable: gathered if it is split.
 
         Raises:
-          WorkerError: the pieces of another worker can't be had.
+          WorkerError: another worker does not send its pieces.
         """
         if not isinstance(self.layout, Split):
             return self.stored()

@@ -75,7 +75,7 @@ def enable_x64_as_in(*programs: Jaxpr) -> Iterator[None]:
 
 
 def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Compute with 64-bit numbers inside if these are such, also where JAX's are off and it would cut them to 32."""
+    """Compute with 64-bit numbers inside if some of these are; if JAX's are off, it would cut them to 32 bits."""
     dtypes = {a.dtype for a in avals if hasattr(a, "dtype")}
     are_kept = all(d == jax.dtypes.canonicalize_dtype(d, allow_extended_dtype=True) for d in dtypes)
     return contextlib.nullcontext() if are_kept else jax.enable_x64(True)
@@ -275,7 +275,7 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
 
 
 def computing(value: Any, equations: Mapping[int, Equation]) -> Iterator[Equation]:
-    """The equation that computes a value (``equations`` has it by the value's id), and then those inside of it."""
+    """The equation that computes a value, found in ``equations`` by the value's id, and then those inside of it."""
     if (equation := equations.get(id(value))) is not None:
         yield equation
         for inner in sub_jaxprs(equation):

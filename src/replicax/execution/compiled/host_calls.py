@@ -21,7 +21,7 @@ from replicax._jax.primitive_families import HOST_CALLS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 PATIENCE = 5.0
-"""How many seconds after an error a ``while`` loop may go on, as zeros may not end it; then a call in it fails.
+"""How many seconds a ``while`` loop, which zeros may never end, may run after an error; then a call in it fails.
 
 If XLA moves the call out of the loop, nothing ends it.
 """

@@ -28,7 +28,7 @@ class WantedSum:
     Attributes:
       split: which pieces.
       before: the operations, each of one value and element by element, that are between the value and the sum.
-      in_group: whether the sum is to be over the replicas of each group only, as that over the groups comes later.
+      in_group: whether to sum over the replicas of each group only, as the sum over the groups comes later.
     """
 
     split: Split

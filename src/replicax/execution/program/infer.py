@@ -1,10 +1,10 @@
 """Infer: is each value the same on all replicas, or may it differ?
 
-One pass over the traced program. Its inputs are per-replica (T) or mirrored (M); a collective that hands every
-replica the same thing (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``,
-collectives that hand out different parts and operations whose results are not functions of their operands give T;
-anything else joins its operands. Loops run to a fixpoint; a branch joins its branches with its predicate; what is
-written into a mutable array stays in it. Models need no annotations, and none are read.
+One pass over the traced program. Its inputs are per-replica (T) or mirrored (M). A collective with the same result on
+every replica (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``, collectives
+with different results and operations whose results are not functions of their operands give T; all others join their
+operands. Loops run to a fixpoint; a branch joins its branches with its predicate; a mutable array keeps what is
+written into it. Models need no annotations, and none are read.
 
 The pass also answers the marks of :mod:`replicax.execution.program.marks`, and finds deadlocks: a collective inside a
 loop or branch whose predicate is T, where replicas may disagree on whether, or how often, it runs.

@@ -1,6 +1,6 @@
-"""The rules of locality for single operations: both executors go by them.
+"""The rules of locality for single operations, for both executors.
 
-What has no rule here joins its operands: a result may differ between replicas if anything that it is computed from may.
+An operation without a rule joins its operands: a result may differ between replicas if one of its operands may.
 Loops, branches and calls have programs inside, which :mod:`replicax.execution.program.infer` goes through.
 """
 

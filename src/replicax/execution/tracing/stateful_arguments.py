@@ -1,11 +1,11 @@
 """State that objects hold: the models of Flax NNX, as arguments of a step.
 
-NNX keeps arrays in objects that steps change in place. Such an object among the arguments of a step is taken
-apart by an adapter: each of its arrays has a variable, so the program reads and writes variables as any
-other does. Below the strategy the object is one leaf, a :class:`StatefulArgument`, which knows the key of what is
-static in it. Where the step's Python is called, each replica gets a copy of the object with its own values, and when it
-has returned what it has changed is assigned to the variables. When a program has written these, the user's object shows
-the new arrays: it is a :class:`~replicax.variables.slots.View` of each.
+NNX keeps arrays in objects that steps change in place. An adapter takes such an argument of a step apart: each of its
+arrays has a variable, so the program reads and writes variables as any other does. Below the strategy the object is one
+leaf, a :class:`StatefulArgument`, which knows the key of its static parts. When the step's Python is called, each
+replica gets a copy of the object with its own values; when it returns, its changes are assigned to the variables. After
+a program has written these, the user's object shows the new arrays: it is a
+:class:`~replicax.variables.slots.View` of each.
 
 The adapter is loaded when the user has loaded NNX.
 """
@@ -103,8 +103,8 @@ class StatefulCall(NamedTuple):
 def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> StatefulCall | None:
     """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
 
-    ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell. On parameter
-    servers a ContextError says what to do.
+    ``None`` if there is no such object, or if a step can't run here; the caller then raises. On parameter servers a
+    ContextError says what to do.
     """
     adapter = _adapter()
     if adapter is None or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
@@ -133,7 +133,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
 def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
     """A step and its arguments with a copy of each object that holds state, for this replica.
 
-    When the context is left without an error, what the step has changed in them is assigned to their variables.
+    When the context is left without an error, the changes of the step to them are assigned to their variables.
     """
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
     state = next((leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)), None)
@@ -148,7 +148,7 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
 
 
 def cells_in(fn: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Where the objects keep their arrays that a step changes in place, while it runs."""
+    """The cells in which the objects of a running step keep their arrays."""
     adapter = _adapter()
     if adapter is None:
         return []
