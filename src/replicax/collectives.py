@@ -242,13 +242,8 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
     if options == CommunicationOptions():
         return gather([array])[0]
-    # The result of a ring is the same on every replica, but no analysis could infer that: so it is marked.
+    # The result of a ring is the same on every replica, but no analysis could infer that, hence the mark.
     return gathered_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
-
-
-def stack_replicas(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
-    """``[num_replicas, *shape]``: every replica's array, on every replica (one all-gather)."""
-    return all_gather(as_array(array, COMBINED)[None], 0, options)
 
 
 def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
@@ -286,7 +281,7 @@ def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
 
 
 def checked_axis(axis: Any, what: str) -> int:
-    """``axis`` as an int; a ValueError that begins with ``what`` if it is none."""
+    """``axis`` as an int; a ValueError that begins with ``what`` for anything else."""
     integer = as_integer(axis)
     if integer is None:
         raise ValueError(f"{what}: axis must be an int, got {axis!r}")

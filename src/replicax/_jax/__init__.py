@@ -159,7 +159,7 @@ from replicax._jax.tracebacks import (
     raised_by as raised_by,
 )
 from replicax._jax.traces import (
-    at_once as at_once,
+    as_one_program as as_one_program,
     current_trace as current_trace,
     eval_trace as eval_trace,
     kept_programs as kept_programs,

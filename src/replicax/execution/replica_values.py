@@ -26,7 +26,7 @@ Kind = tuple[str, tuple[int, ...]] | None
 """The dtype's name and shape of a component; ``None`` if it is no array."""
 
 
-def kind_of_component(component: Any, where: str = "a component of a PerReplica") -> Kind:
+def kind_of_component(component: Any, where: str) -> Kind:
     """The kind of a component, by which it can be stacked with others; ``where`` is its name in messages."""
     if not isinstance(component, ARRAYS):
         return None
@@ -37,12 +37,11 @@ def kind_of_component(component: Any, where: str = "a component of a PerReplica"
     return str(component.dtype), component.shape
 
 
-def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
+def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind]) -> PerReplica:
     """Put each of this worker's components on its replica's device; as one array, if they have one dtype and rank.
 
-    ``kinds`` are those of the components of all workers' replicas, in their order; ``None`` if there are no others.
+    ``kinds`` are those of the components of all workers' replicas, in their order.
     """
-    kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
     arrays = [

@@ -32,8 +32,8 @@ def where_examples_are(
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)
     for (aval, locality), dim in zip(program.arguments, program.example_dims, strict=False):
-        is_other = locality is T and aval.shape[:1] == (rows,)
-        inputs.append(UNKNOWN if dim is None else Rows(dim) if dim != () else UNPADDED if is_other else None)
+        is_other = dim == () and locality is T and aval.shape[:1] == (rows,)
+        inputs.append(UNPADDED if is_other else place_of_examples(aval.shape, dim, rows))
     inputs += [Rows(0), None] + [None] * len(program.constants)
     places = ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
     n = len(program.writes)
@@ -101,7 +101,7 @@ def operation_shapes(equation: _jax.Equation, places: Iterable[Place], rows: int
         tuple(map(shape_of, equation.invars)),
         tuple(map(shape_of, equation.outvars)),
         rows,
-        lambda i: number(equation.invars[i]),
+        lambda i: known_number(equation.invars[i]),
     )
 
 
@@ -139,7 +139,7 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def number(value: Any) -> Any:
+def known_number(value: Any) -> Any:
     """A number that is known: a literal of a program, or a concrete scalar."""
     value = value.val if isinstance(value, _jax.Literal) else value
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):

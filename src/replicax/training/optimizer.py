@@ -315,7 +315,7 @@ class Optimizer:
             updates, state = tx.update(gradients, state, parameters, **further)
             return optax.apply_updates(parameters, updates), state
 
-        return _jax.at_once(change, tx.update)
+        return _jax.as_one_program(change, tx.update)
 
     def _check_same(self, variables: list[Variable]) -> None:
         if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):

@@ -43,7 +43,7 @@ from replicax.locality import Locality, R, T
 from replicax.padding.example_places import Place, Rows
 from replicax.padding.example_rules import result_places
 from replicax.padding.examples import (
-    number,
+    known_number,
     operation_shapes,
     place_of_examples,
     shape_of,
@@ -128,7 +128,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return join_facts(facts)
 
     def literal(self, literal: _jax.Literal) -> ScaleFact:
-        value = number(literal)
+        value = known_number(literal)
         return ScaleFact(number=float(value)) if isinstance(value, int | float) else ScaleFact()
 
     def decided(self, fact: ScaleFact, decision: ScaleFact) -> ScaleFact:

@@ -21,11 +21,11 @@ from replicax.execution.compiled.host_calls import HostCalls, HostErrors
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
-    entered,
-    left,
+    as_local_value,
+    as_stored_array,
     of_replicas_here,
-    of_value,
     stored_here,
+    value_layout,
     wrapped,
     zeros_like,
 )
@@ -176,7 +176,7 @@ class Executable:
         )
         several = () if self.steps is None else (self.steps,)
         arguments = [
-            self._stored_aval(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.program.replicas))
+            self._stored_aval(aval.update(shape=(*several, *aval.shape)), value_layout(locality, self.program.replicas))
             for aval, locality in self.program.arguments
         ]
         return donated, kept, arguments, self.program.constants
@@ -229,14 +229,14 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [of_value(locality, count) for _, locality in program.arguments],
+        [value_layout(locality, count) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            of_value(locality if several or (padded and padded[i]) else M, count)
+            value_layout(locality if several or (padded and padded[i]) else M, count)
             for i, locality in enumerate(result_localities)
         ],
     )
@@ -347,7 +347,7 @@ def over_replicas_of(
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
+        return _each(as_stored_array, run(*_each(as_local_value, groups, layouts_in)), layouts_out)
 
     rewritten = _jax.enable_x64_as_in(jaxpr)(body if rewriting is None else rewriting.applied_to(body))
     specs_in, specs_out = (

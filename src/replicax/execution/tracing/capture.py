@@ -99,8 +99,8 @@ def capture(
     arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
     creations: Creations,
+    paths: Callable[[], Sequence[str]],
     example_dims: Sequence[Any] | None = None,
-    paths: Callable[[], Sequence[str]] = tuple,
     communicator: SpmdCommunicator | None = None,
 ) -> Program:
     """Trace ``fn`` for one of ``replicas``.
@@ -196,7 +196,7 @@ def capture(
     return program
 
 
-def checked(
+def checked_programs(
     programs: list[Program], replicas: Replicas, fn: Callable[..., Any], paths: Callable[[], Sequence[str]]
 ) -> list[Program]:
     """The programs of a new step, one for each size, after the registered checks have warned of mistakes in them."""
@@ -210,8 +210,8 @@ def checked(
 def state_of_this_thread() -> Callable[[], None]:
     """A function that puts back the contexts, stores and traces that this thread is in, as they are now.
 
-    For use after an exception. Blocks that are left clear up behind themselves, but an interrupt may come just where
-    one is entered or left. What is left behind then would be taken for a step that is still running.
+    For use after an exception. A ``with`` block restores them when it is left, but an interrupt may come just when one
+    is entered or left. The step would then seem to be running still.
     """
     parts = (context.state_of_contexts(), state_of_stores(), _jax.trace_of_this_thread())
 
@@ -225,14 +225,14 @@ def state_of_this_thread() -> Callable[[], None]:
 def traced_inside(
     replicas: Replicas, body: Callable[..., Any], avals: Sequence[Any]
 ) -> tuple[_jax.Jaxpr, Sequence[Any]]:
-    """``body``, which takes one replica's values, as a program, and the arrays that it closes over.
+    """``body``, a function of one replica's values, as a program; and the arrays that it closes over.
 
     These are the program's last inputs. It is traced inside the replica axis, which has an entry for each replica, also
     where several share a device, but in no mesh: there, values that are computed are of another type than constants
     and arguments, and libraries compare types. The mesh comes in when the program is replicated.
 
-    A step with logical devices needs a mesh for what it says of their axes; so does one that casts JAX's types of what
-    varies along an axis (``jax.lax.pcast``), which is traced again.
+    A step with logical devices needs a mesh, because it names their axes. So does one that calls ``jax.lax.pcast``:
+    tracing fails, and is repeated with a mesh.
     """
     axis_env = [(REPLICA_AXIS, replicas.num_replicas)]
 
@@ -256,7 +256,7 @@ def traced_inside(
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
     """Split off the equations that stand for variables: their results, in order, and the other equations.
 
-    A mark that has no line of the user's gets that of what computes its value.
+    A mark without a line of the user's gets the line that computes its value.
     """
     inputs: list[Any] = [None] * n_variables
     others, computed_by = [], {id(v): equation for equation in jaxpr.eqns for v in equation.outvars}

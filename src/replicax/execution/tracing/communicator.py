@@ -9,7 +9,8 @@ import jax
 from jax import lax
 
 from replicax import collectives, context
-from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
+from replicax.collectives import COMBINED, Communicator, ReduceOp, ReplicaExamples
+from replicax.devices.host_values import as_array
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.marks import asks_p
 from replicax.pytrees import is_leaf, registered
@@ -64,7 +65,7 @@ class SpmdCommunicator:
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
-        stacked = collectives.stack_replicas(value, self._noted(None))
+        stacked = collectives.all_gather(as_array(value, COMBINED)[None], 0, self._noted(None))
         return [stacked[i] for i in range(stacked.shape[0])]
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

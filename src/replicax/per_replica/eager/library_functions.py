@@ -27,7 +27,7 @@ _programs: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[Any, An
 _programs = weakref.WeakKeyDictionary()
 
 
-def computed_at_once(compute: Callable[..., Any], fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
+def run_as_one(compute: Callable[..., Any], fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
     """``fn(*args)``, as one program where that can be.
 
     Args:
