@@ -284,11 +284,12 @@ class _Planner:
 
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.per_device > 1), self.policy.errors)
+        target = target_for(mesh, self.per_device > 1, self.pieces)
+        rewriting = rewriting_for(jaxpr, mesh, target, self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(mesh, run, jaxpr, layouts_in, (layouts,), name, True, rewriting),
+            jitted=over_replicas_of(mesh, run, jaxpr, layouts_in, (layouts,), name, True, rewriting, target),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -280,11 +280,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     policy = policy_for(program)
     in_a_loop = steps is not None or per_device > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
-    settings = backend_of(mesh).options(target)
     rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
-        mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
+        mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, target
     )
     home_transfer = None
     if any(use.layout.home is not None for use in program.uses.values()):
@@ -338,12 +337,11 @@ def over_replicas_of(
     name: str,
     donates: bool,
     rewriting: Rewriting | None,
-    settings: Mapping[str, Any] | None = None,
+    target: Target,
 ) -> Any:
     """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
 
-    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes. The
-    compiler gets the ``settings``.
+    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
@@ -364,11 +362,12 @@ def over_replicas_of(
     # Equal shardings are one object: arrays whose shardings are the same object are quicker to take in the next call.
     sharding = functools.cache(functools.partial(NamedSharding, mesh))
     shardings = _each(lambda layout: sharding(layout.spec), layouts_out)
+    options = backend_of(mesh).options(target)
     return jax.jit(
         _with_name(mapped, name),
         donate_argnums=(0,) if donates else (),
         out_shardings=shardings,
-        compiler_options=None if settings is None else dict(settings),
+        compiler_options=None if options is None else dict(options),
     )
 
 
