@@ -85,7 +85,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
     One fused all-reduce for any number of arrays. Booleans count as int32. Each replica differentiates its own loss, so
     the gradient of SUM is SUM, and the gradient of MEAN is MEAN.
     """
-    arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
+    arrays = [summable(as_array(a, COMBINED), op) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
     totals = list(sum_over_replicas(arrays, options) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
@@ -212,9 +212,9 @@ Captured programs do not contain it: :mod:`replicax.execution.program.infer` rep
 """
 
 
-def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
+def sum_unless_reduced(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
     """The sum over the replicas of each array, unless it is reduced already (one fused all-reduce)."""
-    arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+    arrays = [summable(as_array(a, COMBINED)) for a in arrays]
     if lax.axis_size(REPLICA_AXIS) == 1:
         return list(alone_p.bind(*arrays))
     return list(own_sum_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1, in_order=False))
@@ -254,7 +254,7 @@ def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.A
     if is_key(array.dtype):
         return of_key_data(lambda data: from_first(data, options), array)
     mine = lax.axis_index(REPLICA_AXIS) == 0
-    kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
+    kept = jnp.where(mine, summable(array), jnp.zeros_like(summable(array)))
     return sum_over_replicas([kept], options)[0].astype(array.dtype)
 
 
@@ -311,7 +311,7 @@ def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) ->
         raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
 
 
-def countable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
+def summable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
     """``array`` as it is added up: booleans as int32; for MEAN these and integers as floats, as in ``jnp.mean``."""
     if is_key(array.dtype):
         raise TypeError(
@@ -351,7 +351,7 @@ class Communicator(Protocol):
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """Combine each array with the same array of all replicas."""
 
-    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """The sum over the replicas of each array; one that has been reduced already is returned unchanged."""
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -394,10 +394,10 @@ class SingleReplica:
         return jnp.asarray(array)
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
-        totals = [countable(self._own(a)) for a in arrays]
+        totals = [summable(self._own(a)) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
 
-    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         return self.all_reduce(ReduceOp.SUM, arrays, options)
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:

@@ -187,7 +187,7 @@ def casts(source: Any, target: Any) -> bool:
     return rank[0] <= rank[1]
 
 
-def check_there(dtype: Any, what: Callable[[], str]) -> None:
+def check_x64(dtype: Any, what: Callable[[], str]) -> None:
     """Raise a RuntimeError if the arrays of ``what`` have 64 bits, and JAX's 64-bit numbers are off here."""
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(

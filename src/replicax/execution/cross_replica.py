@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, countable, divide
+from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
 from replicax.devices.arrays import here, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, warn
@@ -379,7 +379,7 @@ def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) ->
 
 def _sum_along(value: Any, axis: Axis, op: ReduceOp) -> tuple[jax.Array, int]:
     """The sum along ``axis``, and how many numbers each of its elements adds up."""
-    value = countable(jnp.asarray(value), op)
+    value = summable(jnp.asarray(value), op)
     if axis is None:
         return value, 1
     axes = checked_axes(axis, value.shape, "reduce")

@@ -84,7 +84,7 @@ class Dispatch:
         """Whether it can be launched now, as it is."""
         return _is_plain(self.programs.replicas) and self.settings == _jax.trace_settings()
 
-    def again(self, inputs: Sequence[Any]) -> Dispatch:
+    def with_inputs(self, inputs: Sequence[Any]) -> Dispatch:
         """This call with other inputs of the same kinds."""
         return Dispatch(self.programs, self.executable, inputs, None, self.settings)
 
@@ -120,7 +120,7 @@ def _is_plain(replicas: Replicas) -> bool:
         replicas.is_absent
         or replicas.lockstep.several
         or _jax.current_trace() is not _no_trace
-        or not context.is_right_across(replicas)
+        or not context.may_run_here(replicas)
         or forks.is_stranded
     )
 

@@ -116,7 +116,7 @@ class _Weights:
                 self._values[variable] = _on_host(variable.read_value())
         return jnp.asarray(self._values[variable])
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> NoReturn:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> NoReturn:
         raise TraceError(
             f"{self.name} assigns {variable.describe()}, and what is exported is a prediction, which changes nothing: "
             "leave metrics, and the updates of batch statistics, out of it"

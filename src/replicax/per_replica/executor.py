@@ -128,7 +128,7 @@ def _run(
     for i in replicas.local_replicas:
         inputs = _inputs(arguments, i, replicas.worker_devices[i])
         without_rows = without_rows or any(array.size == 0 for array, _, _ in inputs[1])
-        local.append(_Replica(replicas, i, fn, adopt, created.again(), fetch, *inputs, mask))
+        local.append(_Replica(replicas, i, fn, adopt, created.for_replica(), fetch, *inputs, mask))
     rendezvous = Rendezvous({r.communicator.replica: r.run for r in local}, replicas.num_replicas, replicas.lockstep)
     for replica in local:
         replica.communicator.rendezvous = rendezvous

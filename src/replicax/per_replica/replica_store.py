@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax import _jax
 from replicax.devices.arrays import here
-from replicax.devices.host_values import check_there
+from replicax.devices.host_values import check_x64
 from replicax.errors import LocalityError
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
@@ -53,7 +53,7 @@ class PerReplicaStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)
         if variable not in self.values:
-            check_there(variable.dtype, variable.describe)
+            check_x64(variable.dtype, variable.describe)
             with _jax.outside_tracing():
                 self._fetch(variable)
                 self.values[variable] = (
@@ -74,14 +74,14 @@ class PerReplicaStore:
         pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
         return layout.joined(pieces[: layout.replicas * k : k])  # the first group of replicas has all pieces
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
         check_write_trace(variable, self.trace)
-        if must_be_mirrored is not None:
-            self.expect([value], frozenset({T}), must_be_mirrored)
+        if error_unless_mirrored is not None:
+            self.expect([value], frozenset({T}), error_unless_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
-        self.written[variable] = must_be_mirrored
+        self.written[variable] = error_unless_mirrored
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))

@@ -56,7 +56,7 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
     def captured_size(number: int) -> Program | Exception:
         traced = of_replicas[size_of.index(number)]
         asking = RaggedCommunicator(questions, number, replicas.communication_options)
-        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.again()
+        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.for_replica()
         try:
             return capture(replicas, fn, traced, rebuild, created, arguments.paths, communicator=asking)
         except Exception as error:  # which may come from a wrong guess

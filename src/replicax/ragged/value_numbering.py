@@ -73,7 +73,7 @@ class ValueNumbering:
 
 def acts(equation: Any) -> bool:
     """Return whether an operation is more than a function of its operands."""
-    return _jax.acts_outside(equation) or not _jax.is_function(equation.primitive.name, equation.params)
+    return _jax.has_side_effects(equation) or not _jax.is_deterministic(equation.primitive.name, equation.params)
 
 
 class _ContentKeys(_jax.Keys):

@@ -275,7 +275,7 @@ class Optimizer:
         marked = [store.expect([a], *refused_of(name, where, aggregate))[0] for name, where, a in arrays]
         shares = [i for i, (name, _, _) in enumerate(arrays) if name in SHARES]
         if aggregate:
-            total_of = replica._sum_of_own if shares else functools.partial(replica.all_reduce, "sum")
+            total_of = replica._sum_unless_reduced if shares else functools.partial(replica.all_reduce, "sum")
             checked, summed = total_of((checked, [marked[i] for i in shares]))
             for i, total in zip(shares, summed, strict=True):
                 marked[i] = total

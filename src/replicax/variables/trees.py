@@ -12,7 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.argument_checks import checked_name, parse_enum
 from replicax.devices.arrays import put_copies
-from replicax.devices.host_values import check_there, is_key
+from replicax.devices.host_values import check_x64, is_key
 from replicax.pytrees import is_leaf, registered
 from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.layout import Mirrored
@@ -176,7 +176,7 @@ def _checked_value(variable: Variable, value: Any) -> Any:
         and value.dtype == variable.dtype
         and value.shape == variable.shape
     ):
-        check_there(variable.dtype, variable.describe)
+        check_x64(variable.dtype, variable.describe)
         return value
     return variable.checked(value)
 

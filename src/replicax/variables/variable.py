@@ -23,7 +23,7 @@ from replicax.devices.host_values import (
     as_array,
     casts,
     check_numbers,
-    check_there,
+    check_x64,
     is_key,
     kind_of,
     numpy_array,
@@ -507,7 +507,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
                 "strategy.reduce, or assign inside a step."
             )
-        check_there(self.dtype, self.describe)
+        check_x64(self.dtype, self.describe)
         given = value = numpy_array(value)
         if isinstance(value, np.ndarray):
             check_numbers(value, self._what_is_assigned)

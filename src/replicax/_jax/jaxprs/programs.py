@@ -112,12 +112,12 @@ def _try_format(equation: Equation) -> None:
         raise
 
 
-def acts_outside(equation: Equation) -> bool:
+def has_side_effects(equation: Equation) -> bool:
     """Return whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(map(is_action, equation.effects))
 
 
-def acts_outside_program(equation: Equation) -> bool:
+def has_outer_effects(equation: Equation) -> bool:
     """Return whether an equation acts outside otherwise than on mutable arrays, which are the program's own."""
     return any(is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
 
@@ -125,7 +125,7 @@ def acts_outside_program(equation: Equation) -> bool:
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
 
 
-def is_function(name: str, params: Mapping[str, Any]) -> bool:
+def is_deterministic(name: str, params: Mapping[str, Any]) -> bool:
     """Return whether the results of an operation are functions of its operands."""
     return name not in UNRELIABLE and not params.get("has_side_effect")
 
@@ -317,7 +317,7 @@ def host_function(equation: Equation) -> Any:
     return getattr(callback_of(equation), "callback_func", None)
 
 
-def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
+def leaked_tracer(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
     """A value of another program that ``jaxpr`` uses, and the user's line that uses it; ``None`` if there is none."""
     inputs = jaxpr.invars[len(jaxpr.invars) - len(closed_over) :]
     lost = next((v for v, value in zip(inputs, closed_over, strict=True) if isinstance(value, jax.core.Tracer)), None)

@@ -169,7 +169,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         """:meth:`_equation` where a backward pass may begin, with its weights, or end, with its gradients."""
         if self._backward:
             return self._equation(equation, facts, control, final)
-        if not _jax.is_way_back(equation):
+        if not _jax.is_backward(equation):
             return self._equation(equation, [leave_backward_pass(m) for m in facts], control, final)
         self._backward = True
         divides = equation.primitive.name in QUOTIENTS  # a divisor is not a derivative

@@ -55,7 +55,7 @@ def infer(
     try:
         return inference.run(jaxpr, inputs, final=True)[0]
     except DeadlockError as error:
-        if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_way_back(equation)):
+        if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_backward(equation)):
             raise DeadlockError(f"{error}{_OF_TOTALS}") from None
         raise
 
@@ -129,7 +129,7 @@ class _Inference(Dataflow[Locality]):
             outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), control, final=final)
             joined = joined | join(outputs)
         results = result_localities(name, equation.params, [joined], count)
-        is_known = _jax.is_function(name, equation.params) and not replicas_meet(equation)
+        is_known = _jax.is_deterministic(name, equation.params) and not replicas_meet(equation)
         return results, [joined if is_known else T] * len(facts)
 
     def _meeting(

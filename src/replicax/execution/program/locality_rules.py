@@ -31,7 +31,7 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
     """The localities of ``count`` results of an operation without programs inside, from those of its operands."""
     if name in ALWAYS:
         return [ALWAYS[name]] * count
-    if not _jax.is_function(name, params):
+    if not _jax.is_deterministic(name, params):
         return [T] * count
     if name in LOCALITY_KEPT:
         return list(operands)

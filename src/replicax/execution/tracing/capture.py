@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import put
-from replicax.devices.host_values import check_there
+from replicax.devices.host_values import check_x64
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.collective_operations import would_meet
@@ -38,7 +38,7 @@ from replicax.variables.store import (
     Creations,
     check_owner,
     check_write_trace,
-    in_parts,
+    split_like,
     state_of_stores,
     use_store,
 )
@@ -63,19 +63,19 @@ class TracedStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)
         if variable not in self.values:
-            check_there(variable.dtype, variable.describe)
+            check_x64(variable.dtype, variable.describe)
             aval = _jax.ShapedArray(variable.shape, variable.dtype)
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
         _jax.note_read(self._trace)
-        return in_parts(variable, self.values[variable])
+        return split_like(variable, self.values[variable])
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
         check_write_trace(variable, self._trace)
-        if must_be_mirrored is not None:
-            [value] = self.expect([value], frozenset({T}), must_be_mirrored)
+        if error_unless_mirrored is not None:
+            [value] = self.expect([value], frozenset({T}), error_unless_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
         # One without elements never changes; and XLA gives each device all of an empty output, also if it is split.
@@ -113,7 +113,7 @@ def capture(
     """
     name = function_name(fn)
     for number, (aval, _) in enumerate(arguments):
-        check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
+        check_x64(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None
     asked_for_count = False
     results: list[Result] = []
@@ -126,7 +126,7 @@ def capture(
         remote = replicas.remote_variables
         of_replica = of_group if remote is None else remote.communicator(of_group, replicas.num_replicas)
         results.clear()
-        store = TracedStore(replicas, of_replica, creations.again())
+        store = TracedStore(replicas, of_replica, creations.for_replica())
         replica = context.ReplicaContext(replicas, of_replica)
         args, kwargs = rebuild(values)
         reads = store.reads
@@ -162,7 +162,7 @@ def capture(
             "ref[...], as an argument, or keep the state in a replicax.Variable"
         )
     check_meshes(name, jaxpr, replicas.mesh)
-    lost = _jax.left_behind(jaxpr, closed_over)
+    lost = _jax.leaked_tracer(jaxpr, closed_over)
     if lost is not None:
         raise TraceError(
             f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "

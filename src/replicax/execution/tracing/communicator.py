@@ -39,9 +39,9 @@ class SpmdCommunicator:
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         return collectives.all_reduce(op, arrays, self._noted(options))
 
-    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         self.sums_own = True
-        return collectives.sum_of_own(arrays, self._noted(options))
+        return collectives.sum_unless_reduced(arrays, self._noted(options))
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
         return collectives.all_gather(array, axis, self._noted(options))

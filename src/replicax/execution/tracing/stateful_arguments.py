@@ -112,7 +112,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     leaves, tree, places = _flattened(fn, args, kwargs)
     if any(map(register, leaves)):
         return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
-    if not places or _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
+    if not places or _jax.current_trace() is not _jax.eval_trace() or not context.may_run_here(replicas):
         return None
     if replicas.remote_variables is not None:
         raise ContextError(

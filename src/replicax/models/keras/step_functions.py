@@ -103,11 +103,11 @@ class StepFunction:
         programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
         last = self._known.get(kind)
         if last is not None and is_compiled and last.is_current:
-            return last.again(arrays).launch()
+            return last.with_inputs(arrays).launch()
         batch = self._feed.batch(data)
         result = self._strategy.run(self._fn, (batch,))
         if kind is not None and is_compiled and (dispatch := cached_dispatch(programs, self._fn, (batch,), None)):
-            self._known[kind] = dispatch.again(())
+            self._known[kind] = dispatch.with_inputs(())
         return result
 
     def _common(self, log: Any) -> Any:

@@ -219,25 +219,25 @@ class _Program:
     """A compiled program, which other devices of the kind can load."""
 
     def __init__(self, compiled: Callable[[jax.Device], Any], avals: Sequence[Any], device: jax.Device) -> None:
-        self._compiled_program = compiled
+        self._compile = compiled
         self._executable = compiled(device)
         self._avals = avals
         self._device = device
         self._bytes: bytes | None = None
 
     def on(self, device: jax.Device) -> _Call:
-        return _Call(self._executable if device == self._device else self._loaded_call(device), self._avals, device)
+        return _Call(self._executable if device == self._device else self._executable_on(device), self._avals, device)
 
-    def _loaded_call(self, device: jax.Device) -> Any:
+    def _executable_on(self, device: jax.Device) -> Any:
         client = device.client
         # A program from a cache on disk can't be serialized, and need not be.
         if _compilation_cache._get_cache(client) is not None:
-            return self._compiled_program(device)
+            return self._compile(device)
         try:
             if self._bytes is None:
                 self._bytes = client.serialize_executable(self._executable)
         except jax.errors.JaxRuntimeError:  # some programs, such as a sort on CPU, can't be serialized
-            return self._compiled_program(device)
+            return self._compile(device)
         options = _compiler.get_compile_options(1, 1, device_assignment=np.array([[device.id]]), backend=client)
         return client.deserialize_executable(self._bytes, _jaxlib.DeviceList((device,)), options)
 
