@@ -363,11 +363,11 @@ class Communicator(Protocol):
     def add_up(self, count: int) -> int:
         """The sum of the replicas' counts, such as the sizes of their batches; a compiled step needs no collective."""
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool, known before the step runs.
 
-        Raises an error that names the caller ``what`` if it can't be known. With ``refused``, raises an error with
-        this text if they do. With ``otherwise``, raises one if they surely don't, each in its row, and only then.
+        Raises an error that names the caller ``what`` if it can't be known. With ``error_if_so``, raises an error with
+        this text if they do. With ``error_if_not``, raises one if they surely don't, each in its row, and only then.
         """
 
     def components(self, value: Any) -> Sequence[Any]:
@@ -411,7 +411,7 @@ class SingleReplica:
     def add_up(self, count: int) -> int:
         return count
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         return False
 
     def components(self, value: Any) -> Sequence[Any]:
@@ -438,4 +438,4 @@ def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
     if values.shape[0] != rows:
         raise ValueError(text.format(f"shape {values.shape}"))
     moved = text.format("rows in another order, such as sorted or flipped ones, or along another dim")
-    return examples.mask & communicator.lie_along(values, 0, what, otherwise=moved)
+    return examples.mask & communicator.has_examples_along(values, 0, what, error_if_not=moved)

@@ -126,7 +126,7 @@ def check_numbers(value: Any, where: Where) -> None:
         raise TypeError(f"{text_of(where)} is {shown}, and not an array of numbers")
 
 
-def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
+def numpy_copy(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
     """A copy of a NumPy array in JAX's dtype (:func:`own_copy`); ``None`` for any other value. Checks both."""
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):

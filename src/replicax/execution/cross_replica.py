@@ -222,7 +222,7 @@ def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
     if communicator.examples is not None:
         array = as_array(value, "strategy.gather: the value")
         [dim] = checked_axes(axis, array.shape, "gather")
-        padded = communicator.lie_along(array, dim, "strategy.gather", refused=_SIZE_UNKNOWN)
+        padded = communicator.has_examples_along(array, dim, "strategy.gather", error_if_so=_SIZE_UNKNOWN)
         value = jnp.where(padded, jnp.zeros_like(array), array)  # no effect, but it keeps the question in the program
     return communicator.all_gather(value, axis)
 
@@ -358,7 +358,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
     mask, count, _ = communicator.examples
     kept, counts = value, {}
     for dim in checked_axes(axis, value.shape, "reduce") if axis is not None else ():
-        is_theirs = communicator.lie_along(value, dim, "strategy.reduce")
+        is_theirs = communicator.has_examples_along(value, dim, "strategy.reduce")
         padding: Any = True  # of another size: the answer is no, or an error
         if value.shape[dim] == mask.shape[0]:
             padding = ~jnp.expand_dims(mask, [d for d in range(value.ndim) if d != dim])

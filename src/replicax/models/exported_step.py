@@ -126,7 +126,7 @@ class _Weights:
         raise TraceError(f"{self.name} reads the copies of {variable.describe()}: an exported step has one replica")
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         return list(values)
 

@@ -68,7 +68,7 @@ class ExamplesPass(Dataflow[Place]):
     def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
             equation.params["question"].resolve(facts[0], shape_of(equation.invars[0]))
-            if facts[0] == UNPADDED and equation.params["question"].otherwise is not None:
+            if facts[0] == UNPADDED and equation.params["question"].error_if_not is not None:
                 self._warn_of_other_batch(equation)
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, facts)):

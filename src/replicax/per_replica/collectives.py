@@ -134,7 +134,7 @@ class PerReplicaCommunicator:
     def add_up(self, count: int) -> int:
         return sum(self.exchange("adding up sizes", count))
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
         place_of = None if self._places is None else self._places.of  # without them, of micro-batches

@@ -87,21 +87,21 @@ class PerReplicaStore:
         return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         # The mark checks this, as in a compiled step: inside value_and_grad it gets the values, not their tracers.
-        self.obligations.append(Obligation(refused, otherwise, is_loss))
+        self.obligations.append(Obligation(refused, message, is_loss))
         return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
 
     def answer(self, value: Any, mark_id: int) -> None:
         """Check the locality of ``value``, which a mark has received."""
         # A difference is an error at once; equality is known only when all replicas have ended.
-        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
+        refused, message = self.obligations[mark_id].refused, self.obligations[mark_id].message
         locality = self.localities.of(value)
         several = self.replicas.num_replicas > 1
         if several and locality in refused and (locality is T or M not in refused):
-            raise LocalityError(otherwise)
-        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
+            raise LocalityError(message)
+        (self.mirrored if T in refused else self.differing).append((value, refused, message))
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """Note the facts of an operation's results, or answer a mark."""

@@ -54,7 +54,7 @@ class _Check:
     digest: Digest | None  # None if no check refuses its locality
     locality: Locality
     refused: frozenset[Locality]
-    otherwise: str
+    message: str
 
 
 @declared
@@ -113,10 +113,10 @@ def check_expectations(everyone: Sequence[Outcome]) -> None:
     """Check what one replica can't check alone."""
     for checks in zip(*(o.mirrored for o in everyone), strict=False):
         if not _equal([c.digest for c in checks]):
-            raise LocalityError(checks[0].otherwise)
+            raise LocalityError(checks[0].message)
     for checks in zip(*(o.differing for o in everyone), strict=False):
         if {c.locality for c in checks} <= checks[0].refused and _equal([c.digest for c in checks]):
-            raise LocalityError(checks[0].otherwise)
+            raise LocalityError(checks[0].message)
 
 
 def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:

@@ -182,7 +182,7 @@ class Optimizer:
             # Each logical device computes only its own slots.
             numbers = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
             where = layouts[numbers[0]].mesh(mesh)
-            make, needed = _jax.partly(laid_out, avals, numbers)
+            make, needed = _jax.pruned_fn(laid_out, avals, numbers)
             operands = [put_among(present[i], variables[i].layout.laid_out_on(where)) for i in needed]
             arrays = compute(make, operands, [layouts[i].laid_out_on(where) for i in numbers])
             for i, value in zip(numbers, arrays, strict=True):

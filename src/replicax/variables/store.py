@@ -47,9 +47,9 @@ class Store(Protocol):
         """Every replica's copy of an on-read variable, in cross-replica context."""
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
-        """Return ``values``; raise ``otherwise`` if the first one turns out to have a refused locality.
+        """Return ``values``; raise ``message`` if the first one turns out to have a refused locality.
 
         The check is made if any of the values is used. With ``is_loss`` the first is a loss, and the others are its
         gradients.
@@ -103,7 +103,7 @@ class ConcreteStore:
         return PerReplica(Stacked(self.read(variable)))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         return list(values)
 

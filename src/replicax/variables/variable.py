@@ -27,7 +27,7 @@ from replicax.devices.host_values import (
     is_key,
     kind_of,
     numpy_array,
-    on_host,
+    numpy_copy,
 )
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
 from replicax.indexed_slices import IndexedSlices, check_rows
@@ -182,7 +182,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         except TypeError:
             raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
         if not callable(initial_value) and not self.replicas.is_absent:
-            value: Any = on_host(initial_value, dtype, where)
+            value: Any = numpy_copy(initial_value, dtype, where)
             if value is None:
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
@@ -517,7 +517,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
         self.check_casts(value)
-        found = on_host(given, self.dtype, self._what_is_assigned)  # from the host each part goes to its device
+        found = numpy_copy(given, self.dtype, self._what_is_assigned)  # from the host each part goes to its device
         if found is not None:
             return found
         return value if value.dtype == self.dtype else value.astype(self.dtype)
@@ -540,7 +540,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     def to_storage(self, value: Any) -> jax.Array:
         """A new array on the strategy's devices that holds ``value`` on every replica."""
         mesh = self.replicas.mesh
-        is_ours = isinstance(value, np.ndarray)  # see on_host
+        is_ours = isinstance(value, np.ndarray)  # see numpy_copy
         laid_out = put(self.layout.laid_out(value), self.layout.laid_out_sharding(mesh), may_alias=is_ours)
         return self.layout.to_stored(laid_out, mesh)
 

@@ -251,7 +251,7 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, 
     return lambda: program()[0], shape, lambda: program_digest(closed)
 
 
-def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
+def pruned_fn(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
     """A function that computes some results of ``fn``, and the positions of the arguments of ``fn`` that it takes."""
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]

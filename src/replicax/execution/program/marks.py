@@ -24,7 +24,7 @@ class Obligation:
 
     refused: frozenset[Locality]
     """The localities that the marked value must not have."""
-    otherwise: str
+    message: str
     """The text of the error if it has one of them."""
     is_loss: bool
     """Whether the marked value is a loss, and what is tied to it its gradients."""
@@ -32,7 +32,7 @@ class Obligation:
     def check(self, locality: Locality, mark: _jax.Equation) -> None:
         """Raise a LocalityError if the marked value must not have this locality."""
         if locality in self.refused:
-            raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
+            raise LocalityError(f"{self.message}\n  at {_jax.source_line(mark)}")
 
 
 mark_p = _jax.identity_primitive("replicax_mark")

@@ -86,10 +86,10 @@ class TracedStore:
         return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         mark_id = len(self.obligations)
-        self.obligations[mark_id] = Obligation(refused, otherwise, is_loss)
+        self.obligations[mark_id] = Obligation(refused, message, is_loss)
         return mark_p.bind(*map(jnp.asarray, values), mark_id=mark_id)
 
 

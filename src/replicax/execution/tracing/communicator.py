@@ -58,7 +58,7 @@ class SpmdCommunicator:
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
         question = registry.padding_question()(dim, what, self.examples.mask.shape[0], **errors)
