@@ -111,6 +111,8 @@ class Executable:
     mesh: Mesh
     home_transfer: HomeTransfer | None
     """Set if arrays of variables lie elsewhere between calls than in the program."""
+    policy: LaunchPolicy
+    """How it is launched."""
     padded: tuple[bool, ...] | None = None
     """Which of the step's computed results have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
@@ -121,8 +123,6 @@ class Executable:
     """Tells it from other programs, on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """The results of :meth:`repeated`, by the number of steps."""
-    policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(True, False, False))
-    """How it is launched."""
 
     @property
     def loops(self) -> bool:
