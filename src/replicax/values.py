@@ -420,7 +420,7 @@ def component(value: PerReplica, replica: int) -> Any:
 
 
 def padded(stacked: Any, mask: ExampleMask) -> Any:
-    """An element of a dataset that pads: the pytree with ``PerReplica`` leaves that share ``mask``.
+    """An element of a padding dataset: the pytree with ``PerReplica`` leaves, which share ``mask``.
 
     ``stacked`` has arrays ``[num_replicas, rows, …]`` on the replicas' devices, also with one replica.
     """

@@ -38,7 +38,7 @@ class _CaughtError(Exception):
 
 
 class _Client:
-    """Stands for a client up to the point where that would compile."""
+    """Acts as a client, but does not compile."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -112,7 +112,7 @@ def _give_back(number: _Number) -> None:
 
 
 def _forget(stale: Sequence[_Number]) -> None:
-    """Drop what has been kept under these numbers, with the values that it holds: it can't be found again."""
+    """Drop the programs cached under these numbers, with the values that they hold: nothing can find them again."""
     kept = _pe.trace_to_jaxpr
     for function, settings, *_ in kept.cache_keys():
         fn = function()
@@ -183,7 +183,7 @@ def check_caches() -> None:
 
 @contextlib.contextmanager
 def kept_programs() -> Iterator[None]:
-    """Trace, reusing only such programs as JAX has kept that hold no variable's old value."""
+    """Trace, and reuse only those of JAX's cached programs that hold no old value of a variable."""
     if _staged.depth:
         yield
         return

@@ -96,7 +96,7 @@ def _are_absent(shardings: Any) -> bool:
 
 
 def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
-    """The memory of ``array`` as another array, each device's part of which has the same elements in order."""
+    """Another array in the memory of ``array``: each device's part has the same elements in the same order."""
     if array.shape == shape and array.sharding == sharding:
         return array
     if _are_absent(sharding):

@@ -85,7 +85,7 @@ class ProgramCache:
         self._last[code] = key
 
     def _warn_of_own_models(self, last: Any, key: Any, fn: Callable[..., Any]) -> None:
-        """Warn if state that was the same everywhere comes back as the step has returned it: per replica."""
+        """Warn if arguments that were mirrored in the last call are now per replica, as the step returned them."""
         _, before = self._entries.get(last, (None, None))
         changed = now_per_replica(last[1], key[1])
         if before is None or not changed or not before.program.has_derivatives:
@@ -154,7 +154,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
-    """The key of this very function, which stays the same when numbers, strings and arrays that it captures change."""
+    """The key of one function object, whatever numbers, strings and arrays it captures."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
     function = _jax.ById(getattr(fn, "__func__", fn))  # a method is another object each time

@@ -121,7 +121,7 @@ def _call(
     returned: list[Any],
     begun: LaunchedProgram | None,
 ) -> Callable[[], None]:
-    """Run the program as its policy says, and append what it returns to ``returned``.
+    """Run the program by its policy, and append its results to ``returned``.
 
     Signals wait from then on; the function that is returned lets them come again.
     """

@@ -101,7 +101,7 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
 def _on_logical_devices(
     arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
 ) -> jax.Array:
-    """One array over all devices, of which all logical devices of a replica have what its first one has."""
+    """One array over all devices: the array of a replica's first logical device is on all of them."""
     pieces = [
         jax.device_put(array, device)  # which stays there, if it is there
         for array, replica in zip(arrays, replicas.local_replicas[:: replicas.per_device], strict=True)

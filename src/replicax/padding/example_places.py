@@ -56,7 +56,7 @@ class Rows:
 @declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Index:
-    """Each entry is its own position along ``dim``; or, as ``kind`` says, that moved on, or whether it is negative."""
+    """Each entry is its own position along ``dim`` (``kind`` "at"), that plus the size, or whether it is negative."""
 
     dim: int
     kind: str = "at"
@@ -73,7 +73,7 @@ class Columns:
 @declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unpadded:
-    """It has no examples, but may have rows of an argument that has as many and is not padded."""
+    """No examples, but perhaps the rows of an argument that has as many and is not padded."""
 
 
 UNPADDED = Unpadded()

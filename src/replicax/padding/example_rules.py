@@ -59,7 +59,7 @@ def result_places(operation: OperationShapes) -> list[Place]:
 
 
 def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
-    """Where examples are that can't be told from padding, if the dim along which they lie is known."""
+    """The places of the results, if an operand has examples that can't be told from padding."""
     place, rule = joined(o.places), _RULES.get("elementwise" if kind == "reversed" else kind)
     assert isinstance(place, Untraceable)
     dims: Sequence[int | None] = [None] * len(o.results)

@@ -35,7 +35,7 @@ from replicax.workers.replicas import Replicas
 
 
 def joined(programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> Program:
-    """One program, of which each replica does what that of its size does.
+    """One program in which each replica does the same as in the program of its size.
 
     Args:
       programs: one for each size, of the same step.

@@ -77,7 +77,7 @@ def acts(equation: Any) -> bool:
 
 
 class _ContentKeys(_jax.Keys):
-    """Parameters of operations as keys: programs by what they do, arrays by what is in them."""
+    """Parameters of operations as keys: programs by their operations, arrays by their contents."""
 
     def __init__(self) -> None:
         super().__init__()

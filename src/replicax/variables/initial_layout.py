@@ -40,7 +40,7 @@ _colocation = contextvars.ContextVar("colocation", default=())
 
 @contextlib.contextmanager
 def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
-    """A context in which new variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
+    """A context in which new variables of ``replicas`` lie where ``what`` does; that has ``layout``."""
     token = _colocation.set((*_colocation.get(), (replicas, layout, what)))
     try:
         yield

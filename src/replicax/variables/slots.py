@@ -17,7 +17,7 @@ import jax
 
 
 class View(Protocol):
-    """An object outside Replicax that holds the array of a variable as its own."""
+    """An object of another library that holds the array of a variable as its own."""
 
     def show(self) -> None:
         """Give it the present array."""

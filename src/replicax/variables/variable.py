@@ -159,7 +159,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """The partitioner that it was given; ``None`` if the strategy's splits it, if that has one."""
+        """The partitioner that it was given; ``None`` if it has the strategy's."""
         return self._wishes[0]
 
     def _initialise(self, initial_value: Any, dtype: Any) -> Initial:

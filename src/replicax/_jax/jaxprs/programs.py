@@ -136,7 +136,7 @@ def is_action(effect: Any) -> bool:
 
 
 def opened(jaxpr: Jaxpr) -> Jaxpr:
-    """``jaxpr`` with what it has closed over as its first inputs."""
+    """``jaxpr`` with its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     return replace_inputs(jaxpr.replace(constvars=[]), inputs, jaxpr.eqns, jaxpr.outvars)
 
@@ -157,7 +157,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
 
 
 def staged(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, which applies operations of a program, for what is being traced now, if anything is.
+    """``fn``, which applies operations of a program, as part of the present trace, if there is one.
 
     Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls back
     to running operation by operation, as it does to find a NaN, a bare program sends it round in circles.
@@ -222,7 +222,7 @@ def spliced(jaxpr: Jaxpr, replacement: Callable[[Equation], Callable[..., Sequen
 
 
 def _program_of_operands(fn: Callable[..., Sequence[Any]], equation: Equation, variables: Sequence[Any]) -> Jaxpr:
-    """``fn`` of the operands of an equation as a program over those that are no numbers."""
+    """``fn`` of the operands of an equation, as a program of those that are no literals."""
 
     def of_variables(*values: Any) -> Sequence[Any]:
         rest = iter(values)

@@ -62,7 +62,7 @@ class LoopSum:
         return _after(self.first, array)
 
     def result(self, array: Any) -> Piece:
-        """The pieces that the loop has stacked or added up, as pieces of the sum that is wanted."""
+        """The pieces of the wanted sum, from those that the loop has stacked or added up."""
         total = summed_over_groups(array, self.split) if self.adds else array
         return Piece(_after(self.last, total), self.split, summed=True)
 

@@ -227,7 +227,7 @@ class Gathers:
                 self._computed[id(value)] = len(self._computed), value
 
     def used_with(self, values: Sequence[Any]) -> None:
-        """Note that gathered values are used with ``values``, the latest of which tells how far the program is."""
+        """Note that gathered values are used with ``values``; the latest of these shows how far the program is."""
         computed = [self._computed[id(value)] for value in values if id(value) in self._computed]
         if computed:
             self._tokens.append((self._total, max(computed, key=lambda entry: entry[0])[1]))

@@ -130,7 +130,7 @@ class Executable:
         return True
 
     def ready(self) -> Any:
-        """A function that calls it, with as much done as can be done without its arrays."""
+        """A function that calls it, after all preparations that need no arrays."""
         return self.call
 
     def repeated(self, steps: int) -> Executable:
@@ -154,7 +154,7 @@ class Executable:
         )
 
     def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
-        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+        """The program as JAX's compiled object, which has analyses of its memory and cost.
 
         Args:
           options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.

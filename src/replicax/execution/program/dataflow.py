@@ -64,7 +64,7 @@ class Dataflow(abc.ABC, Generic[Fact]):
         return control
 
     def sliced(self, facts: list[Fact]) -> list[Fact]:
-        """The facts on the slices that an iteration of a scan gets of what it goes over."""
+        """The facts on an iteration's slices, from those on the operands that a scan slices."""
         return facts
 
     def stacked(self, facts: list[Fact], over: list[Fact]) -> list[Fact]:

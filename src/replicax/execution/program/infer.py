@@ -81,7 +81,7 @@ _OF_TOTALS = (
 
 
 class _Inference(Dataflow[Locality]):
-    """The pass over one program; what decides matters where it is per-replica."""
+    """The pass over one program; a decision matters if it is per-replica."""
 
     def __init__(
         self, obligations: Mapping[int, Obligation], check: bool, localities: dict[Any, Locality] | None = None

@@ -79,7 +79,7 @@ class Inlining(abc.ABC, Generic[Value]):
 def needed(
     operations: Sequence[Operation], outputs: Iterable[Any], stays: Callable[[Operation], bool]
 ) -> list[Operation]:
-    """The operations that one of the ``outputs`` depends on, and those that stay in any case."""
+    """The operations on which one of the ``outputs`` depends, and those that always stay."""
     used = set(outputs)
     kept = []
     for operation in reversed(operations):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VariableRef(weakref.ref["Variable"]):
-    """A variable that a step returned, which may go."""
+    """A weak reference to a variable that a step returned."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

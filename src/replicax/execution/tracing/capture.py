@@ -208,7 +208,7 @@ def checked_programs(
 
 
 def state_of_this_thread() -> Callable[[], None]:
-    """A function that puts back the contexts, stores and traces that this thread is in, as they are now.
+    """A function that restores the present contexts, stores and traces of this thread.
 
     For use after an exception. A ``with`` block restores them when it is left, but an interrupt may come just when one
     is entered or left. The step would then seem to be running still.

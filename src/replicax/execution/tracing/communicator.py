@@ -86,7 +86,7 @@ def merge_here(
     kwargs: Any,
     computed: Sequence[bool],
 ) -> Any:
-    """Call ``fn``, which acts across, as this one of ``count`` replicas, with computed leaves as ``PerReplica``.
+    """Call ``fn`` in cross-replica context, as one of ``count`` replicas, with computed leaves as ``PerReplica``.
 
     ``computed`` says for each leaf of ``(args, kwargs)`` whether the step has computed it.
     """

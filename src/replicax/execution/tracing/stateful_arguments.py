@@ -42,7 +42,7 @@ class ObjectsState(Protocol):
     variables: Sequence[Variable]
 
     def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
-        """Copies of the objects for the replica whose step is called, and a function that takes back their changes.
+        """Copies of the objects for the replica whose step is called, and a function that stores their changes.
 
         The replica ``has_rows`` unless another argument is an array of 0 rows.
 
@@ -214,7 +214,7 @@ def updated(tree: Any, other: Any) -> Any:
 
 
 def bound_arguments(fn: Any) -> Any:
-    """The arguments that a step, which may be in wrappers, has already; ``None`` if it can't have any."""
+    """The bound arguments of a step, which may be in wrappers; ``None`` if it can't have any."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
     partial = _as_partial(fn)
@@ -235,7 +235,7 @@ def _with_bound(fn: Any, bound: Any) -> Any:
 
 
 def _as_partial(fn: Any) -> functools.partial[Any] | None:
-    """A ``functools.partial``; also of a method of an object that holds state, and of such an object that is called."""
+    """``fn`` as a ``functools.partial``, if it is one, or a method or a call of an object that holds state."""
     if isinstance(fn, functools.partial):
         inner = _as_partial(fn.func)
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)

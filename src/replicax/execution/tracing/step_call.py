@@ -46,7 +46,7 @@ def call_step(
 
 
 def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[str, Any, list[Any]]]:
-    """The objects with arrays that ``call``, a copy of the step ``fn``, gets: where each is, and its leaves."""
+    """Arguments of ``call``, a copy of the step ``fn``, that are objects with arrays: the place and leaves of each."""
     objects = []
     builtin = (dict, list, tuple, types.NoneType)
     arguments = {"args": args, "kwargs": kwargs, "functools.partial": None if call is fn else bound_arguments(call)}

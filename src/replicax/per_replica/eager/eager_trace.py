@@ -39,7 +39,7 @@ class EagerTrace(_core.EvalTrace):
         self._operations = Operations(device)
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        """The results of ``function`` as one program, which is cached by it; ``None`` if it can't be compiled."""
         with of_no_generation():
             return self._operations.apply(function, args)
 
