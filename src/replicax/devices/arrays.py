@@ -121,7 +121,7 @@ def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
     return value if index is None or all(i == slice(None) for i in index) else value[index]
 
 
-def here(value: jax.Array) -> jax.Array:
+def local_array(value: jax.Array) -> jax.Array:
     """This worker's copy of an array that every replica has in whole, on the devices of one of its replicas."""
     if value.is_fully_addressable:
         return value

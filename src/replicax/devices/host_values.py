@@ -196,7 +196,7 @@ def check_x64(dtype: Any, what: Callable[[], str]) -> None:
         )
 
 
-def kind_of(variable: Any) -> str:
+def dtype_and_shape(variable: Any) -> str:
     """The dtype and shape in a message: ``float32[2,3]``."""
     name = getattr(variable.dtype, "name", str(variable.dtype))
     return f"{name}[{','.join(map(str, variable.shape))}]"

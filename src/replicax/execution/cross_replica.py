@@ -19,7 +19,7 @@ import numpy as np
 
 from replicax import context
 from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
-from replicax.devices.arrays import here, put
+from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, warn
 from replicax.execution.cache import ProgramCache
@@ -213,7 +213,7 @@ def _examples_only(whole: Any, value: Any, axis: int) -> Any:
     if value.dim == axis:
         if value.mask.is_full:
             return whole
-        examples = jnp.take(here(whole), np.flatnonzero(value.mask.host), axis=axis)
+        examples = jnp.take(local_array(whole), np.flatnonzero(value.mask.host), axis=axis)
         return put(examples, whole.sharding)
     return whole
 

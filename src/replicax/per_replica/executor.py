@@ -19,7 +19,7 @@ import jax
 
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.devices.host_values import as_array, check_integers
 from replicax.errors import DeadlockError, ExecutorWarning, warn
 from replicax.execution.cache import ProgramCache
@@ -184,7 +184,7 @@ class _Replica:
         localities, places, examples = Localities(), None, None
         device = replicas.worker_devices[index]
         if mask is not None:
-            examples = ReplicaExamples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
+            examples = ReplicaExamples(*jax.device_put((mask.host[index], local_array(mask.count)), device))
             places = Places(mask.host.shape[1])
             arrays = [*arrays, (examples.mask, T, Rows(0)), (examples.count, M, None)]
         for array, locality, place in arrays:
@@ -247,7 +247,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
-        array = here(as_array(value, "an argument"))
+        array = local_array(as_array(value, "an argument"))
         arrays.append((_jax.copy_on(device, array), locality, _place(leaf)))
         return arrays[-1][0]
 

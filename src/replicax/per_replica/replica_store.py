@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.devices.host_values import check_x64
 from replicax.errors import LocalityError
 from replicax.execution.program.marks import Obligation, mark_p
@@ -121,5 +121,5 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
     device = variable.replicas.worker_devices[replica]
     if not variable.is_stacked:
-        return _jax.copy_on(device, here(variable.from_storage()))
+        return _jax.copy_on(device, local_array(variable.from_storage()))
     return jax.device_put(jnp.squeeze(components_in(variable.stored())[replica], 0), device)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.devices.arrays import here, put_among
+from replicax.devices.arrays import local_array, put_among
 from replicax.errors import LocalityError
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
@@ -197,7 +197,7 @@ def _stored_array(variable: Variable, stores: Sequence[PerReplicaStore], everyon
     old = None
     if not all(written):  # all workers know this, so all enter the collective that may be needed to read it
         check_all_read(variable)
-        old = here(variable.from_storage())
+        old = local_array(variable.from_storage())
     values = [
         s.values[variable] if variable in s.values else _jax.copy_on(d, old)
         for s, d in zip(stores, devices, strict=True)

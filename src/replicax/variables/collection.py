@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from replicax import _jax, collectives
 from replicax.devices.arrays import put
-from replicax.devices.host_values import kind_of
+from replicax.devices.host_values import dtype_and_shape
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
@@ -119,7 +119,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
         own = isinstance(variable.layout, Copies)  # one of them, as all begin alike
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
         digests = [digest(part) for part in parts.values()]
-    offer_here = (kind_of(variable), kind, digests, variable.name)
+    offer_here = (dtype_and_shape(variable), kind, digests, variable.name)
     offers = lockstep.exchange("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:

@@ -18,14 +18,14 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
 from replicax.collectives import ReduceOp
-from replicax.devices.arrays import compute, here, put
+from replicax.devices.arrays import compute, local_array, put
 from replicax.devices.host_values import (
     as_array,
     casts,
     check_numbers,
     check_x64,
+    dtype_and_shape,
     is_key,
-    kind_of,
     numpy_array,
     numpy_copy,
 )
@@ -258,7 +258,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""
-        return f"variable {self.name!r} ({kind_of(self)})"
+        return f"variable {self.name!r} ({dtype_and_shape(self)})"
 
     @_jax.public_call
     def _about_and_value(self) -> tuple[str, str]:
@@ -266,7 +266,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(self.replicas.mesh, self.replicas.per_device)
-        return f"{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}", shown
+        return f"{type(self).__name__} {self.name!r} {dtype_and_shape(self)} {where}{inside}", shown
 
     def __repr__(self) -> str:
         return "<{}: {}>".format(*self._about_and_value())
@@ -284,7 +284,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             if self.is_spread:
                 return self._shown_pieces(value)
             if not self.is_stacked:
-                value = here(self.from_storage())
+                value = local_array(self.from_storage())
         except VariableLostError:
             return "no value any more"
         if is_key(self.dtype):
