@@ -113,7 +113,7 @@ class AccumulatedStep(Wrapper):
             (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
         _jax.renew_kept_programs()
         for variable, value in zip(run.written, values, strict=True):
-            outer.write(variable, value, run.must_be_mirrored[variable])
+            outer.write(variable, value, run.error_unless_mirrored[variable])
         if parts is not None:
             parts.put_back(held)
         summed = iter(sums)
@@ -201,7 +201,7 @@ class _Run:
 
     Attributes:
       written: the variables that it writes.
-      must_be_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
+      error_unless_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
       updates: those that wait.
       shapes: the shapes of the gradients of all updates.
       tree: the tree of what the step returns.
@@ -220,7 +220,7 @@ class _Run:
         self._step, self._outer, self._batch, self._communicator = step, outer, batch, communicator
         self._created: list[Variable] = []
         self.written: list[Variable] = []
-        self.must_be_mirrored: dict[Variable, str | None] = {}
+        self.error_unless_mirrored: dict[Variable, str | None] = {}
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
@@ -241,7 +241,7 @@ class _Run:
                 if left[number] is not awaited[number]:
                     raise used_too_early(name, "written")
             self.written = list(store.written)
-            self.must_be_mirrored = dict(store.written)
+            self.error_unless_mirrored = dict(store.written)
             others = [pair for number, pair in enumerate(zip(left, held, strict=True)) if number not in self._waiting]
             written = [(store.values[v], self._outer.read(v)) for v in self.written]
             return numbers, gradients, [*written, *others]
@@ -358,9 +358,9 @@ class _PartStore(DerivedStore):
         self._check(variable, "read")
         return super().read(variable)
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         self._check(variable, "written")
-        super().write(variable, value, must_be_mirrored)
+        super().write(variable, value, error_unless_mirrored)
 
     def _check(self, variable: Variable, what: str) -> None:
         if variable in self.waiting:

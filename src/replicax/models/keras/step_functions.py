@@ -12,7 +12,7 @@ from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
 from replicax.execution.many_steps.loop import Step, Taken, run_steps
-from replicax.execution.run import COMPILED, Dispatch, RunOptions, default_options, known
+from replicax.execution.run import COMPILED, Dispatch, RunOptions, cached_dispatch, default_options
 from replicax.models.keras.batches import Batch, Feed, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
 from replicax.models.keras.multi_worker import check_same
@@ -103,11 +103,11 @@ class StepFunction:
         programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
         last = self._known.get(kind)
         if last is not None and is_compiled and last.is_current:
-            return last.again(arrays).launch()
+            return last.with_inputs(arrays).launch()
         batch = self._feed.batch(data)
         result = self._strategy.run(self._fn, (batch,))
-        if kind is not None and is_compiled and (dispatch := known(programs, self._fn, (batch,), None)) is not None:
-            self._known[kind] = dispatch.again(())
+        if kind is not None and is_compiled and (dispatch := cached_dispatch(programs, self._fn, (batch,), None)):
+            self._known[kind] = dispatch.with_inputs(())
         return result
 
     def _common(self, log: Any) -> Any:
