@@ -54,6 +54,7 @@ copy: | examples elementwise | terms first | also cast
 create_token: | replicas own
 cumlogsumexp cummax cummin cumprod cumsum: axis reverse | examples along
 custom_jvp_call: call_jaxpr jvp_jaxpr_fun num_consts symbolic_zeros | also call
+custom_lin: bwd in_zeros num_res out_avals symbolic_zeros
 custom_linear_solve: const_lengths jaxprs
 custom_vjp_call: bwd call_jaxpr fwd_jaxpr_thunk num_consts out_trees symbolic_zeros | also call
 custom_vmap_call: call in_tree out_tree rule

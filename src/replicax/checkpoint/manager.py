@@ -266,6 +266,14 @@ class CheckpointManager(NameHints):
             )
         return numbers
 
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
+        self.wait()
+        folder = self._folder
+        write = functools.partial(folder.add_metrics, step, metrics)
+        _all_do(self._lockstep, "writes metrics", folder.path, lambda: write() if self._leads else None)
+        self._steps[step] = {**self._steps[step], **metrics}
+
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""
         self._steps[step] = metrics

@@ -136,6 +136,12 @@ class SavedRuns:
                     f"{self.directory!r})"
                 )
 
+    def note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Note the numbers of an evaluation of this step, for its checkpoint, too, if it is saved already."""
+        self.evaluated = step
+        if self._manager is not None and self._at == step:
+            self._manager._add_metrics(step, numbers)
+
     def is_due(self, step: int) -> bool:
         """Return whether it is time to save."""
         return self._manager is not None and self._manager._is_time(step)

@@ -344,7 +344,8 @@ class TrainingLoop:
             except RunStops:
                 return self._requests.agree()
         run.evaluation = self._evaluated = values
-        self._saves.evaluated = run.step
+        with wall.on("saving"):
+            self._saves.note_evaluation(run.step, values)
         self._call_back(lambda callback: callback.on_evaluation(run, run.step, values))
         if self._restores is not None and self._restores.best_step == run.step:
             self._save()

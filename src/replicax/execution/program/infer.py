@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION, WRITES
+from replicax._jax.primitive_families import AXIS_POSITION, FORWARD_OF_CUSTOM_VJPS, WRITES
 from replicax.collectives import all_reduce_p, gathered_p, own_sum_p
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, LocalityError
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import ALWAYS, join, result_localities
@@ -43,6 +43,7 @@ def infer(
     Raises:
       LocalityError: an obligation does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
+      TypeError: either is due to a derivative that JAX can't compute.
 
     >>> import jax
     >>> from replicax.execution.program.infer import infer
@@ -54,8 +55,12 @@ def infer(
     inference = _Inference(obligations if check else {}, check, localities)
     try:
         return inference.run(jaxpr, inputs, final=True)[0]
-    except DeadlockError as error:
-        if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_backward(equation)):
+    except (LocalityError, DeadlockError) as error:
+        equations = _jax.equations_of(jaxpr)
+        for equation in equations:
+            if equation.primitive.name in FORWARD_OF_CUSTOM_VJPS:
+                raise TypeError(_FORWARD.format(_jax.source_line(equation))) from None
+        if isinstance(error, DeadlockError) and any(replicas_meet(e) and _jax.is_backward(e) for e in equations):
             raise DeadlockError(f"{error}{_OF_TOTALS}") from None
         raise
 
@@ -77,6 +82,12 @@ _OF_TOTALS = (
     "jaxopt): that gradient differs, because each replica differentiates its own part of the sum. Give the solver "
     "replicax.total_of_shares(fn), where fn computes this replica's share without an all_reduce: its value and its "
     "gradient are the same on every replica."
+)
+
+
+_FORWARD = (
+    "can't apply forward-mode autodiff (jax.jvp, jacfwd, hessian) to a custom_vjp function, such as that of "
+    "replicax.total_of_shares, at {}: use reverse mode (jax.grad, jax.jacrev)"
 )
 
 
