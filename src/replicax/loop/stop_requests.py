@@ -169,7 +169,7 @@ class StopRequests:
             raise KeyboardInterrupt
         self._signal = self._signal or INTERRUPTED
         self._wake.set()
-        _say("Ctrl-C: the step ends, and then all is saved, if there are checkpoints. Once more ends at once, and saves nothing.")
+        _say("Ctrl-C: the step ends, and then all is saved, if there are checkpoints. Once more ends at once, unsaved.")
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         if self._signal != PREEMPTED:
