@@ -243,13 +243,20 @@ def users_frame_of(error: BaseException) -> tuple[types.FrameType, int] | None:
 def line_of(error: BaseException) -> str:
     """The user's line that raised ``error``."""
     users = users_frame_of(error)
-    return UNKNOWN_LINE if users is None else f"{users[0].f_code.co_filename}:{users[1]}"
+    return UNKNOWN_LINE if users is None else shown_line(users[0].f_code.co_filename, users[1])
+
+
+def shown_line(file: str, line: int) -> str:
+    """``file.py:12``; of a notebook's cell, whose file does not exist, its number as in tracebacks there."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    cell = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    return f"{file}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"  # Cell In[3], line 12
 
 
 def users_line() -> str:
     """The user's line that this thread executes."""
     frame, _ = _current_frame()
-    return UNKNOWN_LINE if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return UNKNOWN_LINE if frame is None else shown_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def users_place() -> tuple[str, int]:

@@ -211,7 +211,7 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
                 if dispatch is not None:
                     return dispatch.launch()
             return self._run(fn, args, kwargs, options)
-        except Exception as error:
+        except BaseException as error:
             _jax.hide_frames(error)  # as hiding_frames does, without a wrapper
             raise
 

@@ -344,6 +344,13 @@ def test_hosts_out_of_reach(monkeypatch) -> None:
     assert len(lines) == 7
 
 
+def test_a_worker_0_that_others_would_look_for_on_another_machine(monkeypatch) -> None:
+    found = told(in_cluster(monkeypatch, 0, "192.0.2.1:1", here()), State.WARNING)
+    assert found.startswith(
+        "cluster: this process is worker 0, and 192.0.2.1 is no address of this machine → give each"
+    )
+
+
 def test_a_proxy_in_the_way(monkeypatch) -> None:
     in_cluster(monkeypatch, 1, here(), here())
     monkeypatch.setenv("https_proxy", "http://proxy:1")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from replicax.cluster.preflight import bind_address, host_to_listen_on, run_preflight
+from replicax.cluster import preflight
+from replicax.cluster.preflight import bind_address, host_to_listen_on, is_elsewhere, run_preflight
 from replicax.cluster.worker_group import WorkerGroup
 from replicax.system.json_lines import listening_socket
 from tests.processes import free_port
@@ -115,6 +116,22 @@ def test_a_second_chief_is_told_apart_from_another_program(group) -> None:
         assert str(error).startswith("two processes are worker 0: process ")
 
 
+def test_a_second_chief_on_another_machine(group, monkeypatch) -> None:
+    """As if all hosts had the same TF_CONFIG: it can listen, and nothing tells it from a chief behind a gateway."""
+    monkeypatch.setattr(preflight, "_ELSEWHERE", 0.05)
+    monkeypatch.setattr(preflight, "_PATIENCE", 0.2)
+    monkeypatch.setattr(preflight, "is_elsewhere", lambda group: group.source == "elsewhere")
+    other = dataclasses.replace(group, source="elsewhere")
+    with threads() as pool:
+        waits = pool.submit(run_preflight, other, f"127.0.0.1:{free_port()}", time.monotonic() + 20)
+        for error in (called(group, 0), waits.exception()):
+            assert isinstance(error, RuntimeError)
+            assert str(error).startswith("two processes are worker 0: process ")
+    error = called(other, 0, 4 * SOON)  # its address leads to itself
+    assert isinstance(error, TimeoutError)
+    assert "127.0.0.1 is no address of " in str(error)
+
+
 def test_two_processes_are_one_worker(group) -> None:
     with threads() as pool:
         for error in [f.result() for f in [pool.submit(called, group, index) for index in (0, 1, 1)]]:
@@ -174,8 +191,9 @@ def test_where_the_chief_listens(group, monkeypatch) -> None:
     if has_ipv6():
         assert bind_address(dataclasses.replace(group, coordinator="[::1]:80")) == "[::1]:80"
     assert bind_address(dataclasses.replace(group, coordinator="localhost:80")) in ("127.0.0.1:80", "[::1]:80")
-    elsewhere = bind_address(dataclasses.replace(group, coordinator="192.0.2.1:80"))  # no machine has this one
-    assert elsewhere in ("[::]:80", "0.0.0.0:80")
+    elsewhere = dataclasses.replace(group, coordinator="192.0.2.1:80")  # no machine has this one
+    assert bind_address(elsewhere) in ("[::]:80", "0.0.0.0:80")
+    assert (is_elsewhere(elsewhere), is_elsewhere(group)) == (True, False)
     for host in ("localhost", "0.0.0.0", *(["::"] if has_ipv6() else [])):
         with listening_socket(host) as listens:
             socket.create_connection(("localhost", listens.getsockname()[1])).close()

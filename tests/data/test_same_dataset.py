@@ -109,7 +109,7 @@ def test_the_same_files_in_another_directory_are_the_same(files: list[str], tmp_
         ),
         (
             [examples().seed(1).shuffle().batch(4), examples().seed(2).shuffle().batch(4)],
-            r"its seeds of shuffling is \[\('ShuffleMapDataset', \d+\), .* on worker 1",
+            r"the list of its seeds is \[\('ShuffleMapDataset', \d+\), .* on worker 1",
         ),
         ([examples().batch(4), examples(ROWS[::-1]).batch(4)], "worker 1 has other examples in memory than worker 0"),
     ],

@@ -47,7 +47,10 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "two", "train.py"], "got 'two'"),
         (["--workers", "2"], "expected a script, or -m and a module, after the options"),
         (["--workers", "2", "-m"], "-m: expected the name of a module after it"),
-        (["--workers", "2", "--worker", "3", "train.py"], "unrecognized arguments: --worker"),
+        (
+            ["--workers", "2", "--worker", "3", "train.py"],
+            "unrecognized arguments: --worker (see replicax launch --help)",
+        ),
         (["--workers", "2", "no.py"], "there is no file no.py in "),
         (["--workers", "2", "package"], "package is a folder: expected a Python file, or -m and a module"),
         (["--workers", "2", "notes.txt"], "notes.txt is neither a Python file (its name does not end in .py) nor exec"),
@@ -72,6 +75,10 @@ def refused(capsys, *words: str) -> str:
         (
             ["--workers", "2", "--hosts", "a,b", "--node-rank", "1", "--max-restarts", "2", "train.py"],
             "one launcher can't start the workers of other hosts again",
+        ),
+        (
+            ["--workers", "2", "--hosts", "192.0.2.1,b", "--node-rank", "0", "--port", "7001", "train.py"],
+            "this machine is number 0 of --hosts, 192.0.2.1: correct it, or say with --bind where it listens",
         ),
         (
             ["--workers", "2", "--hosts", "127.0.0.1,b", "--node-rank", "0", "--port", "7001", "train.py"],

@@ -83,6 +83,7 @@ def test_workers_that_choose_differently() -> None:
         "replicas_at_once is 1 on worker 0 and 2 on worker 1",
         "reproducible is False on worker 0 and True on worker 1",
         "the number of logical devices of a replica is 1 on worker 0 and 2 on worker 1",
+        "the version of Replicax is 'A' on worker 0 and 'B' on worker 1",
     ]
     for found in processes.run(workers_placements.disagree, workers=2, devices=2):
-        assert found == [f"the workers do not fit together: {text}" for text in said]
+        assert found == [f"the workers do not fit together: {text}; it must be the same on all" for text in said]

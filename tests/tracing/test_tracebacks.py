@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +50,7 @@ def error_of(call: Any) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def lines(error: Exception) -> list[tuple[str, str]]:
+def lines(error: BaseException) -> list[tuple[str, str]]:
     """File and function of each frame, of the causes first."""
     frames = traceback.TracebackException.from_exception(error)
     found: list[tuple[str, str]] = []
@@ -58,7 +61,7 @@ def lines(error: Exception) -> list[tuple[str, str]]:
     return found
 
 
-def is_own(error: Exception) -> bool:
+def is_own(error: BaseException) -> bool:
     return {file for file, _ in lines(error)} == {__file__}
 
 
@@ -112,6 +115,29 @@ def test_of_an_error_of_replicax_the_last_line_is_the_call(pair, call, tmp_path,
     error = error_of(lambda: call(pair))
     assert is_own(error)
     assert lines(error)[-1][1] == "<lambda>"
+
+
+def test_of_an_interrupt_the_last_line_is_the_users(pair) -> None:
+    """Also of one that comes while Replicax waits in a module of Python, as for the next batch."""
+
+    def interrupted(x: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return x
+
+    def late() -> Iterator[Any]:  # in a thread of its own
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        is_over.wait(10.0)
+        yield BATCH
+
+    is_over = threading.Event()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pair.run(interrupted, args=(BATCH,))
+    assert lines(caught.value)[-1] == (__file__, "interrupted")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(iter(pair.distribute_dataset(late)))
+    is_over.set()
+    assert is_own(caught.value)
 
 
 def test_a_simple_error_is_short(pair) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import sysconfig
+import types
 import warnings
 
 import jax
@@ -71,6 +72,22 @@ def test_a_collective_inside_another_library(pair) -> None:
 
     with pytest.raises(replicax.errors.DeadlockError, match=rf"the collective \S+ at .*{HERE} "):
         pair.run(step, args=(x,))
+
+
+def test_a_line_in_a_cell_of_a_notebook(pair, monkeypatch) -> None:
+    """It has the number of the cell: its file has the name of a temporary one, and does not exist."""
+    names = {"/tmp/ipykernel_7/123.py": ("Cell", "In[3]")}
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    with pair.scope():
+        cell = {"w": replicax.Variable(0.0, name="w")}
+    exec(compile("def step(x):\n    w.assign(x[0])\ndef named(x):\n    int(x[0])", *names, "exec"), cell)
+    x = pair.distribute_values_from_function(lambda ctx: np.ones(2, np.float32))
+    with pytest.raises(replicax.errors.LocalityError, match=r"at Cell In\[3\], line 2 \(step\)"):
+        pair.run(cell["step"], args=(x,))
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=r"step 'named' at Cell In\[3\], line 4"):
+        pair.run(cell["named"], args=(x,))
+    assert errors.shown_line("train.py", 3) == "train.py:3"
 
 
 def test_a_warning_inside_another_library() -> None:

@@ -65,7 +65,7 @@ def public_call(fn: Callable[Args, Result]) -> Callable[Args, Result]:
                 return fn(*args, **kwargs)
             with jax.set_mesh(None):
                 return fn(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             hide_frames(error)
             raise
 

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -37,7 +38,7 @@ def hiding_frames(fn: Callable[Args, Result]) -> Callable[Args, Result]:
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
             return fn(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # also of an interrupt
             hide_frames(error)
             raise  # which, unlike `raise error`, adds no line of this function
 
@@ -100,9 +101,13 @@ def _is_of_replicax(error: BaseException) -> bool:
 
 
 def _without(trace: TracebackType | None, hidden: set[str]) -> TracebackType | None:
+    """The frames that are in none of these packages, nor in modules of Python that these call."""
     kept = []
+    is_hidden = False
     while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in hidden:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        is_hidden = package in hidden or (is_hidden and package in sys.stdlib_module_names)
+        if not is_hidden:
             kept.append(trace)
         trace = trace.tb_next
     rebuilt = None

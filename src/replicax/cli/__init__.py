@@ -9,7 +9,6 @@ such a module as its value.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
@@ -47,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_absent(subparsers, name, purpose)
     try:
         with standard_streams():
-            args: argparse.Namespace = parser.parse_args(argv)
+            args, unknown = parser.parse_known_args(argv)
+            if unknown:
+                see = f"{parser.prog} {args.command} --help"
+                raise InputError(f"unrecognized arguments: {' '.join(unknown)} (see {see})")
             return int(args.run(args))
     except InputError as error:
         print(f"{error.program or f'{parser.prog} {args.command}'}: error: {error}", file=sys.stderr)

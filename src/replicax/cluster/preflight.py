@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import socket
 import time
 from typing import Any
@@ -26,6 +27,9 @@ _RETRY = 0.05
 """Seconds between two attempts to reach the coordinator, at first; later up to a second."""
 _PATIENCE = 1.0
 """For how many seconds the coordinator waits for the first line of a stranger."""
+_ELSEWHERE = 2.0
+"""Seconds between two looks at the coordinator's address for another worker 0, if it is not this machine's."""
+_ALL_INTERFACES = ("::", "0.0.0.0")
 
 
 def bind_address(group: WorkerGroup) -> str:
@@ -51,7 +55,13 @@ def host_to_listen_on(host: str) -> str:
             with socket.socket(family, kind) as s, contextlib.suppress(OSError):
                 s.bind(address)  # any port: this only tests whether the address is this machine's
                 return str(address[0])
-    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    return _ALL_INTERFACES[not socket.has_dualstack_ipv6()]
+
+
+def is_elsewhere(group: WorkerGroup) -> bool:
+    """Return whether the coordinator's address is none of this machine's, though it may be forwarded to it."""
+    host, _ = host_and_port(group.coordinator, "the coordinator")
+    return not os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") and host_to_listen_on(host) in _ALL_INTERFACES
 
 
 def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
@@ -73,17 +83,22 @@ def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
 
 
 def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
-    started = time.monotonic()
+    started, elsewhere = time.monotonic(), is_elsewhere(group)
+    me = {**_about(group), "token": secrets.token_hex(8)}
     with contextlib.ExitStack() as open_:
-        server = open_.enter_context(_server(group, bind, deadline))
-        arrived = {0: _about(group)}
+        server = open_.enter_context(_server(group, bind, me, deadline))
+        arrived = {0: me}
         connections: dict[int, socket.socket] = {}
         problem: str | None = None
         while problem is None and len(arrived) < group.count:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
+            left = deadline - time.monotonic()
+            server.settimeout(max(0.001, min(left, _ELSEWHERE) if elsewhere else left))
             try:
                 connection = open_.enter_context(server.accept()[0])
             except TimeoutError:
+                if time.monotonic() < deadline:
+                    problem = _answer_of_another(group, me, deadline)
+                    continue
                 _forget_who_has_gone(arrived, connections)
                 missing = [group.name_of(i) for i in range(group.count) if i not in arrived]
                 problem = (
@@ -91,10 +106,13 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
                     f"the coordinator at {group.coordinator}; missing: {', '.join(missing)}. Look at what they "
                     f"printed: each must run this program, and reach that address. They are those of {group.source}"
                 )
+                if elsewhere:
+                    host, _ = host_and_port(group.coordinator, "the coordinator")
+                    problem += f". {host} is no address of {me['host']}: is this process really worker 0?"
                 break
             greeting = _message(connection, min(deadline, time.monotonic() + _PATIENCE))
-            if greeting is None:
-                continue  # another program's connection
+            if greeting is None or greeting.get("token") == me["token"]:
+                continue  # another program's connection, or this worker's own
             _forget_who_has_gone(arrived, connections)
             problem = _problem(group, arrived, greeting)
             arrived.setdefault(greeting["index"], greeting)
@@ -115,7 +133,7 @@ def _forget_who_has_gone(arrived: dict[int, dict[str, Any]], connections: dict[i
         del arrived[index], connections[index]
 
 
-def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
+def _server(group: WorkerGroup, bind: str, me: dict[str, Any], deadline: float) -> socket.socket:
     try:
         return listening_socket(*host_and_port(bind, "JAX_COORDINATOR_BIND_ADDRESS"))
     except OSError as error:
@@ -124,13 +142,23 @@ def _server(group: WorkerGroup, bind: str, deadline: float) -> socket.socket:
                 f"worker 0 can't listen at {bind}, where workers should connect ({group.source}): {error.strerror}. "
                 "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine"
             ) from error
-        answer = _ask(group, min(deadline, time.monotonic() + 2 * _PATIENCE))
-        if answer is not None and answer.get("problem"):
-            raise RuntimeError(answer["problem"]) from error
+        problem = _answer_of_another(group, me, deadline)
+        if problem is not None:
+            raise RuntimeError(problem) from error
         raise RuntimeError(
             f"worker 0 can't listen at {bind}, where workers should connect ({group.source}): the port is in use, by "
             "another program or an earlier run of this one. End that, or choose another port"
         ) from error
+
+
+def _answer_of_another(group: WorkerGroup, me: dict[str, Any], deadline: float) -> str | None:
+    """What another worker 0, at the coordinator's address, answers to this one; ``None`` if none listens there."""
+    host, port = host_and_port(group.coordinator, "the coordinator")
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_PATIENCE) as connection:
+        _send(connection, me)
+        answer = _message(connection, min(deadline, time.monotonic() + 2 * _PATIENCE))
+        return None if answer is None else answer.get("problem")
+    return None
 
 
 def _problem(group: WorkerGroup, arrived: dict[int, dict[str, Any]], greeting: dict[str, Any]) -> str | None:
@@ -195,17 +223,6 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
                 ) from error
         time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         pause = min(1.0, 1.5 * pause)
-
-
-def _ask(group: WorkerGroup, deadline: float) -> dict[str, Any] | None:
-    """The answer at the coordinator's address to this worker; ``None`` if another program listens there."""
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection(host_and_port(group.coordinator, "the coordinator"), timeout=_PATIENCE) as connection,
-    ):
-        _send(connection, _about(group))
-        return _message(connection, deadline)
-    return None
 
 
 def _error(problem: str) -> Exception:

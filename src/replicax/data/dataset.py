@@ -152,7 +152,7 @@ class DistributedIterator(Iterator[Any], NameHints):
                     "outside and pass it to strategy.run(step, args=(element,))"
                 )
             return self._reader.next()
-        except Exception as error:
+        except BaseException as error:
             _jax.hide_frames(error)  # as hiding_frames does, without a wrapper
             raise
 

@@ -40,7 +40,7 @@ def check_same_dataset(source: Source, reading: Reading, policy: str, lockstep: 
         "the number of batches": reading.length,
         "the number of examples in a batch": reading.examples,
         "what a saved state knows it by": reading.known_by,
-        "its seeds of shuffling": graph.seeds(source.dataset),
+        "the list of its seeds": graph.seeds(source.dataset),
         "files": _jax.digested(dumps(files)),
         "the examples in memory": _samples(source.dataset),
     }

@@ -21,6 +21,7 @@ from replicax.system.addresses import join_address
 LOOPBACK = "127.0.0.1"
 _LOWEST = 20000  # below are those of well-known services
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_OF_BIND = "--bind must be an address of this machine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,8 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
             "in --hosts, or say with --bind at which the chief listens"
         )
     if node == 0:
-        check_free(bind or hosts[0], port)
+        to_do = f"this machine is number 0 of --hosts, {hosts[0]}: correct it, or say with --bind where it listens"
+        check_free(bind or hosts[0], port, _OF_BIND if bind else to_do)
     addresses = tuple(join_address(host, port + i) for host in hosts for i in range(workers))
     return LaunchRendezvous(addresses, join_address(bind or hosts[0], port))
 
@@ -109,8 +111,8 @@ def free_port(host: str) -> int:
         return int(s.getsockname()[1])
 
 
-def check_free(host: str, port: int) -> None:
-    """Raise unless the chief can listen there.
+def check_free(host: str, port: int, to_do: str = _OF_BIND) -> None:
+    """Raise unless the chief can listen there; ``to_do`` is what to change if this machine has no such address.
 
     Raises:
       LaunchError: the port is taken, or the address is not of this machine.
@@ -118,10 +120,9 @@ def check_free(host: str, port: int) -> None:
     try:
         taken = is_taken(host, port)
     except OSError as error:
-        raise LaunchError(
-            f"the chief can't listen at {join_address(host, port)} ({error.strerror or error}): --bind must be "
-            "an address of this machine"
-        ) from error
+        to_do = "choose another --port" if error.errno == errno.EACCES else to_do
+        why = error.strerror or error
+        raise LaunchError(f"the chief can't listen at {join_address(host, port)} ({why}): {to_do}") from error
     if taken:
         raise LaunchError(f"port {port} of {host} is in use by another program: choose another --port")
 

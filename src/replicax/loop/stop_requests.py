@@ -169,13 +169,13 @@ class StopRequests:
             raise KeyboardInterrupt
         self._signal = self._signal or INTERRUPTED
         self._wake.set()
-        _say("Ctrl-C: the step ends, and then all is saved. Once more ends at once, with nothing saved.")
+        _say("Ctrl-C: the step ends, and then all is saved, if there are checkpoints. Once more ends at once, unsaved.")
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         if self._signal != PREEMPTED:
             self._signal = PREEMPTED  # it does not wait for another end of the run
             self._wake.set()
-            _say("SIGTERM: the step ends, and then all is saved.")
+            _say("SIGTERM: the step ends, and then all is saved, if there are checkpoints.")
 
     # --- the thread -----------------------------------------------------------------------------------------
 

@@ -142,7 +142,10 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
     """
     import jaxlib.version
 
+    from replicax import __version__
+
     seen = {
+        "the version of Replicax": __version__,
         "the version of JAX": jax.__version__,
         "the version of jaxlib": jaxlib.version.__version__,
         "the platform": devices[0, 0].platform,
@@ -160,7 +163,7 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
             if value != offers[0][0][what]:
                 raise RuntimeError(
                     f"the workers do not fit together: {what} is {offers[0][0][what]!r} on worker 0 and {value!r} on "
-                    f"worker {worker}"
+                    f"worker {worker}; it must be the same on all"
                 )
     by_id = {d.id: d for d in jax.devices(devices[0, 0].platform)}
     everyones = np.array([by_id[i] for _, ids in offers for i in ids], dtype=object)

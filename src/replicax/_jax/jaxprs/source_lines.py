@@ -12,7 +12,7 @@ from jax.extend import source_info_util as _source_infos
 from replicax._jax.internals import source_info_util as _source_info
 from replicax._jax.jaxprs.types import Equation
 from replicax._jax.primitive_families import JITTED
-from replicax.errors import UNKNOWN_LINE, users_position
+from replicax.errors import UNKNOWN_LINE, shown_line, users_position
 
 
 def from_line_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
@@ -31,7 +31,7 @@ def located(equation: Equation, others: Iterable[Equation]) -> Equation:
 def source_line(equation: Equation) -> str:
     """``file.py:12 (function)``: the user's line that an equation comes from."""
     frame = _users_frame(equation)
-    return UNKNOWN_LINE if frame is None else f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return UNKNOWN_LINE if frame is None else f"{shown_line(frame.file_name, frame.line_num)} ({frame.function_name})"
 
 
 def _frames(equation: Equation) -> Sequence[Any]:

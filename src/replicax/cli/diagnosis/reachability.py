@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
-from replicax.cluster.preflight import bind_address
+from replicax.cluster.preflight import bind_address, is_elsewhere
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment
 from replicax.system.addresses import host_and_port, is_loopback, split_address
 from replicax.system.json_lines import listening_socket
@@ -51,6 +51,9 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
     except OSError as error:
         why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
         return [wrong("cluster", f"worker 0 can't listen at {bind}: {why}", "end what uses it, or choose another port")]
+    if is_elsewhere(group):
+        what = f"this process is worker 0, and {host} is no address of this machine"
+        return [warning("cluster", what, "give each process a number of its own, unless the address leads here")]
     return []
 
 

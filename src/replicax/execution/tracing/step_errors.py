@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from replicax import _jax
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.errors import PACKAGE, users_frame_of
+from replicax.errors import PACKAGE, shown_line, users_frame_of
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.user_functions import function_name
 from replicax.variables.variable import Variable
@@ -165,7 +165,7 @@ def where(error: Exception, fn: Callable[..., Any]) -> str:
     code, line = users[0].f_code, users[1]
     source = linecache.getline(code.co_filename, line).strip()
     inside = "" if code.co_name == name else f", in {code.co_name}"
-    return f"step {name!r}{inside} at {code.co_filename}:{line}" + (f": `{source}`" if source else "")
+    return f"step {name!r}{inside} at {shown_line(code.co_filename, line)}" + (f": `{source}`" if source else "")
 
 
 def _depends_on(

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from replicax.errors import PACKAGE
+from replicax.errors import PACKAGE, shown_line
 from replicax.hlo.instructions import Instruction, Module
 
 # What is no line of the user's program: a library's, the script that starts a command, and code that is in no file.
@@ -34,7 +34,7 @@ class SourceLines:
         """
         for file, line in self._module.source(instruction):
             if not file.startswith(_OURS) and (file, line) not in self._outside:
-                return f"{Path(file).name}:{line}"
+                return Path(shown_line(file, line)).name
         outer = self._callers.get(instruction.name)
         return "" if outer is None else self.of(outer)
 
