@@ -156,7 +156,7 @@ class CheckpointManager(NameHints):
                 "and a new run needs a folder of its own"
             )
         room = functools.partial(self._folder.make_room, step, step in self._damaged)
-        self.checkpoint._begin(
+        self.checkpoint._begin_save(
             self._folder.path_of(step),
             manager=self._folder.id,
             step=step,
@@ -286,7 +286,7 @@ class CheckpointManager(NameHints):
             self._steps.pop(step, None)
             self._damaged.add(step)
             return False
-        self.checkpoint._take(source)
+        self.checkpoint._restore_from(source)
         self._last = step
         return True
 
