@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 NOTICEABLE = 1e-3
-"""For how many seconds one has to wait for values to say that they were not there yet."""
+"""A longer wait for values, in seconds, means that they were not computed yet."""
 
 
 class TrainingLoop:
@@ -354,7 +354,7 @@ class TrainingLoop:
         run, wall = self._run, self._wall
         if not self._saves.is_on:
             return
-        self._log_pending()  # which one who goes on from here can't make up for
+        self._log_pending()  # a run that goes on from here would not log it
         self._wait()
         if self._finite is not None and self._outputs:
             self._finite.check(self._outputs)
