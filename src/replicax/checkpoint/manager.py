@@ -268,7 +268,7 @@ class CheckpointManager(NameHints):
 
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""
-        self._steps[step] = metrics
+        self._steps = {**self._steps, step: metrics}  # replaced, as the run may be reading it
         if not self._leads:
             return
         try:

@@ -13,7 +13,7 @@ from replicax.argument_checks import checked_integer, checked_path
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
-from replicax.loop.callbacks import Callback, EarlyStopping, best_of
+from replicax.loop.callbacks import Callback, EarlyStopping, restoring_callback
 from replicax.loop.step_metrics import Combination
 from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
@@ -157,7 +157,7 @@ def train(
         dataset=dataset,
         steps=steps,
         wall=wall,
-        checkpoints=_manager_of(checkpoints, step, best_of(callbacks)),
+        checkpoints=_manager_of(checkpoints, step, restoring_callback(callbacks)),
         has_found_objects=isinstance(checkpoints, str | os.PathLike),
         folder=folder,
         log_every=log_every,

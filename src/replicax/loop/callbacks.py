@@ -186,7 +186,7 @@ class EarlyStopping(Callback):
         return f"EarlyStopping({self.metric!r}, {self.mode!r}, patience={self.patience})"
 
 
-def best_of(callbacks: Sequence[Callback]) -> EarlyStopping | None:
+def restoring_callback(callbacks: Sequence[Callback]) -> EarlyStopping | None:
     """The callback whose best evaluation is to be restored at the end; ``None`` if none is."""
     found = [c for c in callbacks if isinstance(c, EarlyStopping) and c.restore_best]
     if len(found) > 1:
