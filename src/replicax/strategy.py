@@ -275,9 +275,9 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         (2, 40.0)
         """
         check_call(self._replicas, fn, (), method="strategy.run_steps")
-        source = data.source_of(iterator, self._replicas).take
+        take = data.reader_of(iterator, self._replicas).take
         count = checked_integer(steps, "strategy.run_steps(fn, iterator, steps): steps")
-        return run_steps(self.extended.programs, fn, source, count, initial_loop_values)
+        return run_steps(self.extended.programs, fn, take, count, initial_loop_values)
 
     # --- across replicas --------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from replicax._jax.control_flow import (
     called_program as called_program,
     closed_over as closed_over,
     control_flow_of as control_flow_of,
+    executed_sum as executed_sum,
     has_rules as has_rules,
     pruned as pruned,
     scan_of as scan_of,

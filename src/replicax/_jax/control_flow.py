@@ -93,6 +93,21 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] =
 )
 
 
+def executed_sum(equation: Equation, each: Callable[[Equation], int]) -> int:
+    """The sum of ``each`` over the operations that an equation runs: itself, or those of its programs.
+
+    A loop counts as often as it runs, a branch as the dearest one, and a ``while`` loop once, as it is not known how
+    often it runs.
+    """
+    inside = [sum(executed_sum(inner, each) for inner in program.eqns) for program in sub_jaxprs(equation)]
+    match control_flow_of(equation):
+        case Scan() as loop:
+            return loop.length * sum(inside)
+        case Branches():
+            return max(inside, default=0)
+    return sum(inside) or each(equation)
+
+
 def called_program(equation: Equation) -> Jaxpr | None:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
     params = equation.params

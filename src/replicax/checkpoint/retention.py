@@ -122,9 +122,9 @@ class Folder:
                 if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
                     with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
                         shutil.rmtree(os.path.join(self.path, name))
-        complete = self.complete()
         if newest is None:
             return
+        complete = self.complete()
         own = [
             step
             for step in complete

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from replicax.argument_checks import check_unmasked, text_of
 from replicax.errors import IntegerRangeError, shortened
@@ -111,6 +112,11 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
     except (TypeError, ValueError):
         check_numbers(value, where)
         raise
+
+
+def strongly_typed(array: jax.Array) -> jax.Array:
+    """``array`` with a dtype that does not yield to others, as values have that go from step to step."""
+    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def check_numbers(value: Any, where: Where) -> None:

@@ -29,7 +29,7 @@ OWN = "replicax.train/"
 
 
 class SavedRuns:
-    """The checkpoints of a run: besides the user's objects the place in the input, the last numbers, callbacks' states.
+    """The checkpoints of a run: the user's objects, the place in the input, the last numbers, and callbacks' states.
 
     The metrics and the loss scale of the run are saved, too, unless they are among the user's objects. Without a
     ``manager`` nothing is ever saved.

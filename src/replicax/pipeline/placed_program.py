@@ -268,21 +268,15 @@ class _Planner:
         operands = dying, [v for v in region.needs if v not in set(dying)]
         jaxpr = program_of(region, self.flat, self.placement, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
-        localities = self.localities if self.pieces else None
-        mesh = self.meshes[device]
+        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
+        mesh, known, per_device, pieces = self.meshes[device], self.localities, self.per_device, self.pieces
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
-            values = [*first, *second]
-            if self.per_device == 1:
-                return (evaluated(jaxpr, values, layouts, localities),)
-            given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
-            return (
-                evaluated_on_device(
-                    jaxpr, values, given, layouts, self.localities, self.program, self.per_device, pieces
-                ),
-            )
+            values, given = [*first, *second], [*layouts_in[0], *layouts_in[1]]
+            if per_device == 1:
+                return (evaluated(jaxpr, values, layouts, known if pieces else None),)
+            return (evaluated_on_device(jaxpr, values, given, layouts, known, self.program, per_device, pieces),)
 
-        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
         target = target_for(mesh, self.per_device > 1, self.pieces)
         rewriting = rewriting_for(jaxpr, mesh, target, self.policy.errors)

@@ -210,7 +210,7 @@ class Placement:
         for operation, device in reversed(list(zip(self.flat.operations, self.devices, strict=True))):
             equation = operation.equation
             if equation.outvars and equation.outvars[0] in self.anew:
-                continue  # asked for by those who use it
+                continue  # its users ask for its operands
             if equation.primitive is assign_p:
                 device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
             wanted = (

@@ -14,7 +14,7 @@ from jax import lax
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, strongly_typed
 from replicax.errors import ContextError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
@@ -197,7 +197,7 @@ class _Update:
 
 
 class _Run:
-    """The step on micro-batches, as the body of a scan. While the step runs, its updates give this their gradients.
+    """The step on micro-batches, as the body of a scan. While the step runs, it collects the gradients of its updates.
 
     Attributes:
       written: the variables that it writes.
@@ -224,8 +224,8 @@ class _Run:
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
-        # The arrays of objects, by number, as updates that wait will leave them: inputs of the program in which it is
-        # found out what the step does, so that their uses are found there. Otherwise empty.
+        # While `found` traces the step: for each array of the objects an input that stands for its value after the
+        # updates that wait, so that the traced program shows each use of that value. Otherwise empty.
         self._awaited: Sequence[Any] = ()
         self._waiting: dict[int, str] = {}  # the names of those arrays that such an update changes, by number
 
@@ -303,8 +303,7 @@ class _Run:
                     f"{self._step.__name__}: a step whose gradients are accumulated returns numbers, got {value!r}: "
                     "reduce it first (replicax.compute_average_loss), or keep it in a variable"
                 )
-            array = as_array(value, f"what {self._step.__name__} returned")
-            numbers.append(lax.convert_element_type(array, array.dtype))
+            numbers.append(strongly_typed(as_array(value, f"what {self._step.__name__} returned")))
         return store, self._gradients, numbers, left
 
     def update(

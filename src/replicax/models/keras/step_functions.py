@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
+from replicax.devices.host_values import strongly_typed
 from replicax.execution.many_steps.loop import Step, Taken, run_steps
 from replicax.execution.run import COMPILED, Dispatch, RunOptions, cached_dispatch, default_options
 from replicax.models.keras.batches import Batch, Feed, taken
@@ -169,7 +169,7 @@ class StepFunction:
         self._assign(step, values, new)
         if self._method != "predict_step" and len(set(batch.sizes)) > 1:
             result = step.means_in(result, _is_float)
-        return jax.tree_util.tree_map(_strongly_typed, result)
+        return jax.tree_util.tree_map(lambda leaf: strongly_typed(jnp.asarray(leaf)), result)
 
     def _assign(self, step: ReplicaStep, values: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
         """Assign the changes of the step; a layer's batch statistics are those of all rows."""
@@ -199,9 +199,3 @@ def _is_per_replica(value: Any) -> bool:
 
 def _is_float(log: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(log), jnp.inexact))
-
-
-def _strongly_typed(leaf: Any) -> Any:
-    """Convert a leaf to a strongly typed array, as a loop requires."""
-    array = jnp.asarray(leaf)
-    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
