@@ -5,11 +5,13 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import replicax
 from replicax.devices.selection import grouped_by_replica
@@ -184,9 +186,8 @@ def disagree() -> list[str]:
     ]
     found = []
     for chosen in choices:
-        try:
-            replicax.__version__ = replicax.__version__ if chosen else "B" if second else "A"
+        version = replicax.__version__ if chosen else "B" if second else "A"
+        with mock.patch.object(replicax, "__version__", version), pytest.raises(RuntimeError) as caught:
             replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, **chosen)
-        except RuntimeError as error:
-            found.append(str(error))
+        found.append(str(caught.value))
     return found
