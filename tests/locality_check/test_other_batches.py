@@ -12,6 +12,7 @@ import pytest
 
 import replicax
 from replicax.errors import LocalityWarning
+from tests.conftest import strategy_of
 
 PADDED, EXACT = (replicax.InputOptions(partial_batch=kind) for kind in ("pad", "exact"))
 LABELED, OTHER = np.arange(3, dtype=np.float32), np.arange(4, 8, dtype=np.float32)
@@ -42,13 +43,15 @@ def run(strategy: Any, step: Any, x: Any, u: Any) -> None:
     strategy.run(lambda x, u: step(mean, x, u), args=(x, u))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("step", [plain, in_a_derivative, in_a_metric])
-def test_rows_of_another_batch_beside_a_padded_one(pair, step) -> None:
-    [x], [u] = pair.distribute_dataset([LABELED], PADDED), pair.distribute_dataset([OTHER])
+def test_rows_of_another_batch_beside_a_padded_one(step, replicas) -> None:
+    strategy = strategy_of(replicas)
+    [_, x], [u] = strategy.distribute_dataset([OTHER, LABELED], PADDED), strategy.distribute_dataset([OTHER])
     with pytest.warns(
         LocalityWarning, match=r"is computed from an argument that is not padded, .*='exact'\)"
     ) as caught:
-        run(pair, step, x, u)
+        run(strategy, step, x, u)
     assert [w.filename for w in caught] == [__file__]
 
 
@@ -57,15 +60,17 @@ def test_rows_of_another_batch_beside_a_padded_one(pair, step) -> None:
     [
         lambda mean, x, u: replicax.compute_average_loss(jnp.square(x)) + u.mean(),
         lambda mean, x, u: replicax.compute_average_loss(jnp.square(x - u)),
-        lambda mean, x, u: replicax.compute_average_loss(jnp.ones(2)),
-        lambda mean, x, u: replicax.compute_average_loss(jax.random.normal(own_key(), (2,))),
+        lambda mean, x, u: replicax.compute_average_loss(jnp.ones(len(x))),
+        lambda mean, x, u: replicax.compute_average_loss(jax.random.normal(own_key(), (len(x),))),
     ],
 )
-def test_rows_of_the_padded_batch_or_of_none(pair, step) -> None:
-    [x], [u] = pair.distribute_dataset([LABELED], PADDED), pair.distribute_dataset([OTHER])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_rows_of_the_padded_batch_or_of_none(step, replicas) -> None:
+    strategy = strategy_of(replicas)
+    [_, x], [u] = strategy.distribute_dataset([OTHER, LABELED], PADDED), strategy.distribute_dataset([OTHER])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(pair, step, x, u)
+        run(strategy, step, x, u)
 
 
 @pytest.mark.parametrize("step", [plain, in_a_metric])

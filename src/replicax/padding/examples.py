@@ -32,7 +32,8 @@ def where_examples_are(
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)
     for (aval, locality), dim in zip(program.arguments, program.example_dims, strict=False):
-        is_other = dim == () and locality is T and aval.shape[:1] == (rows,)
+        # The batches of a single replica come bare, as what replicas share does.
+        is_other = dim == () and (locality is T or program.replicas == 1) and aval.shape[:1] == (rows,)
         inputs.append(UNPADDED if is_other else place_of_examples(aval.shape, dim, rows))
     inputs += [Rows(0), None] + [None] * len(program.constants)
     places = ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
