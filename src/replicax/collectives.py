@@ -336,6 +336,8 @@ class ReplicaExamples(NamedTuple):
     """The number of examples of all replicas: int32, mirrored."""
     parts: int = 1
     """The number of micro-batches of which these are one."""
+    part: Any = 0
+    """The number of this micro-batch: int32, mirrored."""
 
 
 class Communicator(Protocol):

@@ -87,7 +87,8 @@ class ReplicaContext(NameHints):
         """``key``, folded with this replica's number: random numbers drawn from it differ between replicas.
 
         For masks and noise on a replica's examples, such as dropout. Draw numbers that must be the same everywhere,
-        such as initial parameters, from ``key`` itself.
+        such as initial parameters, from ``key`` itself. Where gradients are accumulated, the key of each micro-batch
+        differs, too, as if further replicas had it.
 
         Args:
           key: a JAX random key that is the same on every replica, of the new or the raw kind; or an array of keys
@@ -111,7 +112,10 @@ class ReplicaContext(NameHints):
                 fold = jax.vmap(fold, (0, None))
         elif dtype != "uint32":
             raise TypeError(f"ReplicaContext.random_key: key must be a key, such as jax.random.key(0), got {key!r}")
-        return fold(key, self._communicator.replica_id())
+        number, examples = self._communicator.replica_id(), self._communicator.examples
+        if examples is not None and examples.parts > 1:
+            number = number + self._replicas.in_sync * examples.part
+        return fold(key, number)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -112,6 +112,63 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
+@pytest.mark.parametrize("name", list(STRATEGIES)[:3])
+def test_each_micro_batch_draws_numbers_of_its_own(name: str) -> None:
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        drawn = replicax.Variable(np.zeros(12, np.float32), synchronization="on_read", aggregation="sum")
+
+    def step(key: Any, rows: Any) -> None:
+        key = replicax.get_replica_context().random_key(key)
+        drawn.assign(drawn.value.at[rows].set(jax.random.uniform(key, rows.shape)))
+
+    [rows] = strategy.distribute_dataset([np.arange(12)])
+    seen = []
+    for parts in (1, 3):
+        strategy.run(accumulated(step, parts), args=(jax.random.key(0), rows))
+        seen.append(drawn.numpy())
+    assert len(set(seen[0])) == len(set(seen[1])) == 12
+
+
+def of_tokens(strategy: replicax.Strategy, parts: int, how: str, masks: Any) -> Any:
+    """A weight after a step with the mean over tokens, and the loss."""
+    with strategy.scope():
+        w = replicax.Variable(1.0, name="w")
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step(batch: Any) -> Any:
+        mask = batch["mask"]
+        in_part = replicax.get_replica_context().all_reduce("sum", mask.sum())
+
+        def loss() -> Any:
+            losses = jnp.square(w - batch["x"]) * mask
+            if how == "as_share":
+                return replicax.as_share(1 / in_part * losses.sum())
+            count = batch["tokens"][0] if how == "column" else in_part
+            return replicax.compute_average_loss(losses.sum(1), global_batch_size=count)
+
+        share, gradients = replicax.value_and_grad(loss, [w])()
+        optimizer.apply_gradients(zip(gradients, [w], strict=True))
+        return share
+
+    x = np.arange(masks.size, dtype=np.float32).reshape(masks.shape) / masks.size
+    tokens = np.full(len(masks), masks.sum(), np.int32)
+    [batch] = strategy.distribute_dataset([{"x": x, "mask": masks, "tokens": tokens}])
+    share = strategy.run(accumulated(step, parts), args=(batch,))
+    return float(w), sum(map(float, strategy.local_results(share)))
+
+
+def test_a_mean_over_the_tokens_of_a_micro_batch_is_told_with_its_cures() -> None:
+    masks = (np.random.default_rng(0).random((8, 3)) < 0.4).astype(np.float32)
+    expected = pytest.approx(of_tokens(strategy_of(1), 1, "sum", masks))
+    for replicas in (1, 2):
+        for how in ("sum", "as_share"):
+            with pytest.raises(ValueError, match=r"the loss at .*accumulation.py.* divided by a sum over one micro"):
+                of_tokens(strategy_of(replicas), 2, how, masks)
+        assert of_tokens(strategy_of(replicas), 2, "column", masks) == expected
+    assert of_tokens(shared_strategy(4, 2), 1, "sum", masks) == expected
+
+
 @pytest.mark.parametrize("how", ["value_and_grad", "jax.grad", "jitted", "nnx"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: int, how: str) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax.collectives import share_back_p, share_p
+from replicax._jax.primitive_families import (
+    ADDITIONS,
+    ALIKE_ALONG_AXIS,
+    CASTS,
+    DIFFERENCES,
+    NEGATIONS,
+    PRODUCTS,
+    QUOTIENTS,
+    SUMS,
+)
+from replicax.collectives import all_reduce_p, alone_p, share_back_p, share_p
 from replicax.errors import TraceError
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 
@@ -33,6 +45,8 @@ def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any
             "over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of a micro-batch would "
             "count once for each of them.)"
         )
+    if has_update:
+        _Ratios(name).run(jaxpr, [_OF_BATCH] * len(jaxpr.invars), final=True)
 
 
 def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
@@ -73,6 +87,49 @@ class _Derivatives(Dataflow[tuple[int, int]]):
     ) -> Found[tuple[int, int]]:
         fact = self.join(facts)
         return [fact] * len(equation.outvars), [fact] * len(facts)
+
+
+_OF_BATCH, _SUMMED, _RATIO = 1, 2, 4
+
+
+class _Ratios(Dataflow[int]):
+    """Raise a ValueError for a share that is divided by a sum over a micro-batch, such as the number of its tokens.
+
+    The fact on a value is whether it depends on the examples; on a sum over them, or over the replicas; and whether it
+    is a number divided by such a sum, as bits.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(0)
+        self._name = name
+
+    def join(self, facts: Iterable[int]) -> int:
+        return functools.reduce(operator.or_, facts, 0)
+
+    def sliced(self, facts: list[int]) -> list[int]:
+        return [0] * len(facts)  # an iteration may have a single example, and sums over what belongs to it
+
+    def operation(self, equation: _jax.Equation, facts: list[int], control: Control, final: bool) -> Found[int]:
+        name, fact = equation.primitive.name, self.join(facts)
+        if final and equation.primitive is share_p and fact & _RATIO:
+            raise ValueError(
+                f"{self._name}: the loss at {_jax.source_line(equation)} is divided by a sum over one micro-batch, "
+                "such as the number of its tokens. The gradients of micro-batches are added up, so it must be divided "
+                "by the sum over the whole batch. Give each example that number, as an array of the batch, and divide "
+                "by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have several "
+                "replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
+            )
+        if any(v.aval.shape for v in equation.outvars) or name not in _LINEAR:
+            fact &= ~_RATIO
+        if name in _OVER_REPLICAS or (name in SUMS and fact & _OF_BATCH):
+            fact |= _SUMMED
+        if name in QUOTIENTS and not equation.outvars[0].aval.shape and facts[1] & _SUMMED:
+            fact |= _RATIO
+        return [fact] * len(equation.outvars), facts
+
+
+_OVER_REPLICAS = ALIKE_ALONG_AXIS | {all_reduce_p.name, alone_p.name}
+_LINEAR = ADDITIONS | DIFFERENCES | PRODUCTS | QUOTIENTS | NEGATIONS | CASTS | {share_p.name}
 
 
 def used_too_early(name: str, what: str) -> TraceError:

@@ -110,7 +110,8 @@ class AccumulatedStep(Wrapper):
             carried = [outer.read(v) for v in run.written]
             held = [] if parts is None else parts.values
             sums = [jnp.zeros(shape.shape, shape.dtype) for shape in run.shapes]
-            (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
+            pieces = (batch.pieces, batch.masks, jnp.arange(self._parts, dtype=jnp.int32))
+            (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), pieces)
         _jax.renew_kept_programs()
         for variable, value in zip(run.written, values, strict=True):
             outer.write(variable, value, run.error_unless_mirrored[variable])
@@ -235,7 +236,7 @@ class _Run:
 
         def traced(pieces: list[Any], mask: Any, awaited: list[Any]) -> Any:
             self._awaited = awaited
-            store, gradients, numbers, left = self._run_step([], held, pieces, mask)
+            store, gradients, numbers, left = self._run_step([], held, pieces, mask, 0)
             self._awaited = ()
             for number, name in self._waiting.items():
                 if left[number] is not awaited[number]:
@@ -273,7 +274,7 @@ class _Run:
         return (values, held, [a + b for a, b in zip(sums, gradients, strict=True)]), numbers
 
     def _run_step(
-        self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any
+        self, values: Sequence[Any], held: Sequence[Any], pieces: list[Any], mask: Any, part: Any
     ) -> tuple[DerivedStore, list[Any], list[Any], list[Any]]:
         """Run the step; returns what it writes, its gradients, its numbers, and the objects' arrays afterwards."""
         self._store = store = _PartStore(self._outer, dict(zip(self.written, values, strict=True)), self._created)
@@ -286,7 +287,7 @@ class _Run:
         objects = mutable_objects(self._step.fn, fn, args, kwargs)
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
-            self._communicator.examples = ReplicaExamples(mask, self._batch.total, self._step._parts)
+            self._communicator.examples = ReplicaExamples(mask, self._batch.total, self._step._parts, part)
             stack.enter_context(use_store(store))
             stack.enter_context(using(update_hook, self))
             if self._parts is not None:
