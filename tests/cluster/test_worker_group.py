@@ -37,7 +37,7 @@ def test_without_a_chief_it_is_the_first_worker() -> None:
         (
             ("ps", 0),
             None,
-            "this process is 'ps' 0, and training on several workers is synchronous, without parameter s",
+            "this process is 'ps' 0, and training on several workers is synchronous, without parameter servers.*replicax.ParameterServerStrategy, on Ray",
         ),
         (("evaluator", 0), None, "'evaluator' 0.*without evaluators.*evaluate in a program of its own"),
         (("trainer", 0), None, "a task of the unknown job 'trainer'; expected one of 'chief', 'worker'"),
@@ -70,12 +70,13 @@ def test_the_variables_of_jax(monkeypatch) -> None:
     assert group_from_environment() is None
     jax_variables(monkeypatch, "a:1", "3", "2")
     found = group_from_environment()
-    assert found == WorkerGroup("a:1", 3, 2, "JAX_NUM_PROCESSES and JAX_PROCESS_ID")
+    assert found == WorkerGroup("a:1", 3, 2, "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID")
     assert found.name_of(2) == "worker 2"
     cluster = {"worker": ["x:1", "y:1", "z:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 2}}))
     found = group_from_environment()
-    assert (found.coordinator, found.source, found.addresses) == ("a:1", "TF_CONFIG", ("x:1", "y:1", "z:1"))
+    source = "TF_CONFIG and JAX_COORDINATOR_ADDRESS"
+    assert (found.coordinator, found.source, found.addresses) == ("a:1", source, ("x:1", "y:1", "z:1"))
 
 
 @pytest.mark.parametrize(

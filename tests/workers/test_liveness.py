@@ -78,6 +78,13 @@ ELSEWHERE = (
         ("raises", 0, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
         ("raises", 1, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
         ("raises", 2, 1, "\nOSError: the disk is full"),
+        (
+            "raises while another reads",
+            0,
+            1,
+            f"JaxRuntimeError: (.*\n)+the program was broken off, as {FULL.format(1)}",
+        ),
+        ("raises while another reads", 1, 1, "\nOSError: the disk is full"),
         ("chief raises", 0, 1, "\nOSError: the disk is full"),
         (
             "chief raises",

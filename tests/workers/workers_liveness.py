@@ -86,6 +86,15 @@ def raises(worker: Worker) -> None:
     worker.caught(lambda: worker.step(10_000))
 
 
+def raises_while_another_reads(worker: Worker) -> None:
+    if worker.index == 1:
+        raise OSError("the disk is full")
+    try:
+        worker.step(10_000)
+    except replicax.errors.WorkerError as error:  # which reading a value raises, where JAX has not waited for the step
+        raise jax.errors.JaxRuntimeError(f"UNKNOWN: Gloo all-reduce failed: {error.__cause__}") from None
+
+
 def chief_raises(worker: Worker) -> None:
     """The others are inside a compiled step, and their connections to the chief stay."""
     if worker.index == 0:
@@ -327,6 +336,7 @@ def slow(worker: Worker) -> None:
 
 SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "raises": (3, NEVER, raises),
+    "raises while another reads": (2, NEVER, raises_while_another_reads),
     "chief raises": (3, 0.5, chief_raises),
     "interrupted": (2, NEVER, interrupted),
     "interrupted in steps": (2, NEVER, interrupted_in_steps),

@@ -103,7 +103,7 @@ def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, w
     if task_type in _BESIDE:
         others = "parameter servers" if task_type == "ps" else "evaluators"
         instead = (
-            "replicax.CentralStorageStrategy keeps variables in one place"
+            "for parameter servers there is replicax.ParameterServerStrategy, on Ray"
             if task_type == "ps"
             else "evaluate in a program of its own, without a cluster, or in the workers"
         )
@@ -148,7 +148,7 @@ def group_from_environment() -> WorkerGroup | None:
     host_and_port(coordinator, COORDINATOR)
     if not index < count:
         raise ValueError(f"{INDEX}={index}: expected a number from 0 to {count - 1}, as {COUNT}={count}")
-    return WorkerGroup(coordinator, count, index, f"{COUNT} and {INDEX}")
+    return WorkerGroup(coordinator, count, index, f"{COORDINATOR}, {COUNT} and {INDEX}")
 
 
 def detected_group(timeout_seconds: float) -> WorkerGroup | None:
@@ -184,7 +184,8 @@ def _with_jax_variables(group: WorkerGroup) -> WorkerGroup:
             )
     if coordinator := os.environ.get(COORDINATOR):
         host_and_port(coordinator, COORDINATOR)
-        return dataclasses.replace(group, coordinator=coordinator)
+        source = group.source if coordinator == group.coordinator else f"{group.source} and {COORDINATOR}"
+        return dataclasses.replace(group, coordinator=coordinator, source=source)
     return group
 
 

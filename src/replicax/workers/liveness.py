@@ -27,6 +27,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from replicax import _jax
 from replicax.cluster.preflight import host_to_listen_on
 from replicax.errors import DeadlockError, WorkerError, described, line_of
@@ -170,12 +172,15 @@ class Liveness:
     # --- reports --------------------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that ``error`` ends this worker."""
-        why = f"{described(error)} (raised at {line_of(error)})"
+        """Tell the others that ``error`` ends this worker; tell the user if another worker is the cause of it."""
+        cause = self.explained(error, "the program") if isinstance(error, jax.errors.JaxRuntimeError) else error
+        if cause is not error:  # a value was read, and the program that computes it needs that worker
+            error.add_note(str(cause))
+        why = f"{described(cause)} (raised at {line_of(error)})"
         if isinstance(error, KeyboardInterrupt):
             why = f"it was interrupted, at {line_of(error)}"
         because_of = self._problem.worker if self._problem is not None else None
-        self._say(True, why, because_of if isinstance(error, WorkerError | DeadlockError) else None)
+        self._say(True, why, because_of if isinstance(cause, WorkerError | DeadlockError) else None)
 
     def _say(self, failed: bool, why: str, because_of: int | None = None) -> None:
         if self._told:
