@@ -96,11 +96,15 @@ class CheckpointManager(NameHints):
         """Create the folder, and find its checkpoints."""
         wait_for_all()  # another manager of this folder may be saving there still, as that of a run that has failed
         path, lockstep = self._folder.path, self._lockstep
-        _all_do(lockstep, "makes a folder of checkpoints", path, lambda: make_folder(path))
-        self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
-        _all_do(lockstep, "looks whose the folder is", path, lambda: self._folder.own() if self._leads else None)
-        _all_do(lockstep, "reads whose the folder is", path, self._folder.own)
-        found = lockstep.exchange("lists its checkpoints", self._folder.complete(), path)
+        with lockstep.failing_together("CheckpointManager"):
+            make_folder(path)
+            self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
+            if self._leads:
+                self._folder.own()
+            lockstep.exchange("looks whose the folder is", None, path)
+            self._folder.own()  # which the first worker on its disk has created
+            complete = self._folder.complete()
+        found = lockstep.exchange("lists its checkpoints", complete, path)
         self._steps = {step: theirs[step] for theirs in reversed(found) for step in theirs}
 
     @property
@@ -269,9 +273,10 @@ class CheckpointManager(NameHints):
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
         self.wait()
-        folder = self._folder
-        write = functools.partial(folder.add_metrics, step, metrics)
-        _all_do(self._lockstep, "writes metrics", folder.path, lambda: write() if self._leads else None)
+        with self._lockstep.failing_together("writing metrics"):
+            if self._leads:
+                self._folder.add_metrics(step, metrics)
+        self._lockstep.exchange("writes metrics", None, self.directory)
         self._steps[step] = {**self._steps[step], **metrics}
 
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
@@ -328,24 +333,9 @@ class _Alarm:
         passed = time.monotonic() - self._start
         left = (self._seconds - passed) * self._calls / max(passed, 1e-6) / 2
         ask_in = max(1, min(self._calls, int(left)))
-        over, ask_in = self._lockstep.exchange("asks whether to save", (passed >= self._seconds, ask_in))[0]
+        over, ask_in = self._lockstep.from_chief("asks whether to save", (passed >= self._seconds, ask_in))
         self._ask_at = self._calls + ask_in
         return bool(over)
-
-
-def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
-    """Call ``do`` on all workers; if one fails, all raise."""
-    problem = None
-    try:
-        do()
-    except OSError as error:
-        if not lockstep.several:
-            raise
-        problem = error
-    told = lockstep.exchange(doing, None if problem is None else str(problem), detail)
-    for worker, text in enumerate(told):
-        if text is not None:
-            raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't write checkpoints: {text}"))
 
 
 def _count(value: int | None, name: str) -> int | None:
