@@ -49,9 +49,8 @@ def test_an_error_of_one_is_raised_by_all_and_they_stay_together(error: Exceptio
     def talk(index: int, lockstep: Lockstep) -> Any:
         caught: Any = None
         if index == 1:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), lockstep.failing_together("replica 3 of 4"):
                 raise error
-            lockstep.fail(error, "replica 3 of 4")
             lockstep.fail(error, "replica 3 of 4")  # which they know already
             assert lockstep.is_known(error)
         else:

@@ -181,7 +181,7 @@ class Checkpoint:
         """
         self._background.wait()
 
-    # --- for CheckpointManager --------------------------------------------------------------------------
+    # --- for CheckpointManager and replicax.train -------------------------------------------------------
 
     def _begin_save(
         self,
@@ -202,24 +202,14 @@ class Checkpoint:
         leaves = self._present_leaves()
         for _, variable in leaves.variables():
             context.check_present(variable.replicas, "Checkpoint.save")
-        path, problem = os.path.abspath(path), None
-        plain = plain_entries(leaves)
-        try:
+        path, plain = os.path.abspath(path), plain_entries(leaves)
+        with lockstep.failing_together("Checkpoint.save"):
             if first is not None:
                 first()
             if self._may_look(path) and os.path.lexists(path):
                 raise FileExistsError(f"there is something in {path} already: save to another path, or remove it first")
             make_folder(os.path.dirname(path))
-        except OSError as error:
-            problem = error
-            if not lockstep.several:
-                raise
-        offer = uuid.uuid4().hex, time.time(), plain, None if problem is None else str(problem)
-        told = lockstep.exchange("saves a checkpoint", offer)
-        for worker, (*_, theirs) in enumerate(told):
-            if theirs is not None:
-                raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't save: {theirs}"))
-        id, began, plain, _ = told[0]
+        id, began, plain = lockstep.from_chief("saves a checkpoint", (uuid.uuid4().hex, time.time(), plain))
         groups = self._groups_at(os.path.dirname(path))
         worker = lockstep.workers.index
         if self._plan is None or not self._plan.fits(leaves, groups):
@@ -244,8 +234,18 @@ class Checkpoint:
 
     def _restore_from(self, source: CompleteCheckpoint, partial: bool = False) -> None:
         self._plan = None  # frees the memory that saves copy to, as restoring needs memory
-        values = restored(self._objects, source, self._lockstep, ("",) if partial else self._optional)
+        with self._lockstep.failing_together("a restore"):
+            values = restored(self._objects, source, self._lockstep, ("",) if partial else self._optional)
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
+
+    def _add_loops_objects(self, name: str, objects: Mapping[str, Any], optional: tuple[str, ...]) -> None:
+        """Save ``objects``, too; names that begin with an ``optional`` one may be missing in a checkpoint."""
+        if name in self._objects and not self._optional:  # which an earlier run would have set
+            raise ValueError(
+                f"replicax.train keeps what it needs to go on in the checkpoint, under the name {name!r}, and {self!r} "
+                "has an object of that name already: call it something else"
+            )
+        self._objects[name], self._optional = objects, optional
 
     def _may_look(self, path: str) -> bool:
         """Return whether this worker checks that the path of a new checkpoint is free."""

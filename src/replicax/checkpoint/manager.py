@@ -81,12 +81,14 @@ class CheckpointManager(NameHints):
             raise TypeError(f"CheckpointManager: checkpoint must be a replicax.Checkpoint, got {checkpoint!r}")
         self.checkpoint = checkpoint
         self._max_to_keep = _count(max_to_keep, "max_to_keep")
-        self._every_steps = _count(every_steps, "every_steps")
+        self.every_steps = _count(every_steps, "every_steps")
         if every_seconds is not None and not (is_number(every_seconds) and every_seconds > 0):
             raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
-        self._best = _checked_best(best)
+        self.best = _checked_best(best)
         self._folder = Folder(os.path.abspath(checked_path(directory, "CheckpointManager: directory")))
         self._lockstep = checkpoint._lockstep
+        self.objects = checkpoint._objects  # by name, and those of replicax.train
+        self.every_seconds = every_seconds
         self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
         self._prepare()
         self._last = 0
@@ -96,11 +98,15 @@ class CheckpointManager(NameHints):
         """Create the folder, and find its checkpoints."""
         wait_for_all()  # another manager of this folder may be saving there still, as that of a run that has failed
         path, lockstep = self._folder.path, self._lockstep
-        _all_do(lockstep, "makes a folder of checkpoints", path, lambda: make_folder(path))
-        self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
-        _all_do(lockstep, "looks whose the folder is", path, lambda: self._folder.own() if self._leads else None)
-        _all_do(lockstep, "reads whose the folder is", path, self._folder.own)
-        found = lockstep.exchange("lists its checkpoints", self._folder.complete(), path)
+        with lockstep.failing_together("CheckpointManager"):
+            make_folder(path)
+            self._leads = lockstep.workers.index in {group[0] for group in self.checkpoint._groups_at(path)}
+            if self._leads:
+                self._folder.own()
+            lockstep.exchange("looks whose the folder is", None, path)
+            self._folder.own()  # which the first worker on its disk has created
+            complete = self._folder.complete()
+        found = lockstep.exchange("lists its checkpoints", complete, path)
         self._steps = {step: theirs[step] for theirs in reversed(found) for step in theirs}
 
     @property
@@ -121,7 +127,7 @@ class CheckpointManager(NameHints):
     @property
     def best_step(self) -> int | None:
         """The latest step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
-        return best_of(self._steps, self._best)
+        return best_of(self._steps, self.best)
 
     @heartbeat.phase(Phase.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
@@ -144,7 +150,7 @@ class CheckpointManager(NameHints):
         """
         self.checkpoint._background.check()
         step = checked_integer(step, "CheckpointManager.save: step", 0)
-        if not self._is_time(step) and not force:
+        if not self._is_due(step) and not force:
             return False
         numbers_given = self._checked_metrics(metrics)
         self.checkpoint.wait()
@@ -245,10 +251,11 @@ class CheckpointManager(NameHints):
                 raise
             log.error("%s", failure)  # the error that is being raised says more
 
-    def _is_time(self, step: int) -> bool:
-        if self._every_steps is None and self._alarm is None:
+    def _is_due(self, step: int) -> bool:
+        """Return whether a save is due; all workers call it together, as ``replicax.train`` does."""
+        if self.every_steps is None and self._alarm is None:
             return True
-        is_time = self._every_steps is not None and step // self._every_steps > self._last // self._every_steps
+        is_time = self.every_steps is not None and step // self.every_steps > self._last // self.every_steps
         return is_time or (self._alarm is not None and self._alarm.is_over())
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
@@ -260,18 +267,19 @@ class CheckpointManager(NameHints):
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
-        if self._best is not None and self._best[0] not in numbers:
+        if self.best is not None and self.best[0] not in numbers:
             raise ValueError(
-                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
+                f"CheckpointManager.save: best={self.best!r} needs the metric {self.best[0]!r}, got {sorted(numbers)}"
             )
         return numbers
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
         self.wait()
-        folder = self._folder
-        write = functools.partial(folder.add_metrics, step, metrics)
-        _all_do(self._lockstep, "writes metrics", folder.path, lambda: write() if self._leads else None)
+        with self._lockstep.failing_together("writing metrics"):
+            if self._leads:
+                self._folder.add_metrics(step, metrics)
+        self._lockstep.exchange("writes metrics", None, self.directory)
         self._steps[step] = {**self._steps[step], **metrics}
 
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
@@ -280,7 +288,7 @@ class CheckpointManager(NameHints):
         if not self._leads:
             return
         try:
-            self._folder.keep(self._max_to_keep, self._best)
+            self._folder.keep(self._max_to_keep, self.best)
         except OSError as error:
             raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
 
@@ -328,24 +336,9 @@ class _Alarm:
         passed = time.monotonic() - self._start
         left = (self._seconds - passed) * self._calls / max(passed, 1e-6) / 2
         ask_in = max(1, min(self._calls, int(left)))
-        over, ask_in = self._lockstep.exchange("asks whether to save", (passed >= self._seconds, ask_in))[0]
+        over, ask_in = self._lockstep.from_chief("asks whether to save", (passed >= self._seconds, ask_in))
         self._ask_at = self._calls + ask_in
         return bool(over)
-
-
-def _all_do(lockstep: Lockstep, doing: str, detail: str, do: Any) -> None:
-    """Call ``do`` on all workers; if one fails, all raise."""
-    problem = None
-    try:
-        do()
-    except OSError as error:
-        if not lockstep.several:
-            raise
-        problem = error
-    told = lockstep.exchange(doing, None if problem is None else str(problem), detail)
-    for worker, text in enumerate(told):
-        if text is not None:
-            raise lockstep.everywhere(problem or CheckpointError(f"worker {worker} can't write checkpoints: {text}"))
 
 
 def _count(value: int | None, name: str) -> int | None:

@@ -125,12 +125,10 @@ def _arrays(leaves: Leaves, source: CompleteCheckpoint, lockstep: Lockstep) -> d
             reader.forget()
         lockstep.exchange("has restored a checkpoint", None, source.path)
     except OSError as error:
-        failure = CheckpointError(
+        raise CheckpointError(
             f"restoring {source.path} was broken off at {name}: {error}. What comes before it has its saved value, and "
             "what comes after it has not: restore another checkpoint"
-        )
-        lockstep.fail(failure, "a restore")
-        raise failure from error
+        ) from error
     return values
 
 

@@ -89,7 +89,7 @@ class StepsPerCall:
             seconds = self._quickest / TOGETHER
             is_worth_it = GAIN * seconds * left > self._compiled
             proposal = joined_steps(seconds, self._periods, bytes_per_step) if is_worth_it else 1
-            self.chosen = self._lockstep.exchange("chooses how many steps a call has", proposal)[0]
+            self.chosen = self._lockstep.from_chief("chooses how many steps a call has", proposal)
             self._open = False
 
 

@@ -72,6 +72,10 @@ class Lockstep:
             self._told = error
             raise
 
+    def from_chief(self, doing: str, item: Any) -> Any:
+        """The chief's item, which all workers get; see :meth:`exchange`."""
+        return self.exchange(doing, item)[0]
+
     def _exchange(self, message: _Message, timeout: float | None) -> list[Any]:
         if timeout != math.inf:
             timeout = self.timeout if timeout is None else min(timeout, self.timeout)
@@ -180,6 +184,15 @@ class Lockstep:
             self._series.exchange(
                 dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )
+
+    @contextlib.contextmanager
+    def failing_together(self, who: str) -> Iterator[None]:
+        """Tell the others of an error that is raised in a ``with`` block, after which, or in which, all exchange."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error, who)
+            raise
 
     def leaving_nans(self) -> contextlib.AbstractContextManager[Any]:
         """A block in which JAX does not look for NaNs, with several workers; :meth:`end_together` does after it.

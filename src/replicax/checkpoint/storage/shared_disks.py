@@ -21,18 +21,11 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
         return ((0,),)
     own_file = f".replicax-{uuid.uuid4().hex}"
     path = os.path.join(folder, own_file)
-    failure = None
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with lockstep.failing_together("looking for shared disks"), open(path, "w", encoding="utf-8") as file:
             file.write("Replicax looks whether workers share this disk. This file can be deleted.\n")
-    except OSError as error:
-        failure = error
-    try:
-        told = lockstep.exchange("looks for shared disks", (own_file, None if failure is None else str(failure)))
-        for worker, (_, problem) in enumerate(told):
-            if problem is not None:
-                raise lockstep.everywhere(OSError(f"worker {worker} can't write into its folder: {problem}"))
-        seen = [os.path.exists(os.path.join(folder, name)) for name, _ in told]
+        names = lockstep.exchange("looks for shared disks", own_file)
+        seen = [os.path.exists(os.path.join(folder, name)) for name in names]
         return _connected(lockstep.exchange("shares disks", seen))
     finally:
         with contextlib.suppress(OSError):

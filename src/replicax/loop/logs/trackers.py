@@ -181,6 +181,5 @@ def _try(tell: Callable[[], Any]) -> None:
 
 def _chiefs_value(run: TrainingRun, value: str | None) -> str | None:
     """The chief's value, on all workers."""
-    lockstep = run.strategy.extended.replicas.lockstep
-    agreed: str | None = lockstep.exchange("begins to log a run", value)[0]
+    agreed: str | None = run.strategy.extended.replicas.lockstep.from_chief("begins to log a run", value)
     return agreed

@@ -62,11 +62,8 @@ def restore_together(callback: Any, restore: Callable[[], None], strategy: Strat
     model, path = callback.model, str(callback.backup_dir)
     is_there = file_utils.exists(callback._weights_path)
     if lockstep.workers.index == 0:
-        try:
+        with lockstep.failing_together(f"BackupAndRestore({path!r})"):
             restore()
-        except BaseException as error:
-            lockstep.fail(error, f"BackupAndRestore({path!r})")
-            raise
     told = lockstep.exchange("begins with BackupAndRestore", (is_there, model._initial_epoch, path))
     chief_has_it, epoch, place = told[0]
     if chief_has_it:

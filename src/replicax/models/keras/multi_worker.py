@@ -45,7 +45,7 @@ def _shuffling_alike(fit: Callable[..., Any], lockstep: Lockstep) -> Callable[..
 
     @functools.wraps(fit)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        chiefs = lockstep.exchange("calls fit", (random.getstate(), np.random.get_state()))[0]
+        chiefs = lockstep.from_chief("calls fit", (random.getstate(), np.random.get_state()))
         random.setstate(chiefs[0])
         np.random.set_state(chiefs[1])
         return fit(*args, **kwargs)

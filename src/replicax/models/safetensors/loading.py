@@ -82,33 +82,30 @@ def load(
 
     leaves, leaves_by_path, rebuilt = leaves_of(into)
     lockstep = lockstep_of(leaves)
-    try:
+    with lockstep.failing_together("loading weights"):
         tensors = files.tensors_at(pathlib.Path(path))
         sources = sources_of(leaves_by_path, names)
         _check_fits(path, leaves_by_path, sources, tensors, ignore, cast)
         check_room(path, leaves_by_path, sources, tensors)
-    except Exception as error:
-        lockstep.fail(error, "the check of weights")
-        raise
-    lockstep.exchange("loads weights", None, path)
-    values: dict[str, Any] = {}
-    for at, source in sources.items():
-        dtype = leaves_by_path[at].kind.numpy_dtype
+        lockstep.exchange("loads weights", None, path)
+        values: dict[str, Any] = {}
+        for at, source in sources.items():
+            dtype = leaves_by_path[at].kind.numpy_dtype
 
-        def read(block: Block, source: TensorSource = source, dtype: Any = dtype) -> np.ndarray[Any, Any]:
-            return files.read_block(tensors, source, block, dtype)
+            def read(block: Block, source: TensorSource = source, dtype: Any = dtype) -> np.ndarray[Any, Any]:
+                return files.read_block(tensors, source, block, dtype)
 
-        try:
-            value = values[at] = leaves_by_path[at].restored(read)
-            jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)  # the host's copy is free
-        except (OSError, ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:  # mmap's
-            tensor = tensors[source.names[0]]
-            failure = CheckpointError(
-                f"reading {tensor.file} was broken off at {at} ({tensor.name}): {error}; variables before it are loaded"
-            )
-            lockstep.fail(failure, "loading weights")
-            raise failure from error
-    lockstep.exchange("has loaded weights", None, path)
+            try:
+                value = values[at] = leaves_by_path[at].restored(read)
+                # Then the host's copy is free.
+                jax.block_until_ready(value.stored() if isinstance(value, Variable) else value)
+            except (OSError, ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:  # mmap's
+                tensor = tensors[source.names[0]]
+                raise CheckpointError(
+                    f"reading {tensor.file} was broken off at {at} ({tensor.name}): {error}; variables before it are "
+                    "loaded"
+                ) from error
+        lockstep.exchange("has loaded weights", None, path)
     return updated(into, rebuilt(values))
 
 

@@ -64,27 +64,22 @@ def save(
     lockstep = lockstep_of(leaves)
     where, is_chief = pathlib.Path(folder), lockstep.workers.index == 0
     writer = _Writer(where)
-    try:
+    with lockstep.failing_together("a save of weights"):
         files = _files(leaves_by_path, sources_of(leaves_by_path, names), dtype, most)
         if is_chief:
             writer.prepare()
-    except Exception as error:
-        lockstep.fail(error, "the check before weights are saved")
-        raise
-    lockstep.exchange("saves weights", None, folder)
-    try:
-        for file in files:
-            data = {name: value for name, value in _values(file, is_chief) if is_chief}
+        lockstep.exchange("saves weights", None, folder)
+        try:
+            for file in files:
+                data = {name: value for name, value in _values(file, is_chief) if is_chief}
+                if is_chief:
+                    writer.write(data)
+                del data
             if is_chief:
-                writer.write(data)
-            del data
-        if is_chief:
-            writer.finish()
-    except Exception as error:
-        writer.undo()
-        failure = CheckpointError(f"the weights could not be saved to {folder}: {error}")
-        lockstep.fail(failure, "a save of weights")
-        raise failure from error
+                writer.finish()
+        except Exception as error:
+            writer.undo()
+            raise CheckpointError(f"the weights could not be saved to {folder}: {error}") from error
     lockstep.exchange("has saved weights", None, folder)
 
 
