@@ -355,7 +355,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
     It is not known while tracing which dim is the examples', so each is asked (:mod:`replicax.padding.examples`).
     """
     assert communicator.examples is not None
-    mask, count, _ = communicator.examples
+    mask, count = communicator.examples[:2]
     kept, counts = value, {}
     for dim in checked_axes(axis, value.shape, "reduce") if axis is not None else ():
         is_theirs = communicator.has_examples_along(value, dim, "strategy.reduce")

@@ -119,11 +119,12 @@ class _Ratios(Dataflow[int]):
                 "by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have several "
                 "replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
             )
-        if any(v.aval.shape for v in equation.outvars) or name not in _LINEAR:
+        is_number = not any(getattr(v.aval, "shape", ()) for v in equation.outvars)
+        if not is_number or name not in _LINEAR:
             fact &= ~_RATIO
         if name in _OVER_REPLICAS or (name in SUMS and fact & _OF_BATCH):
             fact |= _SUMMED
-        if name in QUOTIENTS and not equation.outvars[0].aval.shape and facts[1] & _SUMMED:
+        if name in QUOTIENTS and is_number and facts[1] & _SUMMED:
             fact |= _RATIO
         return [fact] * len(equation.outvars), facts
 
