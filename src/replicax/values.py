@@ -220,6 +220,7 @@ class PerReplica:
             case Local(value):
                 return f"PerReplica({_shown(value)} on this replica)"
 
+    @_jax.public_call
     def _few_values(self) -> list[tuple[int, str]]:
         """This worker's replicas and their values if these are scalars or short vectors; otherwise an empty list."""
         match self.form:
@@ -241,7 +242,7 @@ class PerReplica:
         except RuntimeError:  # it was deleted, or is lost
             return []
 
-    @_jax.hiding_frames
+    @_jax.public_call
     def __format__(self, spec: str) -> str:
         """Format it as a number if all replicas are on this worker and have the same value."""
         if not spec:

@@ -80,6 +80,25 @@ def test_a_mesh_that_is_set_changes_nothing(place: str, types: tuple[str, ...], 
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+def test_components_are_shown_under_a_mesh_that_is_set() -> None:
+    strategy = replicax.MirroredStrategy(DEVICES)
+    with jax.set_mesh(mesh_of("Explicit")):
+        numbers = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+        assert repr(numbers) == "PerReplica(int32[], 4 replicas: 0, 1, 2, 3)"
+        assert f"{strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group * 0):02d}" == "00"
+
+
+def test_a_plan_is_the_same_under_a_mesh_that_is_set() -> None:
+    strategy = replicax.MirroredStrategy(DEVICES)
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros((4, 4)))
+    spec = jax.ShapeDtypeStruct((2, 4), "float32")
+    plans = [replicax.plan(strategy, lambda x: x @ w, spec)]
+    with jax.set_mesh(mesh_of("Explicit")):
+        plans.append(replicax.plan(strategy, lambda x: x @ w, spec))
+    assert plans[0].memory == plans[1].memory
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 @pytest.mark.parametrize("place", PLACES)

@@ -35,7 +35,7 @@ from replicax.strategy import Strategy
 _BUFFERS = 12
 
 
-@_jax.hiding_frames
+@_jax.public_call
 def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None, *, chip: Chip | None = None) -> Plan:
     """Compile a step ahead of time, and report what it needs: nothing runs, and no device need be there.
 
