@@ -70,6 +70,20 @@ def test_without_a_backward_pass_nothing_is_kept_for_it() -> None:
     assert [row[0] for row in section.rows] == list(found.memory.peak)
 
 
+def test_gathered_variables_are_known_by_the_names_of_a_programs_arguments() -> None:
+    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        weights = [replicax.Variable(lambda: jnp.zeros((512, 512)), name=f"w{i}") for i in range(3)]
+
+    def step(x):
+        for w in weights:
+            x = jnp.sin(x @ w)
+        return x.sum()
+
+    found = replicax.plan(strategy, step, jax.ShapeDtypeStruct((8, 512), jnp.float32))
+    assert 512 * 512 * 4 <= found.memory.peak[COPIES] <= 3 * 512 * 512 * 4
+
+
 LOOP = """
 %body (p: (bf16[16], f32[16], f32[16])) -> (bf16[16], f32[16], f32[16]) {
   %p = (bf16[16], f32[16], f32[16]) parameter(0)

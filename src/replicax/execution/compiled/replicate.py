@@ -305,6 +305,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     )
 
 
+VARIABLES = ("args[0]", "args[1]")
+"""How JAX names the variables among a program's arguments: the first two groups that ``Executable.call`` takes."""
 Item = TypeVar("Item")
 Groups = tuple[list[Item], ...]
 
@@ -379,7 +381,7 @@ def _each(fn: Callable[..., Any], *groups: Any) -> Any:
 def _with_name(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
     """``fn`` under ``name``, which profilers show."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any) -> Any:  # see VARIABLES
         return fn(*args)
 
     call.__name__ = call.__qualname__ = name

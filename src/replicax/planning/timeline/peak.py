@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from replicax.execution.compiled.replicate import VARIABLES as VARIABLE_ARGUMENTS
 from replicax.hlo.instructions import Computation, Instruction, Module
 from replicax.hlo.live_ranges import LiveRanges
 from replicax.planning.memory import Memory
@@ -17,7 +18,6 @@ from replicax.planning.memory import Memory
 VARIABLES, INPUTS, OUTPUTS = "variables", "batch and other arguments", "outputs"
 COPIES, ACTIVATIONS, OTHERS, PROGRAM = "variables, gathered or cast", "activations", "other temporaries", "program"
 
-_VARIABLES = re.compile(r"args\[[01]\]")  # of Executable.call
 _PASSED_ON = ("bitcast", "copy", "get-tuple-element")
 _FRESH = ("broadcast", "constant", "iota")
 
@@ -133,7 +133,7 @@ class _Origins:
         operands = [home.instructions[name] for name in instruction.operands if name in home.instructions]
         match instruction.opcode:
             case "parameter" if home.name == self._module.entry:
-                return frozenset(["variable" if _VARIABLES.match(instruction.op_name) else "batch"])
+                return frozenset(["variable" if instruction.op_name.startswith(VARIABLE_ARGUMENTS) else "batch"])
             case "parameter" if home.name in self._caller:
                 return self._made_of(self._caller[home.name], index)
             case "parameter" | "conditional":
