@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.batches.groups import HostGroup
+from replicax.data.batches.groups import BatchGroup, HostGroup
 from replicax.data.batches.local_batches import END, Division, HostBatch, LocalBatches, UnfitBatchError
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Filler
@@ -35,7 +35,7 @@ class GlobalBatches:
         self,
         local_batches: LocalBatches | Prefetcher,
         division: Division,
-        place: Callable[[HostBatch | HostGroup], Any],
+        place: Callable[[HostBatch | BatchGroup], Any],
         position: int = 0,
     ) -> None:
         self._local_batches = local_batches
@@ -86,7 +86,7 @@ class GlobalBatches:
             raise ValueError(f"the dataset, {self._division.source}, gave no element. {WHY_EMPTY}")
         raise StopIteration
 
-    def _put_on_devices(self, element: HostBatch | HostGroup) -> Any:
+    def _put_on_devices(self, element: HostBatch | BatchGroup) -> Any:
         self.is_placing = True
         try:
             if self.closing:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from replicax.data.batches.local_batches import HostBatch
+
+
+class BatchGroup(Protocol):
+    """Global batches of one kind, on the host, that are put on the devices together."""
+
+    tree: Any
+    is_padded: bool
+    sizes: list[tuple[int, ...]]
+
+    def stacks(self) -> list[np.ndarray[Any, Any]]:
+        """Return, for each leaf, an array ``[this worker's replicas, batches, …]``."""
 
 
 class HostGroup:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
-from replicax.data.batches.groups import HostGroup
+from replicax.data.batches.groups import BatchGroup
+from replicax.data.batches.local_batches import HostBatch
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
@@ -20,21 +21,18 @@ from replicax.execution.replica_values import example_mask, largest_of
 from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
-if TYPE_CHECKING:
-    from replicax.data.batches.local_batches import HostBatch
 
-
-def placer(replicas: Replicas) -> Callable[[HostBatch | HostGroup], Any]:
+def placer(replicas: Replicas) -> Callable[[HostBatch | BatchGroup], Any]:
     """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # the ids of threads are reused
     here.adopted = True
 
-    def place(element: HostBatch | HostGroup) -> Any:
+    def place(element: HostBatch | BatchGroup) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return _placed_group(element, replicas) if isinstance(element, HostGroup) else placed(element, replicas)
+        return placed(element, replicas) if isinstance(element, HostBatch) else _placed_group(element, replicas)
 
     return place
 
@@ -57,7 +55,7 @@ def placed(element: HostBatch, replicas: Replicas) -> Any:
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
-def _placed_group(group: HostGroup, replicas: Replicas) -> ElementGroup:
+def _placed_group(group: BatchGroup, replicas: Replicas) -> ElementGroup:
     mesh, bare = replicas.mesh, replicas.num_replicas == 1 and not group.is_padded
     stacks = group.stacks()
     masks = None
@@ -66,7 +64,7 @@ def _placed_group(group: HostGroup, replicas: Replicas) -> ElementGroup:
         host = np.arange(rows) < sizes.T[:, :, None]
         counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
         masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(group.sizes))
-    return ElementGroup(group.tree, _place_stacks(stacks, replicas, bare), group.count, mesh, bare, masks)
+    return ElementGroup(group.tree, _place_stacks(stacks, replicas, bare), len(group.sizes), mesh, bare, masks)
 
 
 def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:

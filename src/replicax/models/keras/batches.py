@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from replicax.data.batches.groups import HostGroup
+from replicax.data.batches.groups import BatchGroup
 from replicax.data.batches.local_batches import HostBatch
 from replicax.data.batches.rows import BatchRows
 from replicax.data.batches.to_devices import placer
@@ -74,7 +74,7 @@ class Feed:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._place: Callable[[HostBatch | HostGroup], Any] | None = None
+        self._place: Callable[[HostBatch | BatchGroup], Any] | None = None
         self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
 
     def kind(self, data: Any) -> tuple[Any, list[Any]]:
@@ -117,14 +117,14 @@ class Feed:
                 leaves, kind = self._taken_apart(data)
                 if not runs or tree != given or not runs[-1].added(leaves):
                     runs.append(
-                        _Run(kind, leaves, room - sum(run.count for run in runs), self._replicas.local_replicas)
+                        _Run(kind, leaves, room - sum(len(run.sizes) for run in runs), self._replicas.local_replicas)
                     )
                     runs[-1].added(leaves)
                     given = tree
         return runs
 
     @property
-    def _placer(self) -> Callable[[HostBatch | HostGroup], Any]:
+    def _placer(self) -> Callable[[HostBatch | BatchGroup], Any]:
         if self._place is None:
             self._place = placer(self._replicas)
         return self._place
@@ -155,7 +155,7 @@ class Feed:
         return HostBatch(structure, parts, sizes)
 
 
-class _Run(HostGroup):
+class _Run:
     """Consecutive batches of one kind, on the host.
 
     A batch is copied when it is added, as the dataset may fill its arrays again.
@@ -173,7 +173,7 @@ class _Run(HostGroup):
         self.kind = kind
         self.tree = kind[2]
         self.is_padded = False
-        self.sizes = []
+        self.sizes: list[tuple[int, ...]] = []
         self._local = local
         self._batches = [room_for((room, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._leaves = [(leaf.shape, leaf.dtype, batches) for leaf, batches in zip(leaves, self._batches, strict=True)]
@@ -190,11 +190,11 @@ class _Run(HostGroup):
 
     def batches(self) -> list[list[Any]]:
         """The arrays of each batch."""
-        return [[batches[i] for batches in self._batches] for i in range(self.count)]
+        return [[batches[i] for batches in self._batches] for i in range(len(self.sizes))]
 
     def stacks(self) -> list[np.ndarray[Any, Any]]:
         """Return, for each leaf, an array ``[this worker's replicas, batches, …]``."""
-        return [self._stack(batches[: self.count]) for batches in self._batches]
+        return [self._stack(batches[: len(self.sizes)]) for batches in self._batches]
 
     def _stack(self, batches: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         sizes, copies, _ = self.kind
