@@ -146,6 +146,7 @@ from replicax._jax.runtime import (
     public_call as public_call,
     put_alone as put_alone,
     set_unless_set as set_unless_set,
+    setting as setting,
     settings_of_this_thread as settings_of_this_thread,
     tpu_cluster as tpu_cluster,
     trace_settings as trace_settings,

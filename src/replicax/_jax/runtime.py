@@ -39,6 +39,11 @@ _FOLDER = os.path.dirname(jax.__file__) + os.sep
 _COMPILATION = (_dispatch.JAXPR_TRACE_EVENT, _dispatch.JAXPR_TO_MLIR_MODULE_EVENT, _dispatch.BACKEND_COMPILE_EVENT)
 
 
+def setting(name: str) -> Any:
+    """The value of a JAX setting for all threads, whatever a ``with`` block has changed in this one."""
+    return jax.config.values[name]
+
+
 def settings_of_this_thread() -> Callable[[], None]:
     """A function that gives another thread the JAX settings that a ``with`` block has changed in this one."""
     holders: list[Any] = [h for h in jax.config._value_holders.values() if hasattr(h, "get_local")]
@@ -185,7 +190,7 @@ def default_platform_is_cpu() -> bool:
 
     False if a package for other devices is installed, even if there are no such devices.
     """
-    platforms = jax.config.values["jax_platforms"]  # where there are TPUs, JAX itself has set it
+    platforms = setting("jax_platforms")  # where there are TPUs, JAX itself has set it
     if platforms:
         return bool(platforms.split(",")[0] == "cpu")
     spec = importlib.util.find_spec("jax_plugins")

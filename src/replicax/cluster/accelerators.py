@@ -61,7 +61,7 @@ class AcceleratorResolver(ClusterResolver):
 
 def emulated_devices(count: int, need: str) -> np.ndarray:
     """Return ``count`` CPU devices. If JAX has made too few already, the message of the error begins with ``need``."""
-    if not _jax.backends_are_initialized() and jax.config.values["jax_num_cpu_devices"] < count:
+    if not _jax.backends_are_initialized() and _jax.setting("jax_num_cpu_devices") < count:
         use_cpu_devices(count)  # otherwise use the devices that were requested before
     have = jax.local_devices(backend="cpu")
     if len(have) < count:

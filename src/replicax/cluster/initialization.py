@@ -89,7 +89,7 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
     started = time.monotonic()
     bind = bind_address(group)
     run_preflight(group, bind, started + min(seconds, 1e9))
-    if jax.config.values["jax_cpu_collectives_implementation"] is None:
+    if _jax.setting("jax_cpu_collectives_implementation") is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     left = max(_AFTER_PREFLIGHT, min(seconds, 1e6) - (time.monotonic() - started))
     jax.distributed.initialize(

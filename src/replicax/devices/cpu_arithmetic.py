@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import platform
 
-import jax
-
 from replicax import _jax
 from replicax.system.environment import chosen_threads
 
@@ -30,7 +28,7 @@ def fix_arithmetic(replicas: int | None) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if is_x86() and "--xla_cpu_max_isa" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {FLAG}".strip()
-    if type(replicas) is int and replicas >= max(1, jax.config.values["jax_num_cpu_devices"]):
+    if type(replicas) is int and replicas >= max(1, _jax.setting("jax_num_cpu_devices")):
         os.environ["NPROC"] = str(threads_for(replicas))
 
 

@@ -184,7 +184,7 @@ def _local_devices() -> tuple[jax.Device, ...]:
     try:
         return tuple(jax.local_devices())
     except AssertionError as error:  # JAX raises it if the chosen platform has no device
-        raise ValueError(f"JAX has no device of the platform {jax.config.values['jax_platforms']!r}") from error
+        raise ValueError(f"JAX has no device of the platform {_jax.setting('jax_platforms')!r}") from error
 
 
 def _name(device: jax.Device) -> str:

@@ -6,6 +6,7 @@ import functools
 
 import jax
 
+from replicax import _jax
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
 
@@ -22,7 +23,7 @@ class DefaultStrategy(Strategy):
     """
 
     def __init__(self) -> None:
-        default = jax.config.values["jax_default_device"]
+        default = _jax.setting("jax_default_device")
         if not isinstance(default, jax.Device):
             default = jax.local_devices(backend=default)[0]
         super().__init__(StrategyExtended([default]))

@@ -120,7 +120,7 @@ def _check_initialised() -> None:
     if not client_is_there or count == 1:
         return
     if not _jax.backends_are_initialized():
-        if jax.config.values["jax_cpu_collectives_implementation"] is None:
+        if _jax.setting("jax_cpu_collectives_implementation") is None:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         return
     if jax.process_count() != count:
@@ -128,7 +128,7 @@ def _check_initialised() -> None:
             f"jax.distributed.initialize made this process one of {count}, but JAX had made its devices before: call "
             "it at the top of the program, before any array is made and before jax.devices() is called"
         )
-    if jax.default_backend() == "cpu" and jax.config.values["jax_cpu_collectives_implementation"] is None:
+    if jax.default_backend() == "cpu" and _jax.setting("jax_cpu_collectives_implementation") is None:
         raise RuntimeError(
             "JAX has made CPU devices that can't reach those of other processes: at the top of the program, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo')"
@@ -152,9 +152,9 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
         "the number of processes": jax.process_count(),
         "the number of devices of all processes": jax.device_count(),
         "the number of logical devices of a replica": devices.shape[1],
-        "jax_enable_x64": jax.config.values["jax_enable_x64"],
-        "jax_default_prng_impl": str(jax.config.values["jax_default_prng_impl"]),
-        "jax_threefry_partitionable": jax.config.values["jax_threefry_partitionable"],
+        "jax_enable_x64": _jax.setting("jax_enable_x64"),
+        "jax_default_prng_impl": str(_jax.setting("jax_default_prng_impl")),
+        "jax_threefry_partitionable": _jax.setting("jax_threefry_partitionable"),
         **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in choices.items()},
     }
     offers = lockstep.exchange("creates a strategy for several workers", (seen, [d.id for d in devices.flat]))
