@@ -15,7 +15,7 @@ import pytest
 
 import replicax
 from replicax.loop import wall_time
-from replicax.loop.restarts import NAME, Attempts, PastAttempt, added_up, read
+from replicax.loop.attempt_times import NAME, Attempts, PastAttempt, added_up, read
 from replicax.loop.steps_per_call import MEASURED, StepsPerCall
 from replicax.loop.wall_time import LOST, WallTime, since_process_start, table
 from replicax.workers import heartbeat

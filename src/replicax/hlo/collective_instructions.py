@@ -15,7 +15,7 @@ from replicax.hlo.instructions import Instruction, Module, arrays_in, elements_o
 MOVING = frozenset(["all-gather", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast"])
 """Collectives that hand on what they are given, and compute nothing."""
 
-KINDS = MOVING | {"all-reduce", "reduce-scatter"}
+COLLECTIVES = MOVING | {"all-reduce", "reduce-scatter"}
 
 SLICE_AXIS = "slice"
 """The axis of collectives between slices; no mesh has it. Inside of a slice collectives go along the mesh's own axes.
@@ -77,7 +77,7 @@ def _is_repeated(instruction: Instruction, issued: dict[str, str]) -> bool:
 def _as_collective(instruction: Instruction) -> Collective | None:
     """The collective that an instruction is, or starts; ``None`` if it is none."""
     kind = instruction.opcode.removesuffix("-start")
-    if kind not in KINDS:
+    if kind not in COLLECTIVES:
         return None
     arrays = instruction.arrays
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):

@@ -19,7 +19,7 @@ from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
-from replicax.loop.wrapped_steps.precision import KINDS, Precision
+from replicax.loop.wrapped_steps.precision import DTYPES, Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.user_functions import function_name
@@ -226,7 +226,7 @@ def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping 
 
 
 def _checked_precision(precision: Any) -> Any:
-    if precision is None or isinstance(precision, Precision) or (isinstance(precision, str) and precision in KINDS):
+    if precision is None or isinstance(precision, Precision) or (isinstance(precision, str) and precision in DTYPES):
         return precision
     raise ValueError(
         "replicax.train(precision=…) takes 'bf16', 'fp16' or a replicax.loop.Precision; None computes in the dtypes "

@@ -19,13 +19,13 @@ from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import prepare
 from replicax.execution.tracing.stateful_arguments import stateful_call
+from replicax.loop.attempt_times import Attempts
 from replicax.loop.callbacks import Callback, restoring_callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog
 from replicax.loop.logs.progress_bar import LINES, Progress
 from replicax.loop.logs.speed import Speed, flops_of
 from replicax.loop.periodic_evaluation import Evaluation
-from replicax.loop.restarts import Attempts
 from replicax.loop.saved_runs import SavedRuns
 from replicax.loop.step_metrics import DONE, Combination, FiniteWatch, NumberedStep, Pending, check_names, results_of
 from replicax.loop.steps_per_call import StepsPerCall

@@ -11,10 +11,10 @@ from replicax.system.process_age import process_age
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
-KINDS = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
-"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.restarts`."""
+KINDS_OF_WORK = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
+"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempt_times`."""
 
-_PHASES = {kind: Phase[kind.upper()] for kind in KINDS}
+_PHASES = {kind: Phase[kind.upper()] for kind in KINDS_OF_WORK}
 LOST = "lost work"
 
 _MEANINGS = {
@@ -48,7 +48,7 @@ class WallTime:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, began: float | None = None) -> None:
         self._clock = clock
-        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self._seconds = dict.fromkeys(KINDS_OF_WORK, 0.0)
         self._kind = "start"
         self._since = clock() if began is None else began
         self._stopped = False

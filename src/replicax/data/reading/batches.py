@@ -25,8 +25,8 @@ from replicax.data.reading.remaining_parts import (
     Part,
     between,
     check_count,
-    dealt_by_file,
-    dealt_evenly,
+    divided_by_file,
+    divided_evenly,
     find,
     names_of,
     size_of,
@@ -137,11 +137,11 @@ class Reading(abc.ABC):
         begun = any(state["native"] is not None and state["rows"] is not None for state in states)
         if why := self.why_not_regrouped(begun):
             raise ValueError(why)
-        hands = self._dealt_parts(states, len(rows))
-        return [{**self.fresh(None, r), "parts": h} for h, r in zip(hands, rows, strict=True)]
+        divided = self._divided_parts(states, len(rows))
+        return [{**self.fresh(None, r), "parts": parts} for parts, r in zip(divided, rows, strict=True)]
 
     @abc.abstractmethod
-    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         """The rest of all streams, divided among ``count`` new ones."""
 
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:
@@ -248,12 +248,12 @@ class Numbered(Reading):
         whole = part["start"] == 0 and part["stop"] == len(examples)
         return examples if whole else examples.slice(slice(part["start"], part["stop"]))
 
-    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             batches = 0 if state["native"] is None else find(state["native"], "next_index")
             left += between(state["parts"], batches * state["rows"], size_of(state["parts"]))
-        return dealt_evenly(left, count)
+        return divided_evenly(left, count)
 
 
 class Filed(Reading):
@@ -293,7 +293,7 @@ class Filed(Reading):
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:
         return _REST if own_batches and self._batch is None else super().why_not_regrouped(own_batches)
 
-    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
             parts = state["parts"]
@@ -303,7 +303,7 @@ class Filed(Reading):
                     raise ValueError(_REST)
             left += parts
         if self._can_split:
-            return dealt_by_file([self._by_position(part) for part in left], count)
+            return divided_by_file([self._by_position(part) for part in left], count)
         return [left[i::count] for i in range(count)]
 
     def _by_position(self, part: Part) -> Part:
@@ -356,7 +356,7 @@ class Whole(Reading):
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         return list(states) if [s["rows"] for s in states] == list(rows) else super().regrouped(states, rows)
 
-    def _dealt_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
+    def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
 
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:

@@ -59,11 +59,11 @@ def size_of(parts: Sequence[Part]) -> int:
     return sum(part["stop"] - part["start"] for part in parts)
 
 
-def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
+def divided_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Divide numbered examples among ``count`` streams, each with as many as the others, or one more.
 
-    >>> from replicax.data.reading.remaining_parts import dealt_evenly
-    >>> [(part["start"], part["stop"]) for [part] in dealt_evenly([{"files": None, "start": 0, "stop": 7}], 3)]
+    >>> from replicax.data.reading.remaining_parts import divided_evenly
+    >>> [(part["start"], part["stop"]) for [part] in divided_evenly([{"files": None, "start": 0, "stop": 7}], 3)]
     [(0, 3), (3, 5), (5, 7)]
     """
     total = size_of(parts)
@@ -71,12 +71,13 @@ def dealt_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     return [between(parts, start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def dealt_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
+def divided_by_file(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Divide parts at the start of their files, or after the first records of them, among ``count`` streams."""
     files = [(file, part["skip"].get(file, 0)) for part in parts for file in part["files"]]
-    hands = [files[i::count] for i in range(count)]
+    divided = [files[i::count] for i in range(count)]
     return [
-        [{"files": [f for f, _ in h], "skip": {f: n for f, n in h if n}, "state": None}] if h else [] for h in hands
+        [{"files": [f for f, _ in own], "skip": {f: n for f, n in own if n}, "state": None}] if own else []
+        for own in divided
     ]
 
 

@@ -23,7 +23,7 @@ from replicax.values import PerReplica
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
-KINDS = {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16, "fp16": jnp.float16, "float16": jnp.float16}
+DTYPES = {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16, "fp16": jnp.float16, "float16": jnp.float16}
 FIRST = 2.0**15
 """The loss scale that a run begins with, about half of what float16 can hold. If it is too high, it is soon halved."""
 LARGEST = 2.0**24
@@ -86,11 +86,11 @@ class Precision:
         loss_scale: float | Literal["auto"] | None = "auto",
         keep: Sequence[str] = (),
     ) -> None:
-        if not isinstance(kind, str) or kind not in KINDS:
+        if not isinstance(kind, str) or kind not in DTYPES:
             raise ValueError(f"Precision: kind must be 'bf16' or 'fp16', got {kind!r}")
         if isinstance(keep, str) or not all(isinstance(key, str) for key in keep):
             raise TypeError(f"Precision: keep must be a list of keys of the batch, got {keep!r}; for one: keep=[key]")
-        self.dtype = jnp.dtype(KINDS[kind])
+        self.dtype = jnp.dtype(DTYPES[kind])
         self._keep = frozenset(keep)
         self._is_dynamic = loss_scale == "auto" and self.dtype == jnp.float16
         first = FIRST if self._is_dynamic else None if loss_scale == "auto" else loss_scale

@@ -1,4 +1,4 @@
-"""Attempts: a file in which each attempt at a run notes its time, so that the next one knows what was lost."""
+"""Attempt times: a file in which each attempt at a run notes its time, so that the next one knows what was lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax.loop.wall_time import KINDS, LOST
+from replicax.loop.wall_time import KINDS_OF_WORK, LOST
 from replicax.system.folders import naming
 from replicax.system.json_files import parsed, read_regular
 
@@ -67,14 +67,14 @@ class Attempts:
 def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
     """The seconds of attempts, in their order, by kind; what came after the step that later ones went on from is lost.
 
-    >>> from replicax.loop.restarts import PastAttempt, added_up
+    >>> from replicax.loop.attempt_times import PastAttempt, added_up
     >>> first = PastAttempt(
     ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
     ... )
     >>> {kind: s for kind, s in added_up([first, PastAttempt(10)]).items() if s}
     {'start': 1.0, 'steps': 5.0, 'lost work': 2.0}
     """
-    total = dict.fromkeys((*KINDS, LOST), 0.0)
+    total = dict.fromkeys((*KINDS_OF_WORK, LOST), 0.0)
     for number, attempt in enumerate(attempts):
         kept_until = min((later.resumed_at for later in attempts[number + 1 :]), default=math.inf)
         kept: Mapping[str, float] = {}
@@ -83,7 +83,7 @@ def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
             last = seconds
             if step <= kept_until:
                 kept = seconds
-        for kind in KINDS:
+        for kind in KINDS_OF_WORK:
             total[kind] += kept.get(kind, 0.0)
         total[LOST] += sum(last.values()) - sum(kept.values())
     return total
