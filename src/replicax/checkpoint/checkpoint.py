@@ -181,7 +181,7 @@ class Checkpoint:
         """
         self._background.wait()
 
-    # --- for CheckpointManager --------------------------------------------------------------------------
+    # --- for CheckpointManager and replicax.train -------------------------------------------------------
 
     def _begin_save(
         self,
@@ -237,6 +237,15 @@ class Checkpoint:
         with self._lockstep.failing_together("a restore"):
             values = restored(self._objects, source, self._lockstep, ("",) if partial else self._optional)
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})
+
+    def _add_loops_objects(self, name: str, objects: Mapping[str, Any], optional: tuple[str, ...]) -> None:
+        """Save ``objects``, too; names that begin with an ``optional`` one may be missing in a checkpoint."""
+        if name in self._objects and not self._optional:  # which an earlier run would have set
+            raise ValueError(
+                f"replicax.train keeps what it needs to go on in the checkpoint, under the name {name!r}, and {self!r} "
+                "has an object of that name already: call it something else"
+            )
+        self._objects[name], self._optional = objects, optional
 
     def _may_look(self, path: str) -> bool:
         """Return whether this worker checks that the path of a new checkpoint is free."""

@@ -209,7 +209,7 @@ def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping 
         )
     wanted = None if best is None else (best.metric, best.mode)
     if not isinstance(checkpoints, str | os.PathLike):
-        if best is not None and (checkpoints is None or checkpoints._best != wanted):
+        if best is not None and (checkpoints is None or checkpoints.best != wanted):
             raise ValueError(
                 f"replicax.train: {best!r} restores the best checkpoint at the end, so there must be one: pass a "
                 f"folder as checkpoints, or a replicax.CheckpointManager(…, best={wanted!r})"

@@ -62,13 +62,7 @@ class SavedRuns:
         self._before: list[tuple[Variable, Any]] = []
         if manager is None:
             return
-        objects = manager.checkpoint._objects
-        if NAME in objects and not manager.checkpoint._optional:  # which an earlier run would have set
-            raise ValueError(
-                f"replicax.train keeps what it needs to go on in the checkpoint, under the name {NAME!r}, and "
-                f"{manager.checkpoint!r} has an object of that name already: call it something else"
-            )
-        objects.pop(NAME, None)
+        objects = {name: value for name, value in manager.objects.items() if name != NAME}
         leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(registered(objects), is_leaf=is_leaf)}
         added: dict[str, Any] = {"state": ""}
         if id(input.iterator) not in leaves:
@@ -76,8 +70,7 @@ class SavedRuns:
         added["metrics"] = {name: metric for name, metric in metrics.items() if id(metric) not in leaves}
         if precision is not None and precision.variables and id(precision) not in leaves:
             added["precision"] = precision
-        objects[NAME] = added
-        manager.checkpoint._optional = (f"{NAME}/metrics/", f"{NAME}/precision/")
+        manager.checkpoint._add_loops_objects(NAME, added, (f"{NAME}/metrics/", f"{NAME}/precision/"))
 
     @property
     def is_on(self) -> bool:
@@ -89,9 +82,9 @@ class SavedRuns:
         """The number of steps between checkpoints; ``None`` if they are not at fixed steps."""
         if self._manager is None:
             return None
-        if self._manager._every_steps is None and self._manager._alarm is None:
+        if self._manager.every_steps is None and self._manager.every_seconds is None:
             return 1
-        return self._manager._every_steps
+        return self._manager.every_steps
 
     @property
     def directory(self) -> str | None:
@@ -106,7 +99,7 @@ class SavedRuns:
         if step is None:
             return None
         self._at = step
-        state = json.loads(self._manager.checkpoint._objects[NAME]["state"])
+        state = json.loads(self._manager.objects[NAME]["state"])
         self.evaluated = state["evaluated"]
         self._run.numbers, self._run.evaluation = state["numbers"], state["evaluation"]
         for name, callback in self._callbacks.items():
@@ -125,7 +118,7 @@ class SavedRuns:
         """Raise a ValueError if the first call of the step has changed a variable that is not saved."""
         if self._manager is None or not self._before:
             return
-        saved = {variable for _, variable in Leaves(self._manager.checkpoint._objects).variables()}
+        saved = {variable for _, variable in Leaves(self._manager.objects).variables()}
         before, self._before = self._before, []
         for variable, array in before:
             if variable.slot.array is not array and variable not in saved and not variable.name.startswith(OWN):
@@ -144,17 +137,17 @@ class SavedRuns:
 
     def is_due(self, step: int) -> bool:
         """Return whether it is time to save."""
-        return self._manager is not None and self._manager._is_time(step)
+        return self._manager is not None and self._manager._is_due(step)
 
     def save(self, step: int, evaluation: Mapping[str, float] | None) -> bool:
         """Save, with the numbers of an evaluation of this step, unless it is saved already; returns whether it does."""
         manager = self._manager
         if manager is None or self._at == step:
             return False
-        manager.checkpoint._objects[NAME]["state"] = self._state()
+        manager.objects[NAME]["state"] = self._state()
         metrics = dict(evaluation or {})
-        if manager._best is not None:
-            metrics.setdefault(manager._best[0], math.nan)  # not evaluated, so it is not the best
+        if manager.best is not None:
+            metrics.setdefault(manager.best[0], math.nan)  # not evaluated, so it is not the best
         self._at = step
         return manager.save(step, metrics, force=True)
 
