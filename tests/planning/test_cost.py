@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicax.hlo.collective_instructions import KINDS
+from replicax.hlo.collective_instructions import COLLECTIVES
 from replicax.hlo.instructions import parse
 from replicax.planning.chip_specs import CHIPS
 from replicax.planning.cost import Cost, cost_of
@@ -148,7 +148,7 @@ def test_both_arms_of_a_branch() -> None:
     assert cost.matrix_flops == 2 * 2 * 16**3
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(COLLECTIVES))
 def test_a_collective_computes_only_if_it_adds_up(kind: str) -> None:
     cost = cost_of(
         parse(f"""
