@@ -37,7 +37,7 @@ def test_without_a_chief_it_is_the_first_worker() -> None:
         (
             ("ps", 0),
             None,
-            "this process is 'ps' 0, and training on several workers is synchronous, without parameter servers.*replicax.ParameterServerStrategy, on Ray",
+            "this process is 'ps' 0, .* synchronous, without parameter s.*there is replicax.ParameterServerStrategy",
         ),
         (("evaluator", 0), None, "'evaluator' 0.*without evaluators.*evaluate in a program of its own"),
         (("trainer", 0), None, "a task of the unknown job 'trainer'; expected one of 'chief', 'worker'"),
