@@ -6,7 +6,7 @@
 
 Nothing is measured here: a model of the published sizes is compiled for the published GPUs, which are not there, and
 its schedule is walked (``replicax.plan``). Needs ``replicax[gpu-plan]``. No efficiency was fitted on these rows:
-``SHARES`` of kernels, and ``Chip.sustained`` of A100s and H100s, are what such kernels are known to reach, and were
+``EFFICIENCY`` of kernels, and ``Chip.sustained`` of A100s and H100s, are what such kernels are known to reach, and were
 left as they were when the first rows came out. Of two rows the settings were looked up once more after their first
 prediction, so these (``SEEN``) are not blind. Prints a table, and writes ``results/published_runs.json``. See
 docs/plan_accuracy.md.

@@ -85,7 +85,7 @@ def all_reduce(op: ReduceOp, arrays: Sequence[Any], options: CommunicationOption
     One fused all-reduce for any number of arrays. Booleans count as int32. Each replica differentiates its own loss, so
     the gradient of SUM is SUM, and the gradient of MEAN is MEAN.
     """
-    arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
+    arrays = [summable(as_array(a, COMBINED), op) for a in arrays]
     size = lax.axis_size(REPLICA_AXIS)
     totals = list(sum_over_replicas(arrays, options) if size > 1 else alone_p.bind(*arrays))
     return totals if op is ReduceOp.SUM else [divide(total, size) for total in totals]
@@ -212,9 +212,9 @@ Captured programs do not contain it: :mod:`replicax.execution.program.infer` rep
 """
 
 
-def sum_of_own(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
+def sum_unless_reduced(arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[jax.Array]:
     """The sum over the replicas of each array, unless it is reduced already (one fused all-reduce)."""
-    arrays = [countable(as_array(a, COMBINED)) for a in arrays]
+    arrays = [summable(as_array(a, COMBINED)) for a in arrays]
     if lax.axis_size(REPLICA_AXIS) == 1:
         return list(alone_p.bind(*arrays))
     return list(own_sum_p.bind(*arrays, axes=(REPLICA_AXIS,), options=options, per_device=1, in_order=False))
@@ -242,13 +242,8 @@ def all_gather(array: Any, axis: int, options: CommunicationOptions | None = Non
 
     if options == CommunicationOptions():
         return gather([array])[0]
-    # The result of a ring is the same on every replica, but no analysis could infer that: so it is marked.
+    # The result of a ring is the same on every replica, but no analysis could infer that, hence the mark.
     return gathered_p.bind(watched([array], options.timeout_seconds, gather)[0])[0]
-
-
-def stack_replicas(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
-    """``[num_replicas, *shape]``: every replica's array, on every replica (one all-gather)."""
-    return all_gather(as_array(array, COMBINED)[None], 0, options)
 
 
 def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.Array:
@@ -259,7 +254,7 @@ def from_first(array: Any, options: CommunicationOptions | None = None) -> jax.A
     if is_key(array.dtype):
         return of_key_data(lambda data: from_first(data, options), array)
     mine = lax.axis_index(REPLICA_AXIS) == 0
-    kept = jnp.where(mine, countable(array), jnp.zeros_like(countable(array)))
+    kept = jnp.where(mine, summable(array), jnp.zeros_like(summable(array)))
     return sum_over_replicas([kept], options)[0].astype(array.dtype)
 
 
@@ -286,7 +281,7 @@ def parse_axis(axis: Any) -> int | tuple[int, ...] | None:
 
 
 def checked_axis(axis: Any, what: str) -> int:
-    """``axis`` as an int; a ValueError that begins with ``what`` if it is none."""
+    """``axis`` as an int; a ValueError that begins with ``what`` for anything else."""
     integer = as_integer(axis)
     if integer is None:
         raise ValueError(f"{what}: axis must be an int, got {axis!r}")
@@ -316,7 +311,7 @@ def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) ->
         raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
 
 
-def countable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
+def summable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
     """``array`` as it is added up: booleans as int32; for MEAN these and integers as floats, as in ``jnp.mean``."""
     if is_key(array.dtype):
         raise TypeError(
@@ -356,7 +351,7 @@ class Communicator(Protocol):
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """Combine each array with the same array of all replicas."""
 
-    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         """The sum over the replicas of each array; one that has been reduced already is returned unchanged."""
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -368,11 +363,11 @@ class Communicator(Protocol):
     def add_up(self, count: int) -> int:
         """The sum of the replicas' counts, such as the sizes of their batches; a compiled step needs no collective."""
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         """Whether the examples of a padded batch lie along ``dim`` of ``value``: a bool, known before the step runs.
 
-        Raises an error that names the caller ``what`` if it can't be known. With ``refused``, raises an error with
-        this text if they do. With ``otherwise``, raises one if they surely don't, each in its row, and only then.
+        Raises an error that names the caller ``what`` if it can't be known. With ``error_if_so``, raises an error with
+        this text if they do. With ``error_if_not``, raises one if they surely don't, each in its row, and only then.
         """
 
     def components(self, value: Any) -> Sequence[Any]:
@@ -399,10 +394,10 @@ class SingleReplica:
         return jnp.asarray(array)
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
-        totals = [countable(self._own(a)) for a in arrays]
+        totals = [summable(self._own(a)) for a in arrays]
         return totals if op is ReduceOp.SUM else [divide(total, 1) for total in totals]
 
-    def sum_of_own(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         return self.all_reduce(ReduceOp.SUM, arrays, options)
 
     def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -416,7 +411,7 @@ class SingleReplica:
     def add_up(self, count: int) -> int:
         return count
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         return False
 
     def components(self, value: Any) -> Sequence[Any]:
@@ -443,4 +438,4 @@ def mask_of_rows(values: Any, communicator: Communicator, what: str) -> Any:
     if values.shape[0] != rows:
         raise ValueError(text.format(f"shape {values.shape}"))
     moved = text.format("rows in another order, such as sorted or flipped ones, or along another dim")
-    return examples.mask & communicator.lie_along(values, 0, what, otherwise=moved)
+    return examples.mask & communicator.has_examples_along(values, 0, what, error_if_not=moved)

@@ -89,7 +89,7 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any, platform: str, what: str) -> CommunicationOptions | None:
-    """``options``, after checking their type, and that ``platform`` supports them; errors begin with ``what``."""
+    """``options``, if of the right type and supported by ``platform``; otherwise an error that begins with ``what``."""
     if options is None:
         return None
     if not isinstance(options, CommunicationOptions):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _jax
-from replicax.collectives import Communicator, ReduceOp, SingleReplica, checked_axis, countable, divide
+from replicax.collectives import Communicator, ReduceOp, SingleReplica, checked_axis, divide, summable
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.host_values import check_integers, check_numbers, is_key
 from replicax.errors import AbsentDeviceError, ContextError
@@ -158,9 +158,9 @@ class ReplicaContext(NameHints):
         _check_leaves(registered(value), "all_reduce")
         return self._reduced(op, value, options, lambda arrays: self._communicator.all_reduce(op, arrays, options))
 
-    def _sum_of_own(self, value: Any) -> Any:
+    def _sum_unless_reduced(self, value: Any) -> Any:
         """The sum over the replicas of each array in ``value``; one that was reduced before is returned unchanged."""
-        return self._reduced(ReduceOp.SUM, value, None, self._communicator.sum_of_own)
+        return self._reduced(ReduceOp.SUM, value, None, self._communicator.sum_unless_reduced)
 
     def _reduced(
         self, op: ReduceOp, value: Any, options: Options, reduce: Callable[[Sequence[Any]], Sequence[Any]]
@@ -172,7 +172,7 @@ class ReplicaContext(NameHints):
         return jax.tree_util.tree_unflatten(treedef, reduced)
 
     def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
-        mine = countable(slices.values)
+        mine = summable(slices.values)
         mine = mine if op is ReduceOp.SUM else divide(mine, self._replicas.num_replicas)
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
@@ -320,10 +320,10 @@ def _pop(frame: _Frame, is_failing: bool = False) -> None:
 
 
 class Scope(contextlib.ContextDecorator):
-    """The cross-replica context of a strategy, as users enter it. It lasts until it is left.
+    """The cross-replica context of a strategy, as users enter it. It may be entered again, and decorate a function.
 
-    That holds even if nothing refers to it; a generator of ``contextmanager`` would leave when it is collected. It may
-    be entered again, and decorate a function.
+    It lasts until it is left, even if nothing refers to it: a generator of ``contextmanager`` would be collected, and
+    so leave it.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -505,7 +505,7 @@ def in_step() -> bool:
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
-def left_replica() -> ReplicaContext | None:
+def merging_replica() -> ReplicaContext | None:
     """The replica that a ``merge_call`` on this thread has left; ``None`` outside merge calls."""
     frames = _frames.get()
     if not frames or frames[-1].replica is not None:
@@ -513,7 +513,7 @@ def left_replica() -> ReplicaContext | None:
     return next((frame.replica for frame in reversed(frames) if frame.replica is not None), None)
 
 
-def is_right_across(replicas: Replicas) -> bool:
+def may_run_here(replicas: Replicas) -> bool:
     """Return whether the caller is outside every scope and step, or directly inside the scope of ``replicas``.
 
     Then :func:`check_cross_replica` does not raise, and :func:`in_step` is false; this is faster.

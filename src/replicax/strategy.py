@@ -19,7 +19,7 @@ from replicax.execution import cross_replica
 from replicax.execution.logical_devices import LogicalDevices
 from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
-from replicax.execution.run import COMPILED, RunOptions, check_call, default_options, known, run
+from replicax.execution.run import COMPILED, RunOptions, cached_dispatch, check_call, default_options, run
 from replicax.execution.tracing.stateful_arguments import LIBRARY, stateful_call
 from replicax.extended import StrategyExtended
 from replicax.name_hints import NameHints
@@ -201,13 +201,13 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         try:
             if more or named:
                 raise TypeError(in_args_and_kwargs("strategy.run(fn, args, kwargs, options)", named))
-            # Repeated for each call inline, which saves the call of a Python function.
+            # Inline, as each Python function that a call enters costs a microsecond.
             if LIBRARY in sys.modules:
                 call = stateful_call(self.extended.replicas, fn, args, kwargs)
                 if call is not None:
                     fn, args, kwargs = call  # its objects are leaves now
             if options is None and default_options() is COMPILED:
-                dispatch = known(self.extended.programs, fn, args, kwargs)
+                dispatch = cached_dispatch(self.extended.programs, fn, args, kwargs)
                 if dispatch is not None:
                     return dispatch.launch()
             return self._run(fn, args, kwargs, options)
@@ -275,9 +275,9 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         (2, 40.0)
         """
         check_call(self._replicas, fn, (), method="strategy.run_steps")
-        source = data.source_of(iterator, self._replicas).take
+        take = data.reader_of(iterator, self._replicas).take
         count = checked_integer(steps, "strategy.run_steps(fn, iterator, steps): steps")
-        return run_steps(self.extended.programs, fn, source, count, initial_loop_values)
+        return run_steps(self.extended.programs, fn, take, count, initial_loop_values)
 
     # --- across replicas --------------------------------------------------------------------------------
 

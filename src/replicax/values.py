@@ -160,7 +160,7 @@ class PerReplica:
         """The numbers of the replicas that :attr:`values` belong to."""
         match self.form:
             case Stacked(array) | Ragged(array):
-                return tuple(i for s in slices_of(array) for i in _rows(s, array))
+                return tuple(i for s in slices_of(array) for i in _replicas_in(s, array))
             case Components(_, replicas) if replicas is not None:
                 return replicas
         return tuple(range(len(self.values)))
@@ -333,8 +333,8 @@ def slices_of(array: jax.Array) -> list[Any]:
     return [slices[start] for start in sorted(slices)]
 
 
-def _rows(piece: Any, array: jax.Array) -> range:
-    """The replicas whose components a shard of a stacked array contains.
+def _replicas_in(piece: Any, array: jax.Array) -> range:
+    """The replicas that have a component in a shard of a stacked array.
 
     The data of a shard may have more rows if they have no elements: JAX gives some constants the whole shape.
     """
@@ -347,7 +347,7 @@ def components_in(array: jax.Array) -> dict[int, jax.Array]:
     for piece in slices_of(array):
         n = len(piece.data)
         parts = [piece.data] if n == 1 else jax.lax.split(piece.data, (1,) * n)
-        found |= zip(_rows(piece, array), parts, strict=False)
+        found |= zip(_replicas_in(piece, array), parts, strict=False)
     return found
 
 
@@ -420,7 +420,7 @@ def component(value: PerReplica, replica: int) -> Any:
 
 
 def padded(stacked: Any, mask: ExampleMask) -> Any:
-    """An element of a dataset that pads: the pytree with ``PerReplica`` leaves that share ``mask``.
+    """An element of a padding dataset: the pytree with ``PerReplica`` leaves, which share ``mask``.
 
     ``stacked`` has arrays ``[num_replicas, rows, …]`` on the replicas' devices, also with one replica.
     """

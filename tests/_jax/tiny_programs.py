@@ -161,6 +161,7 @@ PROGRAMS: dict[str, Program] = {
     "copy": lambda: jnp.copy(_row()),
     "create_token": lambda: lax.create_token(),
     "custom_jvp_call": lambda: _with_jvp(_row()),
+    "custom_lin": lambda: jax.jvp(_with_vjp, (_row(),), (_row(),)),
     "custom_linear_solve": lambda: lax.custom_linear_solve(
         lambda x: x, _row(), lambda _, b: b, transpose_solve=lambda _, b: b
     ),

@@ -265,6 +265,14 @@ def test_the_file_is_written_though_nobody_reads_the_report(model, in_place, tmp
     assert (tmp_path / "plan.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("text", ["print('read me')", "def plan(strategy): print('read me')"])
+def test_a_model_that_prints_what_nobody_reads(text, in_place, tmp_path, capsys) -> None:
+    (tmp_path / "prints.py").write_text(text)
+    with unread_output():
+        assert main(["plan", str(tmp_path / "prints.py")]) == 1
+    assert capsys.readouterr().err == ""
+
+
 class Found:
     fits = True
 

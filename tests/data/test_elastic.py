@@ -54,15 +54,16 @@ def test_with_another_batch_size(source, data) -> None:
     size = data.draw(st.integers(1, 40), "size")
     ids = np.arange(size)
     options = InputOptions(auto_shard_policy="data")
-    first = Run(lambda context: make(source, ids, data.draw(st.integers(1, 9))), 1, 2, options)
-    seen = first.seen(data.draw(st.integers(0, 5), "steps"))
-    state = first.state()
-    first.close()
-    again = data.draw(st.integers(1, 9), "batch")
-    second = Run(lambda context: make(source, ids, again), *data.draw(topologies, "topology"), options)
-    second.restore(state)
-    seen += second.seen()
-    second.close()
+    seen: collections.Counter[int] = collections.Counter()
+    state = None
+    for steps in [*data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=2), "steps"), None]:
+        batch = data.draw(st.integers(1, 9), "batch")
+        run = Run(lambda context, batch=batch: make(source, ids, batch), *data.draw(topologies, "topology"), options)
+        if state is not None:
+            run.restore(state)
+        seen += run.seen(steps)
+        state = run.state()
+        run.close()
     assert seen == collections.Counter(range(size))
 
 

@@ -74,13 +74,14 @@ class Arrays:
 
 @pytest.mark.parametrize(("nbytes", "waiting"), [(40, 3), (50, 2), (200, 1), (1, 8)])
 def test_so_many_bytes_wait_on_the_host(nbytes, waiting) -> None:
-    stage = Arrays(nbytes)
+    stage, threads = Arrays(nbytes), threading.active_count()
     prefetcher = Prefetcher(stage, 8, most_bytes=100)
     next(prefetcher)
     wait_until(lambda: stage.made == 1 + waiting)
     time.sleep(0.02)
     assert stage.made == 1 + waiting
     prefetcher.close()
+    assert threading.active_count() == threads
 
 
 @pytest.mark.covering(1)

@@ -158,8 +158,13 @@ def test_who_never_imports_replicax_is_not_judged_and_the_watchdog_can_be_switch
     launch = launched(tmp_path, "--workers", "1", "--hang-timeout", "0.5", "train.py", script=script)
     assert launch.code == 0, launch.stderr
     assert re.match(r"\[0\] /proc/\d+/fd/\d+", launch.stdout)
-    launch = launched(tmp_path, "--workers", "1", "--hang-timeout", "0", "train.py", script=script)
-    assert (launch.code, launch.stdout) == (0, "[0] none\n")
+    stops = """
+        import os, signal, subprocess
+        subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    launch = launched(tmp_path, "--workers", "1", "--hang-timeout", "0", "train.py", script=stops)
+    assert (launch.code, [message for message in said(launch) if "hangs" in message]) == (0, [])
 
 
 def test_a_worker_that_is_stopped_before_it_imports_replicax_is_found(tmp_path) -> None:

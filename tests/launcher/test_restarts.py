@@ -113,10 +113,11 @@ def test_a_worker_that_is_asked_to_leave_before_it_can_save_is_no_fault(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("statuses", "cause", "code"), [((4, 1), 0, 4), ((75, 1), 0, 75), ((0, 1), 1, 1), ((4, -9), 1, 137)]
+    ("statuses", "cause", "code", "watch"),
+    [((4, 1), 0, 4, "10"), ((75, 1), 0, 75, "0"), ((0, 1), 1, 1, "10"), ((4, -9), 1, 137, "10")],
 )
 def test_the_worker_whose_program_ended_first_is_the_cause_though_its_process_ends_last(
-    tmp_path, statuses, cause, code
+    tmp_path, statuses, cause, code, watch
 ) -> None:
     script = f"""
         import os, sys, time
@@ -130,7 +131,7 @@ def test_the_worker_whose_program_ended_first_is_the_cause_though_its_process_en
         time.sleep(1.0 if me == "0" else 0)  # the chief's process ends last
         os._exit(status) if status >= 0 else os.kill(os.getpid(), -status)
     """
-    words = ("--workers", "2", "--max-restarts", "0", "--max-preemptions", "0", "train.py")
+    words = ("--workers", "2", "--max-restarts", "0", "--max-preemptions", "0", "--hang-timeout", watch, "train.py")
     launch = launched(tmp_path, *words, script=script)
     assert launch.code == code
     assert said(launch)[1].startswith(f"worker {cause} of 2 on ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,12 @@ class Counter:
         self.count.assign(self.count.value + 1)
         return x.sum()
 
-    def train(self, stopping: Any, checkpoints: Any, steps: int = 20, losses: Any = LOSSES) -> replicax.TrainingRun:
+    def train(
+        self, stopping: Any, checkpoints: Any, steps: int = 20, losses: Any = LOSSES, evaluate: Any = None
+    ) -> replicax.TrainingRun:
         return replicax.train(
             self.step, self.strategy.distribute_dataset([np.ones(4, np.float32)]), steps, callbacks=stopping,
-            checkpoints=checkpoints, evaluate=lambda: {"loss": losses[int(self.count)]}, evaluate_every=2,
+            checkpoints=checkpoints, evaluate=evaluate or (lambda: {"loss": losses[int(self.count)]}), evaluate_every=2,
         )  # fmt: skip
 
 
@@ -85,3 +89,49 @@ def test_the_step_that_a_run_goes_on_from_is_not_saved_twice_if_it_is_the_best(t
     replicax.train(first.step, dataset, 4, checkpoints=tmp_path, progress=False)
     run = Counter().train(stopping(), tmp_path, losses={4: 1.0, 6: 2.0})
     assert (run.resumed_at, run.step) == (4, 6)
+
+
+@pytest.mark.parametrize("steps", [4, 20])
+def test_the_best_evaluation_may_be_one_that_was_broken_off_and_made_after_the_resume(
+    tmp_path: pathlib.Path, steps: int
+) -> None:
+    evaluated: list[int] = []
+
+    def attempt(signal_at: int | None = None) -> replicax.TrainingRun:
+        model = Counter()
+
+        def batches() -> Iterator[np.ndarray]:
+            evaluated.append(int(model.count))
+            yield np.full(4, LOSSES[evaluated[-1]], np.float32)
+            if evaluated[-1] == signal_at:
+                signal.raise_signal(signal.SIGINT)
+            yield np.full(4, LOSSES[evaluated[-1]], np.float32)
+
+        evaluate = replicax.compute_average_loss, model.strategy.distribute_dataset(batches)
+        return model.train(stopping(patience=3), manager_of(model), steps, evaluate=evaluate)
+
+    def manager_of(model: Counter) -> replicax.CheckpointManager:
+        checkpoint = replicax.Checkpoint(count=model.count)
+        return replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1, every_steps=100, best=("loss", "min"))
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(signal_at=4)
+    run = attempt()
+    assert (run.resumed_at, run.restored) == (4, 4 if steps > 4 else None)
+    assert evaluated == [2, 4, 4, 6, 8, 10][: 6 if steps > 4 else 3]
+    assert manager_of(Counter()).best_step == 4
+
+
+def test_the_best_evaluation_may_be_that_of_a_step_that_was_saved_before_a_callback_ended_the_run(
+    tmp_path: pathlib.Path,
+) -> None:
+    class Ends(replicax.Callback):
+        def on_save(self, run: replicax.TrainingRun, step: int) -> None:
+            if step == 3:
+                run.stop("enough")
+
+    model = Counter()
+    checkpoint = replicax.Checkpoint(count=model.count)
+    manager = replicax.CheckpointManager(checkpoint, tmp_path, every_steps=3, best=("loss", "min"))
+    run = model.train([stopping(), Ends()], manager, losses={2: 3.0, 3: 2.0})
+    assert (run.step, run.restored, manager.best_step) == (3, None, 3)

@@ -16,6 +16,7 @@ from rich.console import Console
 import replicax
 from replicax.loop.logs import speed
 from replicax.loop.logs.progress_bar import Progress
+from replicax.planning import chip_specs
 from tests.conftest import logical_strategy, strategy_of
 
 
@@ -72,7 +73,7 @@ def test_gradients_of_a_convolution_cost_as_much_as_itself_each(groups: int) -> 
 def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = strategy_of(2) if name == "two" else logical_strategy(2, 2)
     chip = replicax.planning.Chip("card", flops=1e9, memory=1e9, bandwidth=1e9)
-    monkeypatch.setattr(speed, "chip_of", lambda kind: chip)
+    monkeypatch.setattr(chip_specs, "chip_of", lambda kind: chip)
     with strategy.scope():
         w = replicax.Variable(np.ones((16, 8), np.float32), name="w")
 
@@ -88,15 +89,21 @@ def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, m
 
 
 def test_two_devices_of_a_chip_have_its_peak_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    def peak(*coords: tuple[int, ...]) -> float | None:
-        devices = [types.SimpleNamespace(device_kind="card", coords=place) for place in coords]
+    def peak(*coords: tuple[int, ...], slices: int = 1) -> float | None:
+        devices = [
+            types.SimpleNamespace(device_kind="card", coords=place, slice_index=i)
+            for i in range(slices)
+            for place in coords
+        ]
         mesh = types.SimpleNamespace(devices=np.array(devices, dtype=object))
         strategy: Any = types.SimpleNamespace(extended=types.SimpleNamespace(mesh=mesh))
         return speed.peak_of(strategy)
 
-    monkeypatch.setattr(speed, "chip_of", lambda kind: types.SimpleNamespace(flops=8e9))
+    chip = replicax.planning.Chip("card", flops=8e9, memory=1e9, bandwidth=1e9)
+    monkeypatch.setattr(chip_specs, "chip_of", lambda kind: chip)
     assert peak((0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0)) == 16e9
     assert peak((0, 0, 0), (1, 0, 0)) == 16e9
+    assert peak((0, 0, 0), (1, 0, 0), slices=2) == 32e9  # each slice counts its chips from the first
 
 
 def test_the_speed_is_logged_as_a_share_of_what_the_plan_predicts(tmp_path: pathlib.Path) -> None:

@@ -142,7 +142,7 @@ def test_whoever_follows_line_by_line_sees_values() -> None:
     x, watched = jax.device_put(np.float32(3), jax.devices()[0]), sys.gettrace()
     trace = WatchingTrace(lambda *_: None, jax.devices()[0], each=False)
     with on(jax.devices()[0]), _jax.set_current_trace(trace):
-        function = _jax.at_once(double, of)
+        function = _jax.as_one_program(double, of)
         assert float(function(x)) == 6.0
         try:
             sys.settrace(lambda *_: None)

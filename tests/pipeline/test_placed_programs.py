@@ -325,6 +325,24 @@ def test_what_goes_from_region_to_region_stays_in_pieces(name, size, groups, mic
         assert max(sizes["all-reduce"], default=0) < 4 * WIDTH * WIDTH / (1 if groups > 1 else size)
 
 
+def test_programs_of_pieces_get_the_same_compiler_options_as_other_steps():
+    """By default XLA's compiler for CPUs joins all sums at the end of a program, up to where all are in memory."""
+    kinds = []
+    for logical in (1, 2):
+        strategy = replicax.ShardedStrategy([f"cpu:{i}" for i in range(2 * logical)], num_logical_devices=logical)
+        with strategy.scope():
+            v = replicax.Variable(np.ones((64, 64), np.float32))
+
+        def step(x, strategy=strategy, v=v):
+            x = x if strategy.extended.num_logical_devices == 1 else strategy.assign_to_logical_device(x, 1)
+            v.assign_add(v)
+            return [replicax.get_replica_context().all_reduce("sum", factor * x) for factor in (2.0, 3.0)]
+
+        x = strategy.distribute_values_from_function(lambda _: np.ones(8, np.float32))
+        kinds.append([(c.kind, c.arrays) for c in strategy.extended.trace(step, args=(x,)).collectives()])
+    assert kinds == [[("all-reduce", 1)] * 2] * 2
+
+
 @pytest.mark.parametrize(
     ("rows", "replicas", "options"),
     [

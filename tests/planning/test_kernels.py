@@ -14,7 +14,7 @@ from replicax.planning.chip_specs import Chip
 from replicax.planning.gpu_collectives import LINK_SHARE, NETWORK_SHARE, seconds_between_gpus
 from replicax.planning.network import Network
 from replicax.planning.timeline.attention import attention_of
-from replicax.planning.timeline.kernels import SHARES, kernel_of
+from replicax.planning.timeline.kernels import EFFICIENCY, kernel_of
 from replicax.planning.timeline.products import Product, peak_of, seconds_of_product
 
 PEAKS = {"bf16": 1e15, "tf32": 5e14, "f32": 6e13, "f8": 2e15, "f64": 1e15 / 16}
@@ -95,7 +95,7 @@ def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):
 def test_kernels_are_told_apart(opcode: str, kind: str) -> None:
     found = kernel(opcode)
     assert (found.kind, found.bound_by, found.bytes) == (kind, "memory", 8_000_000)
-    assert found.seconds == pytest.approx(8e6 / 3e12 / SHARES[kind])
+    assert found.seconds == pytest.approx(8e6 / 3e12 / EFFICIENCY[kind])
 
 
 def test_a_product_inside_of_a_fusion() -> None:

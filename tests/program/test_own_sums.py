@@ -27,7 +27,7 @@ def test_what_has_been_reduced_is_taken_as_it_is(pair: replicax.MirroredStrategy
     def step(x: Any) -> Any:
         replica = replicax.get_replica_context()
         total = replica.all_reduce("sum", x)
-        return within(lambda: jnp.stack(replica._sum_of_own([x, total * 1.0])))
+        return within(lambda: jnp.stack(replica._sum_unless_reduced([x, total * 1.0])))
 
     [x] = pair.distribute_dataset([np.array([1.0, 2.0], np.float32)])
     found = pair.run(lambda x: step(x[0]), args=(x,), options=replicax.RunOptions(executor=executor))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import replicax
-from replicax.devices.selection import in_replicas
+from replicax.devices.selection import grouped_by_replica
 from replicax.strategies.multi_process import check_workers_agree
 from replicax.variables.partitioners import over_all
 
@@ -47,7 +49,7 @@ BATCHES = RNG.normal(size=(3, 8, 6)).astype(np.float32)
 
 def placed(devices_here: int, logical: int, layout: str, per_device: int = 1) -> replicax.Strategy:
     """A strategy with so many devices on this worker, or groups of logical devices, and so many replicas on each."""
-    mine = in_replicas(jax.local_devices()[: devices_here * logical], logical)
+    mine = grouped_by_replica(jax.local_devices()[: devices_here * logical], logical)
     lockstep, grid = check_workers_agree(mine, 60)
     replicas = len(grid) * per_device
     return replicax.Strategy(replicax.StrategyExtended(grid, LAYOUTS[layout], lockstep=lockstep, num_replicas=replicas))
@@ -184,9 +186,8 @@ def disagree() -> list[str]:
     ]
     found = []
     for chosen in choices:
-        try:
-            replicax.__version__ = replicax.__version__ if chosen else "B" if second else "A"
+        version = replicax.__version__ if chosen else "B" if second else "A"
+        with mock.patch.object(replicax, "__version__", version), pytest.raises(RuntimeError) as caught:
             replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, **chosen)
-        except RuntimeError as error:
-            found.append(str(error))
+        found.append(str(caught.value))
     return found

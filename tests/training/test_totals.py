@@ -147,6 +147,24 @@ def test_what_differs_between_replicas_is_refused(
         )
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_derivative_in_forward_mode_is_told_in_loops_too(pair: replicax.MirroredStrategy, executor: str) -> None:
+    [batch] = pair.distribute_dataset([X])
+
+    def step(x: Any) -> Any:
+        total = replicax.total_of_shares(lambda v: jnp.sum(jnp.sin(v * x)))
+
+        def descend(v: Any) -> Any:
+            return v - 0.1 * jax.jvp(total, (v,), (jnp.float32(1),))[1]
+
+        return jax.lax.while_loop(lambda v: v > 1, descend, jnp.float32(2))
+
+    options = replicax.RunOptions(executor=executor)
+    with pytest.raises(TypeError, match="can't apply forward-mode autodiff") as error:
+        pair.run(step, args=(batch,), options=options)
+    assert executor != "compiled" or f"{__file__}:" in str(error.value)
+
+
 def test_bad_input(pair: replicax.MirroredStrategy) -> None:
     with pytest.raises(TypeError, match="total_of_shares"):
         replicax.total_of_shares(3)  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ FULL = (
 TOLD = f"WorkerError: (the step 'train' was broken off, as )?{FULL.format(0)}"
 ENDED = r"worker 1 of 2 \(numbered from 0\) has ended its program, by its last line or sys.exit, while worker 0 "
 PART = r"worker 1 of 2 .* has failed: its part of 'train' has failed at .*_liveness.py:(.|\n)*no such row"
+ROW = r"^('no such row' \(raised by the step 'train' on worker 1, at .*\n){2}END\n"
 GOES_ON = (
     r"the workers do not do the same: worker 0 runs 'train', as its program number 6, which needs this worker, and "
     r"worker 1, after 5 programs, runs a step after one that has failed \(its part of 'train' has failed at "
@@ -109,8 +110,10 @@ ELSEWHERE = (
         ("catches and goes on", 1, 1, f"CAUGHT DeadlockError: {GOES_ON}"),
         ("nan on one", 0, 0, r"^invalid value \(nan\) .* \(raised by the step 'train' on worker 1, at .*\nEND\n"),
         ("nan on one", 1, 0, r"^invalid value \(nan\) .* tells its operation\. .*\nEND\n"),
-        ("host fails on one", 0, 0, r"^('no such row' \(raised by the step 'train' on worker 1, at .*\n){2}END\n"),
+        ("host fails on one", 0, 0, ROW),
         ("host fails on one", 1, 0, r"^('no such row' The variables that train writes .*\n){2}END\n"),
+        ("host fails on one of three", 0, 0, ROW),
+        ("host fails on one of three", 2, 0, ROW),
         ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
         ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),

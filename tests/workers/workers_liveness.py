@@ -156,7 +156,7 @@ def catches_and_goes_on(worker: Worker) -> None:
 
 
 def raised_on_all(worker: Worker, of_each: Callable[[Any], Any]) -> None:
-    """A step that fails where ``x`` is -1, on worker 1: both raise its error, keep their variables, and go on."""
+    """A step that fails where ``x`` is -1, on worker 1: all raise its error, keep their variables, and go on."""
 
     def train(x: Any) -> Any:
         worker.w.assign(worker.w + replicax.get_replica_context().all_reduce("sum", x))
@@ -181,9 +181,10 @@ def host_fails_on_one(worker: Worker) -> None:
     error = KeyError("no such row")
 
     def on_the_host(x: Any) -> Any:
-        if x < 0:
+        if x == -1:
             raise error
-        time.sleep(4 * liveness.STUCK)  # the other worker raises its error first, and waits in the next step
+        # Worker 1 raises its error first, and waits in the next step, also while worker 0 waits for worker 2.
+        time.sleep(0.0 if x == 1 and worker.strategy.num_replicas_in_sync > 2 else 4 * liveness.STUCK)
         return x
 
     for _ in range(2):  # also by an object that was raised before
@@ -344,6 +345,7 @@ SCENARIOS: dict[str, tuple[int, float, Callable[[Worker], None]]] = {
     "catches and goes on": (2, 0.5, catches_and_goes_on),
     "nan on one": (2, NEVER, nan_on_one),
     "host fails on one": (2, NEVER, host_fails_on_one),
+    "host fails on one of three": (3, NEVER, host_fails_on_one),
     "all raise": (3, NEVER, all_raise),
     "killed": (2, NEVER, killed),
     "killed in a run": (2, NEVER, killed_in_a_run),

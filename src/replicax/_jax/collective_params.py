@@ -18,7 +18,7 @@ def _names(value: Any, axis: str) -> bool:
 
 
 def has_groups(params: Mapping[str, Any]) -> bool:
-    """Return whether a collective with these parameters is one of some of the devices along its axis, and of others."""
+    """Return whether a collective with these parameters is divided into groups of devices along its axis."""
     return params.get("axis_index_groups") is not None
 
 
@@ -34,7 +34,7 @@ def is_over_all_of(params: Mapping[str, Any], axis: str) -> bool:
 
 
 def own_dims(params: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The dims of its operands that a collective reduces besides (under ``jax.vmap``), and its parameters without."""
+    """The dims of its operands that a collective also reduces (under ``jax.vmap``), and its parameters without them."""
     axes = params.get("axes", ())
     dims = tuple(axis for axis in axes if isinstance(axis, int))
     return dims, {**params, "axes": tuple(axis for axis in axes if axis not in dims)}

@@ -1,7 +1,7 @@
 """Requests to a compiler, as bytes, for another process to compile.
 
-A compiler that fails may end its process. What goes to it is a module and options; JAX makes both, and has no public
-way to have them. So a lowered program is compiled with a client of ours, which keeps what it is given.
+A compiler that fails may end its process. It takes a module and options; JAX makes both, and has no public way to get
+them. So a lowered program is compiled with a client of ours, which keeps them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class CompileRequest:
 
 
 class _CaughtError(Exception):
-    """Carries what a client was given up to the call that made the client."""
+    """Carries the request of a :class:`_Client` up to the call that made the client."""
 
 
 class _Client:
-    """Stands for a client up to the point where that would compile."""
+    """Acts as a client, but does not compile."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

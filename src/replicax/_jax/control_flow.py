@@ -19,10 +19,10 @@ from replicax._jax.primitive_families import BRANCHES, CONTROL_FLOW, LINEAR_SOLV
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """A ``scan``: its operands are constants, what it carries, and what it goes over, in this order.
+    """A ``scan``: its operands are constants, carried values, and values to slice, in this order.
 
     Attributes:
-      body: the program of one iteration; it takes what the scan takes, and of what it goes over a slice.
+      body: the program of one iteration; it takes the scan's operands, but slices of the last ones.
       constants: how many operands are constants.
       carried: how many are carried.
       length: how often it runs.
@@ -40,7 +40,7 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class While:
-    """A ``while``: its operands are constants of the test, constants of the body, and what it carries.
+    """A ``while``: its operands are constants of the test, constants of the body, and carried values.
 
     Attributes:
       test: the program that says whether to go on.
@@ -57,7 +57,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branches:
-    """A ``cond``: its operands are the number of one of its programs, and then what that takes."""
+    """A ``cond``: its operands are the number of one of its programs, and then that program's operands."""
 
     programs: Sequence[Jaxpr]
 
@@ -93,6 +93,21 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] =
 )
 
 
+def executed_sum(equation: Equation, each: Callable[[Equation], int]) -> int:
+    """The sum of ``each`` over the operations that an equation runs: itself, or those of its programs.
+
+    A loop counts as often as it runs, a branch as the dearest one, and a ``while`` loop once, as it is not known how
+    often it runs.
+    """
+    inside = [sum(executed_sum(inner, each) for inner in program.eqns) for program in sub_jaxprs(equation)]
+    match control_flow_of(equation):
+        case Scan() as loop:
+            return loop.length * sum(inside)
+        case Branches():
+            return max(inside, default=0)
+    return sum(inside) or each(equation)
+
+
 def called_program(equation: Equation) -> Jaxpr | None:
     """The one program that an equation simply applies to its operands (jit, checkpoint, custom_vjp, …)."""
     params = equation.params
@@ -105,7 +120,7 @@ def called_program(equation: Equation) -> Jaxpr | None:
 
 
 def solving(params: Mapping[str, Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The program with which a linear solve (``custom_linear_solve``) solves, and those operands that it takes."""
+    """The solving program of a linear solve (``custom_linear_solve``), and its operands."""
     lengths = params["const_lengths"]
     first = lengths.matvec + lengths.vecmat
     return params["jaxprs"].solve, [*operands[first : first + lengths.solve], *operands[sum(lengths) :]]
@@ -114,7 +129,7 @@ def solving(params: Mapping[str, Any], operands: Sequence[Any]) -> tuple[Any, li
 def with_calls_for_solves(
     jaxpr: Jaxpr, meets: Callable[[Equation], bool], axis_env: Sequence[tuple[str, int]]
 ) -> Jaxpr:
-    """``jaxpr``, all of whose derivatives have been taken, with a call of what it solves with for each linear solve.
+    """``jaxpr``, which is differentiated no more, with each linear solve replaced by a call of its solving program.
 
     A primitive of another library that has a collective inside, such as lineax' ``linear_solve``, becomes a call, too:
     only its library knows what it does with the programs among its parameters.
@@ -177,7 +192,7 @@ def _written_out(equation: Equation, axis_env: Sequence[tuple[str, int]]) -> Any
 
 
 def _called(equation: Equation, program: Any, operands: list[Any]) -> Equation:
-    """A call of ``program`` in the place of ``equation``."""
+    """A call of ``program`` that replaces ``equation``."""
     call = _a_call(len(operands), len(equation.outvars))
     return equation.replace(primitive=call.primitive, invars=operands, params={**call.params, "jaxpr": program})
 
@@ -219,7 +234,7 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
 
 
 def pruned(equation: Equation, wanted: Sequence[bool], *, thoroughly: bool = False) -> Equation:
-    """``equation`` without what its ``wanted`` results do not need, operands included, as far as JAX can tell.
+    """``equation`` with only what its ``wanted`` results need, operands included, as far as JAX can tell.
 
     The equation is a loop, a branch, or a call that does nothing but compute its results. At least one is wanted; what
     it needs may be a result, too. With ``thoroughly`` something may be computed twice in order to need less.

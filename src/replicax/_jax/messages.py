@@ -75,7 +75,7 @@ def missed_a_mesh(error: Exception) -> str | None:
 
 
 def missed_axis_types(error: AssertionError) -> bool:
-    """Return whether a value was to be cast to JAX's type of what varies along an axis, and no mesh has axes."""
+    """Return whether ``jax.lax.pcast`` was called where no mesh has axes."""
     return str(error).startswith("ManualAxisType(")
 
 

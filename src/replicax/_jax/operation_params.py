@@ -121,7 +121,7 @@ def lookup_dimensions(params: Params, ndim: int) -> LookupDimensions:
 
 
 def dropping(params: Params) -> dict[str, Any] | None:
-    """The params of a scatter, for one that drops what goes beyond the operand; ``None`` if it puts that elsewhere."""
+    """The params of a scatter, with updates beyond the operand dropped; ``None`` if it puts them elsewhere."""
     if params["mode"] not in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS):
         return None
     return {**params, "mode": lax.GatherScatterMode.FILL_OR_DROP}

@@ -120,6 +120,9 @@ BRANCHES = primitives_named("cond")
 CONTROL_FLOW = SCANS | WHILE_LOOPS | BRANCHES
 """They apply programs several times, or one of several."""
 
+FORWARD_OF_CUSTOM_VJPS = primitives_named("custom_lin")
+"""Tangents of a ``jax.custom_vjp`` function. JAX can't compute them, and raises an error if they are needed."""
+
 LINEAR_SOLVES = primitives_named("custom_linear_solve")
 """They apply one program to some of their operands; the other programs and operands are for the derivative."""
 

@@ -2,7 +2,7 @@
 
 The passes of :mod:`replicax.execution` tell primitives apart and read their parameters, and JAX promises neither their
 names nor those of their parameters. So both are declared here, and ``make primitives`` compares them with the JAX that
-is installed, before any other test: a new JAX that has renamed a primitive, or changed its parameters, is told by name.
+is installed, before any other test: it names each primitive that a new JAX has renamed, or given other parameters.
 
 No pass uses a name. For primitives there are the columns, and the families of
 :mod:`replicax._jax.primitive_families`, which are made of them. Parameters are read by
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 # A line has names, a colon, the parameters that each of them has, and a word for each analysis that has a rule for it.
-# A longer line goes on in indented ones. An analysis takes a primitive without a word for one that may do anything.
+# Indented lines continue a line. To an analysis, a primitive without a word may do anything.
 #
 #   examples  where the examples of a padded batch are in the result (padding/example_rules.py)
 #   terms     what becomes of the terms of a loss (checks/loss_scale/operation_rules.py)
@@ -54,6 +54,7 @@ copy: | examples elementwise | terms first | also cast
 create_token: | replicas own
 cumlogsumexp cummax cummin cumprod cumsum: axis reverse | examples along
 custom_jvp_call: call_jaxpr jvp_jaxpr_fun num_consts symbolic_zeros | also call
+custom_lin: bwd in_zeros num_res out_avals symbolic_zeros
 custom_linear_solve: const_lengths jaxprs
 custom_vjp_call: bwd call_jaxpr fwd_jaxpr_thunk num_consts out_trees symbolic_zeros | also call
 custom_vmap_call: call in_tree out_tree rule

@@ -20,8 +20,8 @@ def identity_primitive(name: str, *, of_tangents: bool | Primitive = False) -> P
     """A primitive that returns its operands as they are, and survives every transformation.
 
     Differentiation keeps it on the primal values, as does batching; in compiled code it is nothing at all. It is about
-    its first operand: where operands are computed at different times, the others go without it. It is on tangents, too,
-    if ``of_tangents``, which may also be a linear primitive that is there instead; it never is on cotangents.
+    its first operand: operands that are computed at another time than that one go without it. With ``of_tangents`` it
+    is on tangents, too; or a linear primitive, if that is given, is there instead. It never is on cotangents.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -148,7 +148,7 @@ def composite_primitive(name: str, compute: Callable[..., list[Any]]) -> Primiti
 
 
 def two_way_primitive(name: str) -> Primitive:
-    """An identity on one array whose transpose is itself with ``back`` turned round; other params stay as they are."""
+    """An identity on one array whose transpose is itself with ``back`` negated, and its other params."""
     primitive = Primitive(name)
     primitive.def_impl(lambda x, **_: x)
     primitive.def_abstract_eval(lambda aval, **_: aval)

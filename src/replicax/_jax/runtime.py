@@ -96,13 +96,13 @@ def looks_for_nans() -> bool:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Trace and compile inside, whatever JAX's settings are; to fold constants eagerly it would leave the mesh."""
+    """Trace and compile inside, whatever JAX's settings are; its eager folding of constants would ignore the mesh."""
     with jax.disable_jit(False), _config.eager_constant_folding(False):
         yield
 
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[None]:
-    """Compile what is compiled inside anew, even if JAX's persistent cache has it."""
+    """Compile inside without JAX's persistent cache."""
     return _config.enable_compilation_cache(False)
 
 
@@ -120,9 +120,9 @@ def drop_failed_tokens() -> None:
 
 
 def copy_on(device: jax.Device, array: Any) -> jax.Array:
-    """A copy of an array on ``device``, which has all of it already, perhaps among others, if that can be.
+    """A copy of an array on ``device``.
 
-    Where it is there, this is a tenth of what ``jax.device_put`` takes.
+    If it is there, this takes a tenth of the time of ``jax.device_put``.
     """
     if type(array) is not _jaxlib.ArrayImpl or not array.is_fully_replicated:
         return jax.device_put(array, device, may_alias=False)
@@ -141,7 +141,7 @@ def copy_on(device: jax.Device, array: Any) -> jax.Array:
 def copies(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
     """Copies of arrays, or arrays whose memory is never written to, each with its sharding: one transfer.
 
-    Where each is on its one device already, this is a tenth of what ``jax.device_put`` takes.
+    If each is on its only device already, this takes a tenth of the time of ``jax.device_put``.
     """
     if all(map(_is_there, arrays, shardings)):
         devices = [_jaxlib.DeviceList(s._addressable_device_assignment) for s in shardings]
@@ -161,7 +161,7 @@ def _is_there(array: Any, sharding: Any) -> bool:
 def put_alone(arrays: Sequence[np.ndarray[Any, Any]], sharding: Any) -> list[jax.Array] | None:
     """NumPy arrays on the one device of ``sharding``; ``None`` if a dtype becomes another there.
 
-    JAX may take their memory as it is. This is a fifth of what ``jax.device_put`` takes.
+    JAX may use their memory itself. This takes a fifth of the time of ``jax.device_put``.
     """
     if not all(type(a) is np.ndarray and a.dtype == jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays):
         return None
@@ -181,9 +181,9 @@ def backends_are_initialized() -> bool:
 
 
 def default_platform_is_cpu() -> bool:
-    """Return whether JAX will choose CPUs if no device is named, as far as that can be told without making any.
+    """Return whether JAX will choose CPUs if no device is named, without making any device.
 
-    It can't where a package for other devices is installed, whether there are such devices or not: then it is false.
+    False if a package for other devices is installed, even if there are no such devices.
     """
     platforms = jax.config.values["jax_platforms"]  # where there are TPUs, JAX itself has set it
     if platforms:

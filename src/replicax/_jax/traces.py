@@ -23,8 +23,8 @@ from replicax._jax.internals import (
 )
 
 # The setting that holds the mesh of the program being traced; JAX 0.11 has moved it.
-_has_it: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config
-MESH_SETTING = _has_it.abstract_mesh_context_manager
+_holder: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config
+MESH_SETTING = _holder.abstract_mesh_context_manager
 
 # Line numbers in our messages should be the user's: JAX then skips our frames as it skips its own.
 _source_infos.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
@@ -46,14 +46,14 @@ def staging_trace(trace: Any) -> Any:
     return trace
 
 
-def at_once(fn: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
+def as_one_program(fn: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, as one program where a step's operations are computed one by one; elsewhere just ``fn``.
 
     ``of``, a function of a library that ``fn`` calls, decides whether it may be one program.
     """
 
     def call(*args: Any) -> Any:
-        compute = getattr(_core.trace_ctx.trace, "compute_at_once", None)
+        compute = getattr(_core.trace_ctx.trace, "compute_as_one_program", None)
         return fn(*args) if compute is None else compute(fn, of, args)
 
     return call
@@ -112,7 +112,7 @@ def _give_back(number: _Number) -> None:
 
 
 def _forget(stale: Sequence[_Number]) -> None:
-    """Drop what has been kept under these numbers, with the values that it holds: it can't be found again."""
+    """Drop the programs cached under these numbers, with the values that they hold: nothing can find them again."""
     kept = _pe.trace_to_jaxpr
     for function, settings, *_ in kept.cache_keys():
         fn = function()
@@ -183,7 +183,7 @@ def check_caches() -> None:
 
 @contextlib.contextmanager
 def kept_programs() -> Iterator[None]:
-    """Trace, reusing only such programs as JAX has kept that hold no variable's old value."""
+    """Trace, and reuse only those of JAX's cached programs that hold no old value of a variable."""
     if _staged.depth:
         yield
         return
@@ -203,7 +203,7 @@ def kept_programs() -> Iterator[None]:
 
 
 def trace_of_this_thread() -> Callable[[], None]:
-    """A function that puts back what this thread is tracing, as it is now."""
+    """A function that restores the present trace of this thread."""
     trace, axis_env = _core.trace_ctx.trace, _core.trace_ctx.axis_env
     depth, number = _staged.depth, _generation.value
     holders = [h for h in (MESH_SETTING, *jax.config._value_holders.values()) if hasattr(h, "get_local")]

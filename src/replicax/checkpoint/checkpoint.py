@@ -135,7 +135,7 @@ class Checkpoint:
         """
         path = checked_path(path, "Checkpoint.save(path)")
         self._background.wait()
-        self._begin(path)
+        self._begin_save(path)
         if wait:
             self._background.wait()
 
@@ -169,7 +169,7 @@ class Checkpoint:
             if not any(there):
                 raise FileNotFoundError(f"there is no checkpoint {path}")
             raise CheckpointError(f"the checkpoint {path} can't be restored: {problem}")
-        self._take(source, partial)
+        self._restore_from(source, partial)
         return dict(self._objects)
 
     @heartbeat.phase(Phase.SAVING)
@@ -183,7 +183,7 @@ class Checkpoint:
 
     # --- for CheckpointManager --------------------------------------------------------------------------
 
-    def _begin(
+    def _begin_save(
         self,
         path: str,
         *,
@@ -242,7 +242,7 @@ class Checkpoint:
 
         self._background.begin(copy, lockstep.several)
 
-    def _take(self, source: CompleteCheckpoint, partial: bool = False) -> None:
+    def _restore_from(self, source: CompleteCheckpoint, partial: bool = False) -> None:
         self._plan = None  # frees the memory that saves copy to, as restoring needs memory
         values = restored(self._objects, source, self._lockstep, ("",) if partial else self._optional)
         self._objects.update({name: updated(self._objects[name], value) for name, value in values.items()})

@@ -156,7 +156,7 @@ class CheckpointManager(NameHints):
                 "and a new run needs a folder of its own"
             )
         room = functools.partial(self._folder.make_room, step, step in self._damaged)
-        self.checkpoint._begin(
+        self.checkpoint._begin_save(
             self._folder.path_of(step),
             manager=self._folder.id,
             step=step,
@@ -266,9 +266,17 @@ class CheckpointManager(NameHints):
             )
         return numbers
 
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
+        self.wait()
+        folder = self._folder
+        write = functools.partial(folder.add_metrics, step, metrics)
+        _all_do(self._lockstep, "writes metrics", folder.path, lambda: write() if self._leads else None)
+        self._steps[step] = {**self._steps[step], **metrics}
+
     def _note_finished(self, step: int, metrics: dict[str, float]) -> None:
         """Called in the background after a checkpoint has been written."""
-        self._steps[step] = metrics
+        self._steps = {**self._steps, step: metrics}  # replaced, as the run may be reading it
         if not self._leads:
             return
         try:
@@ -286,7 +294,7 @@ class CheckpointManager(NameHints):
             self._steps.pop(step, None)
             self._damaged.add(step)
             return False
-        self.checkpoint._take(source)
+        self.checkpoint._restore_from(source)
         self._last = step
         return True
 

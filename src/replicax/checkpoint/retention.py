@@ -29,6 +29,8 @@ log = logging.getLogger("replicax")
 Best = tuple[str, Literal["min", "max"]]
 """The name of a metric, and whether the lowest or the highest value is best."""
 
+METRICS = "metrics.json"
+"""The file with the metrics that were not known when their checkpoint was saved, by its id."""
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -74,7 +76,28 @@ class Folder:
     def complete(self) -> dict[int, dict[str, float]]:
         """The metrics of each step whose checkpoint has all its files; does not read their bytes."""
         indices = {step: look_at(self.path_of(step))[0] for step in self.steps()}
-        return {step: dict(index.metrics) for step, index in indices.items() if index is not None}
+        later = self._later_metrics()
+        return {step: {**index.metrics, **later.get(index.id, {})} for step, index in indices.items() if index}
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics of a checkpoint that were not known when it was saved."""
+        index, _ = look_at(self.path_of(step))
+        if index is None:
+            return
+        file = os.path.join(self.path, METRICS)
+        manifest.write_flushed(f"{file}.new", json.dumps(self._later_metrics() | {index.id: dict(metrics)}))
+        os.replace(f"{file}.new", file)
+        manifest.flush(self.path)
+
+    def _later_metrics(self) -> dict[str, dict[str, float]]:
+        file = os.path.join(self.path, METRICS)
+        try:
+            return {id: {name: float(value) for name, value in found.items()} for id, found in read_json(file).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s, which has metrics of checkpoints, can't be read: %s", file, error)
+            return {}
 
     def make_room(self, step: int, is_damaged: bool) -> None:
         """Rename an incomplete checkpoint of a step; raises a FileExistsError if it is complete."""
@@ -99,9 +122,9 @@ class Folder:
                 if f"{UNFINISHED}{str(self.id)[:8]}-" in name:
                     with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
                         shutil.rmtree(os.path.join(self.path, name))
-        complete = self.complete()
         if newest is None:
             return
+        complete = self.complete()
         own = [
             step
             for step in complete

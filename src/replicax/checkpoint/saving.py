@@ -35,7 +35,7 @@ class Save:
     id: str  # of the save
     time: float  # when the save began, in seconds since 1970 by the chief's clock
     manager: str | None  # the id of the manager, if there is one
-    step: int | None  # its number, if there is a manager
+    step: int | None  # the number of steps before it, if there is a manager
     metrics: Mapping[str, float]  # from the user
     groups: Groups  # the workers that share a disk
     worker: int  # this one

@@ -25,14 +25,14 @@ class Snapshot:
 
     plan: SavePlan
     plain: dict[str, Entry]
-    taken: Callable[[], dict[Place, HostArray]]
+    own_pieces: Callable[[], dict[Place, HostArray]]
     """Looks up this worker's pieces, whose values have been copied to the host."""
     copies: dict[str, tuple[CopiesLeaf, dict[int, HostArray]]]
     """This worker's copies of on-read variables, which are not combined yet."""
 
     def pieces(self, everyones: Sequence[Mapping[str, Mapping[int, HostArray]]], worker: int) -> dict[Place, HostArray]:
         """The pieces that ``worker``, this one, writes, given the copies of all workers."""
-        found = self.taken()
+        found = self.own_pieces()
         for name, (leaf, _) in self.copies.items():
             copies = {replica: copy for theirs in everyones for replica, copy in theirs[name].items()}
             value, block = leaf.combined(copies), whole_block(leaf.kind.shape)
@@ -123,5 +123,5 @@ class SavePlan:
         arrays: Any = self.leaves.by_name  # those with names here
         with exchanging():  # all values from one step, whatever other threads do
             copies = {name: (arrays[name], arrays[name].copies()) for name in self._copies}
-            taken = self._copier.copied(arrays)
-        return Snapshot(self, plain, taken, copies)
+            own_pieces = self._copier.copied(arrays)
+        return Snapshot(self, plain, own_pieces, copies)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicax.cli.command_line import seconds
+from replicax.system.process_age import process_age
 
 if TYPE_CHECKING:
     from replicax.cli.diagnosis.findings import Finding
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.monotonic()
     checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
-    limit = max(_LEAST, _TOTAL - _since_the_start()) if args.timeout is None else args.timeout
+    limit = max(_LEAST, _TOTAL - process_age()) if args.timeout is None else args.timeout
     findings = run_checks(checks, limit)
     took = time.monotonic() - began
     is_well = all(finding.state is not State.WRONG for finding in findings)
@@ -100,12 +100,3 @@ def _print(findings: Sequence[Finding], took: float) -> None:
         if (count := counts[state])
     )
     console.print(f"\n{verdict or 'All is well'} ({took:.1f} s)")
-
-
-def _since_the_start() -> float:
-    """The age of this process in seconds; 0 if unknown."""
-    try:
-        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK"))

@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
             args.case.write_text(json.dumps(pruned))
             return 1
         found = replicax.plan(strategy, step, element, chip=chip)
-    except InputError:
+    except (InputError, BrokenPipeError):  # as after "| head", where the user's code prints
         raise
     except (Exception, SystemExit) as error:  # raised by the user's code
         print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -26,7 +26,7 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     is_path = place.endswith(".py") or place.startswith(".") or os.sep in place
     try:
         module = _from_file(Path(place)) if is_path else _from_name(place)
-    except InputError:
+    except (InputError, BrokenPipeError):  # as after "| head", where the module prints
         raise
     except SystemExit as error:
         raise InputError(

@@ -19,8 +19,8 @@ from replicax.cluster.worker_group import WorkerGroup, detected_group, group_fro
 
 DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other at the start, by default."""
-_AFTER_THE_ROLL = 30.0
-"""How many seconds JAX has, at least, to connect workers that are all there."""
+_AFTER_PREFLIGHT = 30.0
+"""How many seconds JAX has, at least, to connect workers that are all there, as the preflight check has found."""
 
 
 def initialize_workers(
@@ -91,7 +91,7 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
     run_preflight(group, bind, started + min(seconds, 1e9))
     if jax.config.values["jax_cpu_collectives_implementation"] is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    left = max(_AFTER_THE_ROLL, min(seconds, 1e6) - (time.monotonic() - started))
+    left = max(_AFTER_PREFLIGHT, min(seconds, 1e6) - (time.monotonic() - started))
     jax.distributed.initialize(
         group.coordinator,
         num_processes=group.count,

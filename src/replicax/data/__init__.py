@@ -1,6 +1,6 @@
 """Input: datasets that feed every replica."""
 
-from replicax.data.dataset import DistributedDataset, DistributedIterator, source_of
+from replicax.data.dataset import DistributedDataset, DistributedIterator, reader_of
 from replicax.data.files import array_records, csv_rows, parquet_rows, text_lines, tfrecords
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.plan import InputPlan
@@ -19,7 +19,7 @@ __all__ = [
     "array_records",
     "csv_rows",
     "parquet_rows",
-    "source_of",
+    "reader_of",
     "text_lines",
     "tfrecords",
 ]

@@ -214,7 +214,7 @@ class DistributedIterator(Iterator[Any], NameHints):
         ended()
 
 
-def source_of(iterator: Any, replicas: Replicas) -> PassReader:
+def reader_of(iterator: Any, replicas: Replicas) -> PassReader:
     """The reader of ``iterator``, if it is for ``replicas``.
 
     Raises:

@@ -16,7 +16,7 @@ from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.groups import Staged
+    from replicax.data.batches.groups import HostGroup
     from replicax.data.batches.local_batches import HostBatch
 
 
@@ -77,7 +77,7 @@ class InputWorkers:
 
     lockstep: Lockstep
     ranges: tuple[range, ...]
-    placer: Callable[[], Callable[[HostBatch | Staged], Any]]
+    placer: Callable[[], Callable[[HostBatch | HostGroup], Any]]
     name: str = "input"
     owner: Replicas | None = None
 

@@ -27,10 +27,9 @@ def put(
     """``value`` as an array with ``sharding``.
 
     ``value`` is an array or number of this worker, the same on all workers, or an array that lies on several workers
-    already. ``may_alias`` says whether the result may share its memory; ``None``: if it is there already. For a NumPy
-    array it says whether it is the caller's own copy (:func:`~replicax.devices.host_values.own_copy`); if not, one is
-    made. Messages call the value ``where``. No collective, unless ``value`` lies on several workers, and not wholly on
-    each.
+    already. ``may_alias`` says whether the result may share its memory; ``None``: if it is there already. A NumPy array
+    is copied unless ``may_alias`` is true, for the caller's own copy (:func:`~replicax.devices.host_values.own_copy`).
+    Messages call the value ``where``. No collective, unless ``value`` lies on several workers, and not wholly on each.
     """
     if _are_absent(sharding):
         described: Any = jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value), sharding=sharding)
@@ -97,7 +96,7 @@ def _are_absent(shardings: Any) -> bool:
 
 
 def same_memory(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
-    """The memory of ``array`` as another array, each device's part of which has the same elements in order."""
+    """Another array in the memory of ``array``: each device's part has the same elements in the same order."""
     if array.shape == shape and array.sharding == sharding:
         return array
     if _are_absent(sharding):
@@ -122,7 +121,7 @@ def _part(value: Any, index: tuple[slice, ...] | None) -> Any:
     return value if index is None or all(i == slice(None) for i in index) else value[index]
 
 
-def here(value: jax.Array) -> jax.Array:
+def local_array(value: jax.Array) -> jax.Array:
     """This worker's copy of an array that every replica has in whole, on the devices of one of its replicas."""
     if value.is_fully_addressable:
         return value

@@ -40,7 +40,7 @@ def thread_limit() -> int:
 
 
 def threads_for(replicas: int) -> int:
-    """The number of XLA's threads that a process needs for so many replicas that communicate, a device for each."""
+    """The number of XLA's threads that a process needs for so many communicating replicas, on a device each."""
     return 2 * replicas
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from replicax.argument_checks import check_unmasked, text_of
 from replicax.errors import IntegerRangeError, shortened
@@ -73,7 +74,7 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
 
     JAX takes a NumPy array without a copy: on a CPU a device's array may be that very memory, whatever
     ``jax.device_put`` is asked for, and elsewhere JAX reads it in the background. So code that fills the same array
-    again, as many datasets do, would change what is on a device, or what a step that has not begun is going to read.
+    again, as many datasets do, would change an array on a device, or the input of a step that has not begun.
 
     Large copies are aligned so that CPU devices take them without another copy.
     """
@@ -113,6 +114,11 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
         raise
 
 
+def strongly_typed(array: jax.Array) -> jax.Array:
+    """``array`` with a dtype that does not yield to others, as values have that go from step to step."""
+    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
+
+
 def check_numbers(value: Any, where: Where) -> None:
     """Raise a TypeError if ``value`` is not made of numbers, has rows of several lengths, or a mask."""
     if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
@@ -126,7 +132,7 @@ def check_numbers(value: Any, where: Where) -> None:
         raise TypeError(f"{text_of(where)} is {shown}, and not an array of numbers")
 
 
-def on_host(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
+def numpy_copy(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
     """A copy of a NumPy array in JAX's dtype (:func:`own_copy`); ``None`` for any other value. Checks both."""
     check_integers(value, where, dtype)
     if not isinstance(value, np.ndarray):
@@ -187,7 +193,7 @@ def casts(source: Any, target: Any) -> bool:
     return rank[0] <= rank[1]
 
 
-def check_there(dtype: Any, what: Callable[[], str]) -> None:
+def check_x64(dtype: Any, what: Callable[[], str]) -> None:
     """Raise a RuntimeError if the arrays of ``what`` have 64 bits, and JAX's 64-bit numbers are off here."""
     if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
         raise RuntimeError(
@@ -196,7 +202,7 @@ def check_there(dtype: Any, what: Callable[[], str]) -> None:
         )
 
 
-def kind_of(variable: Any) -> str:
+def dtype_and_shape(variable: Any) -> str:
     """The dtype and shape in a message: ``float32[2,3]``."""
     name = getattr(variable.dtype, "name", str(variable.dtype))
     return f"{name}[{','.join(map(str, variable.shape))}]"

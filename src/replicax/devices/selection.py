@@ -140,7 +140,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     )
 
 
-def in_replicas(devices: Sequence[jax.Device], num_logical_devices: int) -> np.ndarray:
+def grouped_by_replica(devices: Sequence[jax.Device], num_logical_devices: int) -> np.ndarray:
     """The devices of each replica, ``[replicas, logical devices]``: as many for each, in the order of ``devices``."""
     if as_integer(num_logical_devices) is None:
         raise TypeError(f"num_logical_devices must be an int, got {num_logical_devices!r}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
-from replicax.devices.host_values import kind_of
+from replicax.devices.host_values import dtype_and_shape
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.hlo.collective_instructions import SLICE_AXIS, ProgramDevices, collectives_of
 from replicax.hlo.instructions import parse
@@ -188,7 +188,7 @@ def holding_of(variable: Variable, devices: Sequence[jax.Device], per_device: in
 
     return Holding(
         printable(variable.name),
-        kind_of(variable),
+        dtype_and_shape(variable),
         layout.describe(mesh, per_device),
         shape,
         math.prod(shape) * array.dtype.itemsize,

@@ -12,7 +12,7 @@ from replicax import _jax
 from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, warn
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import ARRAYS
-from replicax.execution.tracing.arguments import came_apart, describe_difference
+from replicax.execution.tracing.arguments import describe_difference, now_per_replica
 from replicax.execution.tracing.function_key import FunctionKey, Wrapper, any_dead, function_key
 from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
@@ -29,9 +29,9 @@ _WARN_AT = 10
 class ProgramCache:
     """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
 
-    The least recently used go when there are more than 256, or more than 16 that differ in what their function captures
-    only (a learning rate, say); those whose function or variables are gone go before. The tenth time that one function
-    has to be traced again, a warning says which part of its key changed.
+    The least recently used go when there are more than 256, or more than 16 that differ only in what their function
+    captures (a learning rate, say); those whose function or variables are gone go first. When one function is traced
+    again for the tenth time, a warning says which part of its key changed.
     """
 
     def __init__(self, variables: VariableCollection) -> None:
@@ -85,9 +85,9 @@ class ProgramCache:
         self._last[code] = key
 
     def _warn_of_own_models(self, last: Any, key: Any, fn: Callable[..., Any]) -> None:
-        """Warn if state that was the same everywhere comes back as the step has returned it: per replica."""
+        """Warn if arguments that were mirrored in the last call are now per replica, as the step returned them."""
         _, before = self._entries.get(last, (None, None))
-        changed = came_apart(last[1], key[1])
+        changed = now_per_replica(last[1], key[1])
         if before is None or not changed or not before.program.has_derivatives:
             return
         outputs: Any = [v.aval for v in before.program.jaxpr.outvars[len(before.program.writes) :]]
@@ -154,7 +154,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def _without_numbers(fn: Any, key: FunctionKey) -> FunctionKey:
-    """The key of this very function, which stays the same when numbers, strings and arrays that it captures change."""
+    """The key of one function object, whatever numbers, strings and arrays it captures."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
     function = _jax.ById(getattr(fn, "__func__", fn))  # a method is another object each time

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, countable, divide
-from replicax.devices.arrays import here, put
+from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
+from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, warn
 from replicax.execution.cache import ProgramCache
@@ -213,7 +213,7 @@ def _examples_only(whole: Any, value: Any, axis: int) -> Any:
     if value.dim == axis:
         if value.mask.is_full:
             return whole
-        examples = jnp.take(here(whole), np.flatnonzero(value.mask.host), axis=axis)
+        examples = jnp.take(local_array(whole), np.flatnonzero(value.mask.host), axis=axis)
         return put(examples, whole.sharding)
     return whole
 
@@ -222,7 +222,7 @@ def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
     if communicator.examples is not None:
         array = as_array(value, "strategy.gather: the value")
         [dim] = checked_axes(axis, array.shape, "gather")
-        padded = communicator.lie_along(array, dim, "strategy.gather", refused=_SIZE_UNKNOWN)
+        padded = communicator.has_examples_along(array, dim, "strategy.gather", error_if_so=_SIZE_UNKNOWN)
         value = jnp.where(padded, jnp.zeros_like(array), array)  # no effect, but it keeps the question in the program
     return communicator.all_gather(value, axis)
 
@@ -358,7 +358,7 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
     mask, count, _ = communicator.examples
     kept, counts = value, {}
     for dim in checked_axes(axis, value.shape, "reduce") if axis is not None else ():
-        is_theirs = communicator.lie_along(value, dim, "strategy.reduce")
+        is_theirs = communicator.has_examples_along(value, dim, "strategy.reduce")
         padding: Any = True  # of another size: the answer is no, or an error
         if value.shape[dim] == mask.shape[0]:
             padding = ~jnp.expand_dims(mask, [d for d in range(value.ndim) if d != dim])
@@ -379,7 +379,7 @@ def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) ->
 
 def _sum_along(value: Any, axis: Axis, op: ReduceOp) -> tuple[jax.Array, int]:
     """The sum along ``axis``, and how many numbers each of its elements adds up."""
-    value = countable(jnp.asarray(value), op)
+    value = summable(jnp.asarray(value), op)
     if axis is None:
         return value, 1
     axes = checked_axes(axis, value.shape, "reduce")

@@ -54,15 +54,15 @@ def launch(
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays
         constants, call = executable.program.constants, executable.call
-        at_once = policy.cached_calls is not None and policy.cached_calls == call._cache_size()
+        is_cached = policy.cached_calls is not None and policy.cached_calls == call._cache_size()
         begun = _announce(lockstep, executable) if several or heartbeat.current is not None else None
         release: Callable[[], None] | None = None
         try:
             try:
-                if at_once and group.views:
+                if is_cached and group.views:
                     release = hold_signals()
                 # The call and the assignment are one operation. Between two, a signal's handler could raise.
-                if at_once:
+                if is_cached:
                     returned[:] = map(call, (donated,), (kept,), (placed,), (constants,))
                 else:
                     release = _call(replicas, executable, (donated, kept, placed, constants), returned, begun)
@@ -81,7 +81,7 @@ def launch(
                     begun.returned(*(returned[0] if returned else ()))
             if escaped:
                 escaped.difference_update(executable.written)
-            if not at_once and executable.home_transfer is not None:
+            if not is_cached and executable.home_transfer is not None:
                 group.arrays = jax.device_put(group.arrays, executable.home_transfer.homes)
         finally:
             if release is not None:
@@ -89,7 +89,7 @@ def launch(
                     group.show()
                 finally:
                     release()
-        if not at_once and policy.waits and policy.donates:
+        if not is_cached and policy.waits and policy.donates:
             try:
                 _wait_until_done(returned[0])
             except Exception as error:  # of a jax.debug.print to a stream that is closed, say
@@ -121,7 +121,7 @@ def _call(
     returned: list[Any],
     begun: LaunchedProgram | None,
 ) -> Callable[[], None]:
-    """Run the program as its policy says, and append what it returns to ``returned``.
+    """Run the program by its policy, and append its results to ``returned``.
 
     Signals wait from then on; the function that is returned lets them come again.
     """
@@ -149,7 +149,7 @@ def _call(
     except BaseException:
         release()
         raise
-    # A call that was not the first of its kind is one that JAX makes by itself, unless it does something besides.
+    # From the second call of a kind on, JAX runs no Python, unless there are transfers or the call waits.
     if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
         policy.cached_calls = before
     return release
@@ -192,7 +192,7 @@ def _kinds_of_calls(call: Callable[..., Any]) -> int | None:
 
 
 def _take_back(executable: Executable) -> None:
-    """Give each variable that is to be donated an array of its own, if code outside holds the present one.
+    """Give each variable that the program takes as a donation a new copy, if code outside holds the present array.
 
     Raise a VariableLostError if that code has deleted it.
     """
@@ -213,7 +213,7 @@ def _check_not_lost(executable: Executable, slots: Any) -> None:
 
 
 def _tell_what_is_left(executable: Executable, error: BaseException) -> None:
-    """A call has failed: say which variables it took along, or raise the error that one had no value before."""
+    """After a failed call: name the variables whose values it took, or raise the error that one had none before."""
     _check_not_lost(executable, (*executable.donated, *executable.kept))
     lost = note_lost(executable.donated, executable.program.name, error)
     if lost:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax import context
-from replicax.devices.host_values import as_array, check_integers, kind_of
+from replicax.devices.host_values import as_array, check_integers, dtype_and_shape
 from replicax.devices.logical_axes import Axes, constrained, parted, spec_of
 from replicax.devices.mesh import in_logical_mesh
 from replicax.errors import ContextError, PlacementError
@@ -187,11 +187,11 @@ def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tup
             if not isinstance(leaf.form, Stacked):
                 raise TypeError(f"{method}: {leaf!r} is not an array of the same shape on every replica")
             aval = jax.ShapeDtypeStruct(leaf.form.array.shape[1:], leaf.form.array.dtype)
-            return spread(leaf, aval.shape, f"{name} ({kind_of(aval)})")
+            return spread(leaf, aval.shape, f"{name} ({dtype_and_shape(aval)})")
         what = f"{method}: {name}"
         check_integers(leaf, what)
         value = leaf if isinstance(leaf, jax.Array | np.ndarray) else as_array(leaf, what)
-        return spread(value, value.shape, f"{name} ({kind_of(value)})")
+        return spread(value, value.shape, f"{name} ({dtype_and_shape(value)})")
 
     return jax.tree_util.tree_map_with_path(one, registered(tree), is_leaf=is_leaf)
 

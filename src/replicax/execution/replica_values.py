@@ -26,7 +26,7 @@ Kind = tuple[str, tuple[int, ...]] | None
 """The dtype's name and shape of a component; ``None`` if it is no array."""
 
 
-def kind_of_component(component: Any, where: str = "a component of a PerReplica") -> Kind:
+def kind_of_component(component: Any, where: str) -> Kind:
     """The kind of a component, by which it can be stacked with others; ``where`` is its name in messages."""
     if not isinstance(component, ARRAYS):
         return None
@@ -37,12 +37,11 @@ def kind_of_component(component: Any, where: str = "a component of a PerReplica"
     return str(component.dtype), component.shape
 
 
-def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind] | None = None) -> PerReplica:
+def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind]) -> PerReplica:
     """Put each of this worker's components on its replica's device; as one array, if they have one dtype and rank.
 
-    ``kinds`` are those of the components of all workers' replicas, in their order; ``None`` if there are no others.
+    ``kinds`` are those of the components of all workers' replicas, in their order.
     """
-    kinds = [kind_of_component(c) for c in components] if kinds is None else kinds
     if None in kinds:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
     arrays = [
@@ -102,7 +101,7 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
 def _on_logical_devices(
     arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
 ) -> jax.Array:
-    """One array over all devices, of which all logical devices of a replica have what its first one has."""
+    """One array over all devices: the array of a replica's first logical device is on all of them."""
     pieces = [
         jax.device_put(array, device)  # which stays there, if it is there
         for array, replica in zip(arrays, replicas.local_replicas[:: replicas.per_device], strict=True)

@@ -19,7 +19,7 @@ from replicax.execution.launch import launch
 from replicax.execution.program.program import Program, VariableRef
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
-from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
+from replicax.execution.tracing.capture import capture, checked_programs, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
 from replicax.execution.tracing.object_attributes import recording_reads
 from replicax.locality import T
@@ -38,12 +38,10 @@ _no_arguments = Arguments((), {})
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Dispatch:
-    """One call of a step: its program, and what that takes besides variables.
+    """One call of a step: its program, and the ``inputs``, the arrays of its arguments, on the devices or the host.
 
-    The ``inputs`` are the arguments' arrays, on the devices or on the host.
-
-    Every call is one. ``Strategy.run`` launches a :func:`known` step, or else leaves it to :func:`run_compiled`;
-    ``run_steps`` launches the same program several times at once; Keras' loop keeps that of its step.
+    Every call is one. ``Strategy.run`` launches a :func:`cached_dispatch`, or else calls :func:`run_compiled`;
+    ``run_steps`` launches the program in a loop over several elements; Keras' loop keeps the dispatch of its step.
     """
 
     programs: ProgramCache
@@ -86,19 +84,19 @@ class Dispatch:
         """Whether it can be launched now, as it is."""
         return _is_plain(self.programs.replicas) and self.settings == _jax.trace_settings()
 
-    def again(self, inputs: Sequence[Any]) -> Dispatch:
+    def with_inputs(self, inputs: Sequence[Any]) -> Dispatch:
         """This call with other inputs of the same kinds."""
         return Dispatch(self.programs, self.executable, inputs, None, self.settings)
 
 
-def known(
+def cached_dispatch(
     programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Dispatch | None:
-    """The call of a step that has a program, if nothing is the matter; ``None`` leaves it to :func:`run_compiled`.
+    """The call of a step that has a program already; ``None`` if there is none, or if anything is unusual.
 
     Such a call mostly comes right after a program that has emptied the processor's caches, where each Python function
-    that is entered costs a microsecond. So all that has to be looked at is looked at here, and whatever is not as usual
-    is left to the other, with its checks and messages. (A mesh that is set is one of JAX's settings.)
+    that is entered costs a microsecond. So this function checks only whether all is as usual; :func:`run_compiled`
+    handles the other cases, with checks and messages. (A mesh that is set is one of JAX's settings.)
     """
     if not _is_plain(programs.replicas) or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
         return None
@@ -122,7 +120,7 @@ def _is_plain(replicas: Replicas) -> bool:
         replicas.is_absent
         or replicas.lockstep.several
         or _jax.current_trace() is not _no_trace
-        or not context.is_right_across(replicas)
+        or not context.may_run_here(replicas)
         or forks.is_stranded
     )
 
@@ -181,7 +179,7 @@ def arguments_of(
 def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:
     """The executable of ``fn`` for these arguments, traced now if it is new.
 
-    If all workers do this ``together``, they are told if this one fails.
+    If all workers do this ``together``, and this one fails, it tells the others.
     """
     step = function_key(fn)
     key = (step, arguments.key, _jax.trace_settings())
@@ -228,10 +226,9 @@ def _captured(replicas: Replicas, fn: Callable[..., Any], arguments: Arguments, 
     if arguments.is_ragged:
         captured: Program = registry.capture_ragged()(replicas, fn, arguments, creations)
         return captured
-    traced = arguments.traced(replicas.num_replicas)
-    dims = arguments.example_dims()
-    program = capture(replicas, fn, traced, arguments.rebuild(), creations, dims, arguments.paths)
-    [program] = checked([program], replicas, fn, arguments.paths)
+    traced, dims = arguments.traced(replicas.num_replicas), arguments.example_dims()
+    program = capture(replicas, fn, traced, arguments.rebuild(), creations, arguments.paths, dims)
+    [program] = checked_programs([program], replicas, fn, arguments.paths)
     return program
 
 

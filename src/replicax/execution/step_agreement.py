@@ -47,10 +47,10 @@ def check_same_step(
     name = function_name(fn)
     leaves, tree = jax.tree_util.tree_flatten(registered((tuple(args), dict(kwargs or {}))), is_leaf=is_leaf)
     computed = [] if program is None else outputs_of(program)
-    description = str(tree), [_describe(leaf) for leaf in leaves], [_print(leaf) for leaf in leaves], computed
+    description = str(tree), [_describe(leaf) for leaf in leaves], [_digest_of(leaf) for leaf in leaves], computed
     theirs = lockstep.exchange(f"runs the step {name!r} {how}", description)
     first = theirs[0]
-    for worker, (structure, kinds, prints, computed) in enumerate(theirs):
+    for worker, (structure, kinds, digests, computed) in enumerate(theirs):
         if structure != first[0]:
             raise ValueError(
                 f"{name}: the arguments differ in structure: worker 0 has {first[0]}, worker {worker} has {structure}"
@@ -61,7 +61,7 @@ def check_same_step(
                 "workers must run the same step with the same plain values; what differs is for "
                 "strategy.distribute_values_from_function or a distributed dataset."
             )
-        for position, _, _ in _differences(first[2], prints):
+        for position, _, _ in _differences(first[2], digests):
             raise LocalityError(
                 f"{name}: {path_of(tree, position)} is a plain value, which all workers must have alike, but worker "
                 f"{worker} has another than worker 0. What differs is for strategy.distribute_values_from_function or "
@@ -96,7 +96,7 @@ def _describe(leaf: Any) -> str:
     return f"a {type(leaf).__name__}"
 
 
-def _print(leaf: Any) -> Any:
+def _digest_of(leaf: Any) -> Any:
     if not isinstance(leaf, ARRAYS):
         return None
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -18,7 +18,7 @@ from replicax.workers.replicas import Replicas
 
 
 def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
-    """The sharding of results on ``where``; ``None`` for all replicas' devices, where results are anyway.
+    """The sharding of results on ``where``; ``None`` for all replicas' devices, where results already are.
 
     ``where`` is a variable or a value (for its devices), devices, or ``None``; ``what`` names the called method. Inside
     a step only the replicas' own devices are allowed.

@@ -13,6 +13,7 @@ from replicax.cluster.spec import ClusterSpec
 from replicax.devices.mesh import describe_slices
 from replicax.gpu.cuda_compiler import described_devices
 from replicax.gpu.gpu_models import GpuModel, model_of, parse_cluster
+from replicax.system.quantities import counted
 
 
 @_jax.hiding_frames_of
@@ -98,12 +99,9 @@ class GPUClusterResolver(AcceleratorResolver):
         return ClusterSpec({})
 
     def __repr__(self) -> str:
-        hosts, gpus = self.num_hosts, self.num_gpus_per_host
-        name = "GPU" if self.model is None else self.model.name
-        return (
-            f"GPUClusterResolver({hosts} host{'s' * (hosts > 1)} x {gpus} {name}{'s' * (gpus > 1 and name == 'GPU')}, "
-            f"{self.kind})"
-        )
+        gpus = self.num_gpus_per_host
+        what = counted(gpus, "GPU") if self.model is None else f"{gpus} {self.model.name}"
+        return f"GPUClusterResolver({counted(self.num_hosts, 'host')} x {what}, {self.kind})"
 
 
 def _absent(model: GpuModel, hosts: int, gpus: int) -> list[jax.Device]:

@@ -18,8 +18,8 @@ MOVING = frozenset(["all-gather", "all-to-all", "ragged-all-to-all", "collective
 KINDS = MOVING | {"all-reduce", "reduce-scatter"}
 
 SLICE_AXIS = "slice"
-"""Of what slices tell each other; no mesh has it. Inside of a slice collectives go along the mesh's own axes. Where one
-program is for all slices, a collective among several devices of each has both."""
+"""The axis of collectives between slices; no mesh has it. Inside of a slice collectives go along the mesh's own axes.
+Where one program is for all slices, a collective among several devices of each has both."""
 
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _TARGET = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')

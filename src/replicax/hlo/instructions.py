@@ -77,6 +77,16 @@ class Instruction:
         """The instruction's place in the traced program, in JAX's words; empty if unknown."""
         return found[1] if (found := re.search(r'op_name="([^"]*)"', self.attributes)) else ""
 
+    @property
+    def is_backward(self) -> bool:
+        """Return whether it comes from a backward pass."""
+        return "transpose(" in self.op_name
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Return whether the backward pass computes it a second time, to save memory (``jax.checkpoint``)."""
+        return "rematted_computation" in self.op_name
+
     def called(self, *roles: str) -> list[str]:
         """The computations that it calls as one of ``roles``, patterns such as ``"body"`` or ``"calls"``."""
         names: list[str] = []

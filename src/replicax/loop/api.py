@@ -13,7 +13,7 @@ from replicax.argument_checks import checked_integer, checked_path
 from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
-from replicax.loop.callbacks import Callback, EarlyStopping, best_of
+from replicax.loop.callbacks import Callback, EarlyStopping, restoring_callback
 from replicax.loop.step_metrics import Combination
 from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
@@ -77,9 +77,8 @@ def train(
       evaluate: a function without arguments, which returns numbers (``strategy.reduce`` combines those of replicas); or
         ``(step, dataset)``, a step that returns numbers like those of ``step``: then each is averaged over all examples
         of one pass.
-      evaluate_every: evaluate each time that so many steps have been run, and after the last one; ``None``: only after
-        the last one.
-      log_every: log the numbers of the step each time that so many steps have been run, and after the last one.
+      evaluate_every: evaluate after every so many steps, and after the last one; ``None``: only after the last one.
+      log_every: log the numbers of the step after every so many steps, and after the last one.
       logs: a folder for ``train.csv``, ``evaluation.csv``, TensorBoard event files (if tensorboardX is installed),
         profiles, and the times of attempts.
       metrics: a list or dict of :class:`Mean` and the like, which ``step`` updates: the result of each interval is
@@ -89,10 +88,10 @@ def train(
       callbacks: a :class:`Callback`, such as :class:`EarlyStopping`, or a list of them.
       stop_at_nan: raise an error when a number of a step was NaN or infinite, and name the step: at the latest one
         logging interval later, and before anything is saved.
-      stop_file: the run ends when there is such a file.
+      stop_file: the run ends when this file exists.
       profile: two steps: ``jax.profiler`` records what happens after the first, until the second, in ``logs``.
-      steps_per_call: how many steps go to the devices at once; ``None`` to have it chosen by what is measured. It
-        changes the time, and no number.
+      steps_per_call: how many steps go to the devices at once; ``None`` chooses it by measurement. It changes the time,
+        and no number.
       precision: ``"bf16"`` or ``"fp16"``: the step computes in bfloat16, or in float16 with a dynamic loss scale, and
         parameters stay float32; or a :class:`replicax.loop.Precision`.
       accumulate: into how many micro-batches each replica splits its batch. Their gradients are added up, and applied
@@ -108,13 +107,12 @@ def train(
       The :class:`TrainingRun`: the last step, the last numbers, why it stopped.
 
     Raises:
-      TypeError, ValueError: an argument that can't be; a step that returns something else; a dataset without elements,
-        or one whose place can't be saved, with ``checkpoints``.
+      TypeError, ValueError: an invalid argument; a step that returns something else; a dataset without elements, or one
+        whose place can't be saved, with ``checkpoints``.
       FloatingPointError: ``stop_at_nan``; names the step.
       KeyboardInterrupt: after Ctrl-C, when all is saved.
       SystemExit: after SIGTERM, when all is saved, with the code :data:`EXIT_PREEMPTED`.
-      Exception: as ``strategy.run``, ``CheckpointManager``, the dataset and callbacks raise. The checkpoints saved
-        before are there.
+      Exception: as ``strategy.run``, ``CheckpointManager``, the dataset and callbacks raise. Earlier checkpoints stay.
 
     Values are logged one interval late, so no step waits for them: see ``docs/loop.md``, which also has this
     loop written by hand. Issues the collectives of the step, and one or two in each logging interval.
@@ -159,7 +157,7 @@ def train(
         dataset=dataset,
         steps=steps,
         wall=wall,
-        checkpoints=_manager_of(checkpoints, step, best_of(callbacks)),
+        checkpoints=_manager_of(checkpoints, step, restoring_callback(callbacks)),
         has_found_objects=isinstance(checkpoints, str | os.PathLike),
         folder=folder,
         log_every=log_every,

@@ -13,8 +13,8 @@ from replicax.loop.training_run import TrainingRun
 class Callback:
     """Actions in a run of :func:`replicax.train`. Override the methods that you need.
 
-    All workers call the same methods in the same order. What writes or prints asks ``run.is_chief``; what ends the run
-    calls ``run.stop(why)``. An exception ends the run with that exception.
+    All workers call the same methods in the same order. Write and print only if ``run.is_chief``; to end the run call
+    ``run.stop(why)``. An exception ends the run with that exception.
 
     >>> import replicax, numpy as np
     >>> class Shout(replicax.Callback):
@@ -43,7 +43,7 @@ class Callback:
         """Called before the first step of this run, after a checkpoint was restored: ``run.resumed_at`` says which."""
 
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        """Called after each logging interval, *one later*, when the values are there and no step has to wait.
+        """Called for each logging interval, *one interval later*: by then the values are there, and no step waits.
 
         Args:
           run: ``run.step`` is further on already.
@@ -52,10 +52,10 @@ class Callback:
         """
 
     def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
-        """Called after each evaluation, of the model as it is after ``step``; at once."""
+        """Called right after each evaluation, which is of the model after ``step``."""
 
     def on_save(self, run: TrainingRun, step: int) -> None:
-        """Called after a checkpoint of ``step`` has been begun: it may still be being written."""
+        """Called when a save of ``step`` has begun; the checkpoint may not be written yet."""
 
     def on_end(self, run: TrainingRun) -> None:
         """Called at the end, if :meth:`on_start` was: also after an error, even in another callback's ``on_end``."""
@@ -186,7 +186,7 @@ class EarlyStopping(Callback):
         return f"EarlyStopping({self.metric!r}, {self.mode!r}, patience={self.patience})"
 
 
-def best_of(callbacks: Sequence[Callback]) -> EarlyStopping | None:
+def restoring_callback(callbacks: Sequence[Callback]) -> EarlyStopping | None:
     """The callback whose best evaluation is to be restored at the end; ``None`` if none is."""
     found = [c for c in callbacks if isinstance(c, EarlyStopping) and c.restore_best]
     if len(found) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from replicax.data import DistributedDataset, DistributedIterator
-from replicax.data.dataset import source_of
+from replicax.data.dataset import reader_of
 from replicax.execution.many_steps.element_groups import ElementGroup, Single
 from replicax.execution.many_steps.loop import Taken
 from replicax.loop.stop_requests import StopRequests
@@ -27,8 +27,8 @@ class EndlessInput:
     Attributes:
       iterator: the pass that is going on; each pass is one of the same iterator.
       examples: how many examples all replicas have had.
-      bytes_per_step: how large the first element was, on all devices.
-      arguments: of a step that gets the first element; ``None`` as long as there was none that was the same everywhere.
+      bytes_per_step: the size of that element on all devices; 0 before it.
+      arguments: those of a step on the first element that has the same shapes on all replicas; ``None`` before it.
 
     Raises:
       ValueError: another strategy's dataset; or the place in it can't be saved, and has to be.
@@ -46,14 +46,14 @@ class EndlessInput:
         self.iterator: DistributedIterator = iter(dataset) if isinstance(dataset, DistributedDataset) else dataset
         self._wall, self._requests = wall, requests
         self._replicas = replicas
-        source_of(self.iterator, replicas)  # raises unless the dataset is for these replicas
+        reader_of(self.iterator, replicas)  # raises unless the dataset is for these replicas
         if is_saved:
             self.iterator.get_state()  # raises before anything is trained if it can't be saved
         self.examples = 0
         self.bytes_per_step = 0
         self.arguments: Any = None
 
-    def take(self, steps: int, staged: bool) -> Taken:
+    def take(self, steps: int, grouped: bool) -> Taken:
         """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass.
 
         Raises:
@@ -61,11 +61,11 @@ class EndlessInput:
         """
         before, on_wait = self._wall.switch("input"), self._requests.check_wait
         try:
-            taken = source_of(self.iterator, self._replicas).take(steps, staged, on_wait)
+            taken = reader_of(self.iterator, self._replicas).take(steps, grouped, on_wait)
         except StopIteration:
             self._requests.begin_call()  # all workers begin the next pass, or none: they save one place
             self.iterator._begin_again()
-            taken = source_of(self.iterator, self._replicas).take(steps, staged, on_wait)
+            taken = reader_of(self.iterator, self._replicas).take(steps, grouped, on_wait)
         finally:
             self._wall.switch(before)
         try:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.data import DistributedDataset
-from replicax.data.dataset import source_of
+from replicax.data.dataset import reader_of
 from replicax.errors import shortened
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.loop.endless_input import examples_in
@@ -84,10 +84,10 @@ class Evaluation:
 
     def _batches(self) -> Iterator[tuple[Any, int]]:
         with iter(self._dataset) as batches:
-            source = source_of(batches, self._strategy.extended.replicas)
+            reader = reader_of(batches, self._strategy.extended.replicas)
             while True:
                 try:
-                    [group], *_ = source.take(1, False, self._requests.check_wait)
+                    [group], *_ = reader.take(1, False, self._requests.check_wait)
                 except StopIteration:
                     self._requests.begin_call()  # of what combines the numbers, which all workers run together, too
                     return

@@ -29,7 +29,7 @@ OWN = "replicax.train/"
 
 
 class SavedRuns:
-    """The checkpoints of a run: besides the user's objects the place in the input, the last numbers, callbacks' states.
+    """The checkpoints of a run: the user's objects, the place in the input, the last numbers, and callbacks' states.
 
     The metrics and the loss scale of the run are saved, too, unless they are among the user's objects. Without a
     ``manager`` nothing is ever saved.
@@ -135,6 +135,12 @@ class SavedRuns:
                     "checkpoints=replicax.CheckpointManager(replicax.Checkpoint(model=…, optimizer=…), "
                     f"{self.directory!r})"
                 )
+
+    def note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Note the numbers of an evaluation of this step, for its checkpoint, too, if it is saved already."""
+        self.evaluated = step
+        if self._manager is not None and self._at == step:
+            self._manager._add_metrics(step, numbers)
 
     def is_due(self, step: int) -> bool:
         """Return whether it is time to save."""

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
-from replicax.devices.host_values import as_array, check_numbers
+from replicax.devices.host_values import as_array, check_numbers, strongly_typed
 from replicax.errors import ShareWarning, warn
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
@@ -25,7 +24,7 @@ from replicax.values import PerReplica
 from replicax.variables.variable import Variable
 
 DONE = "\0done"
-"""The name of a number that every step has: who waits for it waits for the step."""
+"""The name of a number that every step has: it is there when the step is done."""
 NOT_FINITE = "\0not finite"
 """The name of the number of :meth:`FiniteWatch.note`."""
 
@@ -40,7 +39,7 @@ class NumberedStep(Step):
     def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
         super().__init__(fn, None, None if finite is None else _jax.ById(finite))
         self.finite = finite
-        self._traces = [0]  # which copies of it share
+        self._traces = [0]  # in a list, which copies of the step share
 
     @property
     def traces(self) -> int:
@@ -70,9 +69,8 @@ def is_shown(name: str) -> bool:
 
 def named_numbers(returned: Any, whose: str) -> dict[str, Any]:
     """The numbers that a step has returned, by name: scalar arrays; see :func:`numbers_in`."""
-    arrays = {name: as_array(value, _source(whose, name)) for name, value in numbers_in(returned, whose).items()}
-    # Strongly typed, as what goes from step to step is.
-    return {name: lax.convert_element_type(x, x.dtype) if x.weak_type else x for name, x in arrays.items()}
+    numbers = numbers_in(returned, whose)
+    return {name: strongly_typed(as_array(value, _source(whose, name))) for name, value in numbers.items()}
 
 
 def _source(whose: str, name: str) -> str:

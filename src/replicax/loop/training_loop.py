@@ -19,7 +19,7 @@ from replicax.execution.many_steps.loop import run_steps
 from replicax.execution.many_steps.step_outputs import MultiStepContext
 from replicax.execution.run import prepare
 from replicax.execution.tracing.stateful_arguments import stateful_call
-from replicax.loop.callbacks import Callback, best_of
+from replicax.loop.callbacks import Callback, restoring_callback
 from replicax.loop.endless_input import EndlessInput
 from replicax.loop.logs.metric_files import CSVLog, TensorBoardLog
 from replicax.loop.logs.progress_bar import LINES, Progress
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 NOTICEABLE = 1e-3
-"""For how many seconds one has to wait for values to say that they were not there yet."""
+"""A longer wait for values, in seconds, means that they were not computed yet."""
 
 
 class TrainingLoop:
@@ -103,7 +103,7 @@ class TrainingLoop:
         self._taken = dict.fromkeys(reserved, "replicax.train logs one of its own by that name")
         check_names(metrics, "replicax.train(metrics=…) got", self._taken)
         self._taken |= dict.fromkeys(metrics, "a metric of the run has that name")
-        self._restores = best_of(callbacks)
+        self._restores = restoring_callback(callbacks)
         self._callbacks = callbacks
         self._files: list[Callback] = [] if self._show is None else [self._show]
         if folder is not None:
@@ -344,7 +344,8 @@ class TrainingLoop:
             except RunStops:
                 return self._requests.agree()
         run.evaluation = self._evaluated = values
-        self._saves.evaluated = run.step
+        with wall.on("saving"):
+            self._saves.note_evaluation(run.step, values)
         self._call_back(lambda callback: callback.on_evaluation(run, run.step, values))
         if self._restores is not None and self._restores.best_step == run.step:
             self._save()
@@ -354,7 +355,7 @@ class TrainingLoop:
         run, wall = self._run, self._wall
         if not self._saves.is_on:
             return
-        self._log_pending()  # which one who goes on from here can't make up for
+        self._log_pending()  # a run that goes on from here would not log it
         self._wait()
         if self._finite is not None and self._outputs:
             self._finite.check(self._outputs)

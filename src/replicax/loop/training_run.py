@@ -72,7 +72,7 @@ class TrainingRun:
         Args:
           why: in words, for :attr:`stopped`.
 
-        With several workers it is enough if one of them says so; all end after the same step.
+        With several workers a call on one of them is enough; all end after the same step.
         """
         self._request(why)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from replicax.system.process_age import process_age
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
@@ -79,7 +79,7 @@ class WallTime:
         self._since = now
 
     def stop(self) -> None:
-        """The run is over; the clock stands."""
+        """Stop the clock, at the end of the run."""
         if not self._stopped:
             self.switch(self._kind)
             moment = self._since
@@ -141,11 +141,4 @@ def since_process_start() -> float:
     """
     global _has_run
     is_first, _has_run = not _has_run, True
-    if not is_first or hasattr(sys, "ps1"):
-        return 0.0
-    try:
-        with open("/proc/self/stat") as file:
-            started = int(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
-        return 0.0
+    return process_age() if is_first and not hasattr(sys, "ps1") else 0.0

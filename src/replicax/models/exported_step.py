@@ -116,7 +116,7 @@ class _Weights:
                 self._values[variable] = _on_host(variable.read_value())
         return jnp.asarray(self._values[variable])
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> NoReturn:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> NoReturn:
         raise TraceError(
             f"{self.name} assigns {variable.describe()}, and what is exported is a prediction, which changes nothing: "
             "leave metrics, and the updates of batch statistics, out of it"
@@ -126,7 +126,7 @@ class _Weights:
         raise TraceError(f"{self.name} reads the copies of {variable.describe()}: an exported step has one replica")
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         return list(values)
 

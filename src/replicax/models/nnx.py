@@ -67,7 +67,7 @@ def _references_if(others: int) -> int:
 
 # Besides the nnx.Variable, a cell's record refers to the array twice and a slot once; only the record refers to a view
 # of the stored array, once.
-_NOBODY_ELSE, _NOBODY_ELSE_HAS_VIEW = _references_if(3), _references_if(1)
+_OWN_REFERENCES, _OWN_REFERENCES_TO_VIEW = _references_if(3), _references_if(1)
 
 
 _set = object.__setattr__
@@ -120,7 +120,7 @@ class Cell:
             [shown] = moved([array], [NamedSharding(logical_device_mesh(mesh, 0), layout.spec)])
         _set(self.cell, "_raw_value", shown)  # NNX's own hooks are for assignments by users
         self._seen, self._stored = shown, array
-        self._references = _NOBODY_ELSE if shown is array else _NOBODY_ELSE_HAS_VIEW
+        self._references = _OWN_REFERENCES if shown is array else _OWN_REFERENCES_TO_VIEW
 
 
 class Cells:

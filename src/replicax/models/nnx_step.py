@@ -224,7 +224,7 @@ def _summing(tx: Any) -> Any:
     def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
         own, tree = jax.tree_util.tree_flatten((gradients, shares))
-        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_of_own(own))
+        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_unless_reduced(own))
         tree = jax.tree_util.tree_structure(parameters)
         functions = {name: of_parameters(fn, name, (), tree, True) for name, fn in extra.items() if callable(fn)}
         return tx.update(gradients, state, parameters, **{**extra, **shares, **functions})
@@ -324,7 +324,7 @@ def _whole_of_share(name: str, value: Any) -> Any:
     if not isinstance(value, jax.Array) or value.ndim or not _several():
         return value
     [value] = current_store().expect([value], frozenset({M}), _NO_SHARE.format(name))
-    return _replica()._sum_of_own(value)
+    return _replica()._sum_unless_reduced(value)
 
 
 _NO_SHARE = (

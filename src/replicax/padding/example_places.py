@@ -1,9 +1,9 @@
 """Where the examples of a batch are in a value.
 
-A padded batch has rows that are no examples. What a step returns can be reduced without them if it is known which of
-its dims is that of the examples, and a size alone does not say so: there may be as many classes as rows. So this is
-followed from the arguments on, operation by operation, by the rules of
-:mod:`replicax.padding.example_rules`. A *place* is said of a value:
+A padded batch has rows that are no examples. To leave them out of a reduction of a step's result, the dim of the
+examples must be known, and sizes do not tell it: there may be as many classes as rows. So this is followed from the
+arguments on, operation by operation, by the rules of :mod:`replicax.padding.example_rules`. A value has one of these
+*places*:
 
 * ``None``: it has no dim along which examples lie (a parameter, a sum over the examples, a number);
 * ``Rows(dim)``: row ``i`` along ``dim`` is about example ``i``. ``Rows(dim, outer, inner)``: they are in the middle of
@@ -56,7 +56,7 @@ class Rows:
 @declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Index:
-    """Each entry is its own position along ``dim``; or, as ``kind`` says, that moved on, or whether it is negative."""
+    """Each entry is its own position along ``dim`` (``kind`` "at"), that plus the size, or whether it is negative."""
 
     dim: int
     kind: str = "at"
@@ -73,7 +73,7 @@ class Columns:
 @declared
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unpadded:
-    """It has no examples, but may have rows of an argument that has as many and is not padded."""
+    """No examples, but perhaps the rows of an argument that has as many and is not padded."""
 
 
 UNPADDED = Unpadded()

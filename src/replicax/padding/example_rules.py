@@ -38,7 +38,7 @@ def result_places(operation: OperationShapes) -> list[Place]:
     if kind == "reference":
         places: Sequence[Place] = [UNKNOWN] * len(operation.results)
     elif kind == "asks" or (kind == "together" and over_replicas(operation.params)):
-        places = [None] * len(operation.results)  # what replicas have put together is no replica's own examples
+        places = [None] * len(operation.results)  # these are of all replicas, not a replica's own examples
     elif operation.name in NUMBERING and (number := NUMBERING[operation.name](operation)) is not None:
         places = [number]
     elif kind == "each":
@@ -59,7 +59,7 @@ def result_places(operation: OperationShapes) -> list[Place]:
 
 
 def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
-    """Where examples are that can't be told from padding, if the dim along which they lie is known."""
+    """The places of the results, if an operand has examples that can't be told from padding."""
     place, rule = joined(o.places), _RULES.get("elementwise" if kind == "reversed" else kind)
     assert isinstance(place, Untraceable)
     dims: Sequence[int | None] = [None] * len(o.results)

@@ -32,8 +32,8 @@ def where_examples_are(
     rows = program.arguments[-2][0].shape[0]
     inputs: list[Place] = [None] * len(program.reads)
     for (aval, locality), dim in zip(program.arguments, program.example_dims, strict=False):
-        is_other = locality is T and aval.shape[:1] == (rows,)
-        inputs.append(UNKNOWN if dim is None else Rows(dim) if dim != () else UNPADDED if is_other else None)
+        is_other = dim == () and locality is T and aval.shape[:1] == (rows,)
+        inputs.append(UNPADDED if is_other else place_of_examples(aval.shape, dim, rows))
     inputs += [Rows(0), None] + [None] * len(program.constants)
     places = ExamplesPass(rows, program.name).run(program.jaxpr, inputs, final=True)[0]
     n = len(program.writes)
@@ -68,7 +68,7 @@ class ExamplesPass(Dataflow[Place]):
     def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
             equation.params["question"].resolve(facts[0], shape_of(equation.invars[0]))
-            if facts[0] == UNPADDED and equation.params["question"].otherwise is not None:
+            if facts[0] == UNPADDED and equation.params["question"].error_if_not is not None:
                 self._warn_of_other_batch(equation)
         for inner in _jax.sub_jaxprs(equation):  # a question inside must have an answer
             if any(map(_is_something, facts)):
@@ -101,7 +101,7 @@ def operation_shapes(equation: _jax.Equation, places: Iterable[Place], rows: int
         tuple(map(shape_of, equation.invars)),
         tuple(map(shape_of, equation.outvars)),
         rows,
-        lambda i: number(equation.invars[i]),
+        lambda i: known_number(equation.invars[i]),
     )
 
 
@@ -139,7 +139,7 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def number(value: Any) -> Any:
+def known_number(value: Any) -> Any:
     """A number that is known: a literal of a program, or a concrete scalar."""
     value = value.val if isinstance(value, _jax.Literal) else value
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):

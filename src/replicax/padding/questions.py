@@ -21,10 +21,10 @@ class Question:
       dim: which one.
       what: the operation that asks, for the error's text.
       rows: how many rows a replica has.
-      look: finds out where the examples are in a concrete array; for the per-replica executor.
-      refused: the error's text if they do; ``None`` if they may.
-      otherwise: the error's text if they surely don't, each in its row. Then the answer is yes, also if it can't be
-        told. ``None``: they need not.
+      look: finds the examples in a concrete array; for the per-replica executor.
+      error_if_so: the error's text if they do; ``None`` if they may.
+      error_if_not: the error's text if they surely don't, each in its row; the answer is then yes in all other cases.
+        ``None``: they need not.
 
     Attributes:
       answer: ``None`` until it is known.
@@ -36,25 +36,25 @@ class Question:
         what: str,
         rows: int,
         look: Callable[[Any], Place] | None = None,
-        refused: str | None = None,
-        otherwise: str | None = None,
+        error_if_so: str | None = None,
+        error_if_not: str | None = None,
     ) -> None:
         self.dim, self.what, self.rows, self.look = dim, what, rows, look
-        self.refused, self.otherwise = refused, otherwise
-        self.answer: bool | None = None if otherwise is None else True
+        self.error_if_so, self.error_if_not = error_if_so, error_if_not
+        self.answer: bool | None = None if error_if_not is None else True
 
     def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
         """The answer, from where the examples are."""
         lies_along = place.dim if isinstance(place, Rows | Untraceable) else None
-        if self.otherwise is not None:
+        if self.error_if_not is not None:
             if self.rows > 1 and lies_along is not None and place != Rows(self.dim):
-                raise ValueError(self.otherwise)
+                raise ValueError(self.error_if_not)
             return True
         dim, unclear = dim_of_examples(place, shape, self.rows)
         if unclear and lies_along in (None, self.dim):
             raise cant_be_told(self.what, self.dim, shape)
-        if dim == self.dim and self.refused is not None:
-            raise ValueError(self.refused)
+        if dim == self.dim and self.error_if_so is not None:
+            raise ValueError(self.error_if_so)
         if self.answer not in (None, dim == self.dim):
             raise cant_be_told(self.what, self.dim, shape)  # it stands in two places
         self.answer = dim == self.dim
@@ -68,7 +68,7 @@ class Question:
 
 
 def dim_of_examples(place: Place, shape: tuple[int, ...], rows: int) -> tuple[int | None, bool]:
-    """The dim of a value along which the examples lie, and whether that can't be told though they are there."""
+    """The dim of a value along which the examples lie; and whether they are in it, but along no known dim."""
     if isinstance(place, Rows):
         return (place.dim, False) if place.outer == place.inner == 1 else (None, True)
     if not isinstance(place, Untraceable):

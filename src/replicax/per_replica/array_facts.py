@@ -14,7 +14,7 @@ from replicax.execution.program.locality_rules import result_localities
 from replicax.locality import Locality, M, R
 from replicax.padding.example_places import OperationShapes, Place
 from replicax.padding.example_rules import result_places
-from replicax.padding.examples import number
+from replicax.padding.examples import known_number
 from replicax.per_replica.collectives import sum_p, whole_p
 from replicax.per_replica.eager.eager_trace import program_p
 
@@ -108,7 +108,7 @@ class Places(_Notes[Place]):
             tuple(tuple(getattr(a, "shape", ())) for a in args),
             tuple(tuple(r.shape) for r in results),
             self._rows,
-            lambda i: number(args[i]),
+            lambda i: known_number(args[i]),
         )
         # A result of all replicas does not hold this replica's own examples.
         facts = [None] * len(results) if primitive in _PUT_TOGETHER else result_places(operation)

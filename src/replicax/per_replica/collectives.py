@@ -22,9 +22,9 @@ from replicax.collectives import (
     ReplicaExamples,
     check_other_dims,
     checked_axes,
-    countable,
     divide,
     of_key_data,
+    summable,
 )
 from replicax.context import Options
 from replicax.devices.host_values import as_array, is_key
@@ -100,12 +100,12 @@ class PerReplicaCommunicator:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
         timeout = self._timeout if options is None else options.timeout_seconds
-        arrays = [countable(as_array(a, COMBINED), op) for a in arrays]
+        arrays = [summable(as_array(a, COMBINED), op) for a in arrays]
         totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
         return totals if op is ReduceOp.SUM else [divide(total, self.rendezvous.count) for total in totals]
 
-    def sum_of_own(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
-        sums = [countable(as_array(a, COMBINED)) for a in arrays]
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+        sums = [summable(as_array(a, COMBINED)) for a in arrays]
         own = [i for i, array in enumerate(sums) if self._localities.of(array) is not R]
         for i, total in zip(own, self.all_reduce(ReduceOp.SUM, [sums[i] for i in own], options), strict=True):
             sums[i] = total
@@ -134,7 +134,7 @@ class PerReplicaCommunicator:
     def add_up(self, count: int) -> int:
         return sum(self.exchange("adding up sizes", count))
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
         place_of = None if self._places is None else self._places.of  # without them, of micro-batches

@@ -19,7 +19,7 @@ import jax
 
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.devices.host_values import as_array, check_integers
 from replicax.errors import DeadlockError, ExecutorWarning, warn
 from replicax.execution.cache import ProgramCache
@@ -80,7 +80,7 @@ def run_per_replica(
 
 _warned: weakref.WeakKeyDictionary[ProgramCache, set[str]] = weakref.WeakKeyDictionary()
 _locks: weakref.WeakKeyDictionary[ProgramCache, threading.RLock] = weakref.WeakKeyDictionary()
-"""Of two threads' steps with the same variables, the second begins when the first has stored what it writes.
+"""A thread's step begins when that of another thread with the same variables has stored its results.
 
 A signal's handler may run a step on the thread that already has the lock.
 """
@@ -128,7 +128,7 @@ def _run(
     for i in replicas.local_replicas:
         inputs = _inputs(arguments, i, replicas.worker_devices[i])
         without_rows = without_rows or any(array.size == 0 for array, _, _ in inputs[1])
-        local.append(_Replica(replicas, i, fn, adopt, created.again(), fetch, *inputs, mask))
+        local.append(_Replica(replicas, i, fn, adopt, created.for_replica(), fetch, *inputs, mask))
     rendezvous = Rendezvous({r.communicator.replica: r.run for r in local}, replicas.num_replicas, replicas.lockstep)
     for replica in local:
         replica.communicator.rendezvous = rendezvous
@@ -184,7 +184,7 @@ class _Replica:
         localities, places, examples = Localities(), None, None
         device = replicas.worker_devices[index]
         if mask is not None:
-            examples = ReplicaExamples(*(jax.device_put(x, device) for x in (mask.host[index], here(mask.count))))
+            examples = ReplicaExamples(*jax.device_put((mask.host[index], local_array(mask.count)), device))
             places = Places(mask.host.shape[1])
             arrays = [*arrays, (examples.mask, T, Rows(0)), (examples.count, M, None)]
         for array, locality, place in arrays:
@@ -247,7 +247,7 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
-        array = here(as_array(value, "an argument"))
+        array = local_array(as_array(value, "an argument"))
         arrays.append((_jax.copy_on(device, array), locality, _place(leaf)))
         return arrays[-1][0]
 

@@ -52,7 +52,7 @@ class _State(enum.Enum):
 @dataclasses.dataclass
 class _Replica:
     number: int
-    # What it goes on with: the offers of its collective, none at the beginning; ``None`` if it is to end.
+    # Gets the offers of its collective (empty at the beginning), with which it goes on; or ``None``: it must end.
     resume: queue.SimpleQueue[Offers | None] = dataclasses.field(default_factory=queue.SimpleQueue)
     state: _State = _State.READY
     collective: str = ""

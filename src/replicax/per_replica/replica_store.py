@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax.devices.arrays import here
-from replicax.devices.host_values import check_there
+from replicax.devices.arrays import local_array
+from replicax.devices.host_values import check_x64
 from replicax.errors import LocalityError
 from replicax.execution.program.marks import Obligation, mark_p
 from replicax.locality import Locality, M, T
@@ -53,7 +53,7 @@ class PerReplicaStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)
         if variable not in self.values:
-            check_there(variable.dtype, variable.describe)
+            check_x64(variable.dtype, variable.describe)
             with _jax.outside_tracing():
                 self._fetch(variable)
                 self.values[variable] = (
@@ -74,34 +74,34 @@ class PerReplicaStore:
         pieces = self.communicator.gathered(f"reading {variable.describe()}, which is split over several workers", mine)
         return layout.joined(pieces[: layout.replicas * k : k])  # the first group of replicas has all pieces
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
         check_write_trace(variable, self.trace)
-        if must_be_mirrored is not None:
-            self.expect([value], frozenset({T}), must_be_mirrored)
+        if error_unless_mirrored is not None:
+            self.expect([value], frozenset({T}), error_unless_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
-        self.written[variable] = must_be_mirrored
+        self.written[variable] = error_unless_mirrored
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         # The mark checks this, as in a compiled step: inside value_and_grad it gets the values, not their tracers.
-        self.obligations.append(Obligation(refused, otherwise, is_loss))
+        self.obligations.append(Obligation(refused, message, is_loss))
         return mark_p.bind(*map(jnp.asarray, values), mark_id=len(self.obligations) - 1)
 
     def answer(self, value: Any, mark_id: int) -> None:
         """Check the locality of ``value``, which a mark has received."""
         # A difference is an error at once; equality is known only when all replicas have ended.
-        refused, otherwise = self.obligations[mark_id].refused, self.obligations[mark_id].otherwise
+        refused, message = self.obligations[mark_id].refused, self.obligations[mark_id].message
         locality = self.localities.of(value)
         several = self.replicas.num_replicas > 1
         if several and locality in refused and (locality is T or M not in refused):
-            raise LocalityError(otherwise)
-        (self.mirrored if T in refused else self.differing).append((value, refused, otherwise))
+            raise LocalityError(message)
+        (self.mirrored if T in refused else self.differing).append((value, refused, message))
 
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """Note the facts of an operation's results, or answer a mark."""
@@ -113,7 +113,7 @@ class PerReplicaStore:
             self.places.watch(primitive, args, params, results)
 
     def end(self) -> None:
-        """Drop the trace, which refers to this store: without the cycle the arrays of the step are freed at once."""
+        """Drop the trace, which refers to this store: without the cycle the step's arrays are freed immediately."""
         del self.trace
 
 
@@ -121,5 +121,5 @@ def local_value(variable: Variable, replica: int) -> jax.Array:
     """One replica's value of a variable, on its device."""
     device = variable.replicas.worker_devices[replica]
     if not variable.is_stacked:
-        return _jax.copy_on(device, here(variable.from_storage()))
+        return _jax.copy_on(device, local_array(variable.from_storage()))
     return jax.device_put(jnp.squeeze(components_in(variable.stored())[replica], 0), device)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from replicax import _jax
-from replicax.devices.arrays import here, put_among
+from replicax.devices.arrays import local_array, put_among
 from replicax.errors import LocalityError
 from replicax.execution.replica_values import mirror, place_components, stack
 from replicax.locality import Locality, T
@@ -39,7 +39,7 @@ declared(Locality)
 class _Leaf:
     """One leaf of a replica's result."""
 
-    print: Digest | None  # of an array
+    digest: Digest | None  # of an array
     locality: Locality | None = None
     is_of_step: bool = False
     place: Place = None  # of its examples
@@ -51,10 +51,10 @@ class _Leaf:
 class _Check:
     """A value whose locality is checked."""
 
-    print: Digest | None  # None if no check refuses its locality
+    digest: Digest | None  # None if no check refuses its locality
     locality: Locality
     refused: frozenset[Locality]
-    otherwise: str
+    message: str
 
 
 @declared
@@ -82,16 +82,16 @@ def outcomes(returned: Sequence[Any], stores: Sequence[PerReplicaStore], replica
 
 def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
     leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
-    locality_of, print_of = store.localities.of, _print_of(several)
+    locality_of, digest_of = store.localities.of, _digest_function(several)
 
     def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
         locality = locality_of(value)
-        return _Check(print_of(value) if always or locality in refused else None, locality, refused, text)
+        return _Check(digest_of(value) if always or locality in refused else None, locality, refused, text)
 
     def leaf_of(leaf: Any) -> _Leaf:
         if isinstance(leaf, jax.Array):
             place = None if store.places is None else store.places.of(leaf)
-            return _Leaf(print_of(leaf), locality_of(leaf), store.localities.is_of_step(leaf), place)
+            return _Leaf(digest_of(leaf), locality_of(leaf), store.localities.is_of_step(leaf), place)
         return _Leaf(None, token=_token(leaf) if several else None)
 
     return Outcome(
@@ -100,11 +100,11 @@ def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
         tuple(map(leaf_of, leaves)),
         tuple(check(*expected, always=True) for expected in store.mirrored),
         tuple(check(*expected, always=False) for expected in store.differing),
-        {v.number: (None if v.is_stacked else print_of(store.values[v]), text) for v, text in store.written.items()},
+        {v.number: (None if v.is_stacked else digest_of(store.values[v]), text) for v, text in store.written.items()},
     )
 
 
-def _print_of(several: bool) -> Callable[[Any], Digest]:
+def _digest_function(several: bool) -> Callable[[Any], Digest]:
     """The function that makes arrays comparable: by digests if there are several workers, else by the arrays."""
     return digest if several else unabridged
 
@@ -112,11 +112,11 @@ def _print_of(several: bool) -> Callable[[Any], Digest]:
 def check_expectations(everyone: Sequence[Outcome]) -> None:
     """Check what one replica can't check alone."""
     for checks in zip(*(o.mirrored for o in everyone), strict=False):
-        if not _equal([c.print for c in checks]):
-            raise LocalityError(checks[0].otherwise)
+        if not _equal([c.digest for c in checks]):
+            raise LocalityError(checks[0].message)
     for checks in zip(*(o.differing for o in everyone), strict=False):
-        if {c.locality for c in checks} <= checks[0].refused and _equal([c.print for c in checks]):
-            raise LocalityError(checks[0].otherwise)
+        if {c.locality for c in checks} <= checks[0].refused and _equal([c.digest for c in checks]):
+            raise LocalityError(checks[0].message)
 
 
 def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Replicas, mask: ExampleMask | None) -> Any:
@@ -142,8 +142,8 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
     first = mine[0]
     if len(everyones) == 1:
         return first
-    if all(leaf.print is not None for leaf in everyones):
-        same = _equal([leaf.print for leaf in everyones])
+    if all(leaf.digest is not None for leaf in everyones):
+        same = _equal([leaf.digest for leaf in everyones])
         if same and not any(leaf.is_of_step for leaf in everyones):
             return first
         if same and all(leaf.locality is not T for leaf in everyones):
@@ -153,7 +153,7 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
             is_weak = getattr(first, "weak_type", False) and whole.is_fully_addressable
             return jax.device_put(first, whole.sharding) if is_weak else whole
         return _per_replica_value(mine, everyones, replicas)
-    if not any(leaf.print for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
+    if not any(leaf.digest for leaf in everyones) and all(leaf is first or are_equal(leaf, first) for leaf in mine):
         tokens = [leaf.token for leaf in everyones]
         if _equal(tokens) or all(kind == "plain" and are_equal(loads(text), first) for kind, text in tokens):
             return first
@@ -161,14 +161,14 @@ def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Repl
 
 
 def _per_replica_value(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> PerReplica:
-    return place_components(mine, replicas, [leaf.print[:2] for leaf in everyones if leaf.print])
+    return place_components(mine, replicas, [leaf.digest[:2] for leaf in everyones if leaf.digest])
 
 
 def _where_examples_are(everyones: Sequence[_Leaf], rows: int) -> tuple[bool, int | None]:
     """Whether a result may have padding, and along which dim."""
-    if not all(leaf.print is not None and leaf.locality is T for leaf in everyones):
+    if not all(leaf.digest is not None and leaf.locality is T for leaf in everyones):
         return False, None
-    [_, shape, _] = everyones[0].print or ("", (), b"")
+    [_, shape, _] = everyones[0].digest or ("", (), b"")
     dim, unclear = dim_of_examples(joined([leaf.place for leaf in everyones]), shape, rows)
     return dim is not None or unclear, dim
 
@@ -197,13 +197,13 @@ def _stored_array(variable: Variable, stores: Sequence[PerReplicaStore], everyon
     old = None
     if not all(written):  # all workers know this, so all enter the collective that may be needed to read it
         check_all_read(variable)
-        old = here(variable.from_storage())
+        old = local_array(variable.from_storage())
     values = [
         s.values[variable] if variable in s.values else _jax.copy_on(d, old)
         for s, d in zip(stores, devices, strict=True)
     ]
-    print_of = _print_of(replicas.lockstep.several)
-    unwritten = None if old is None else print_of(old)
+    digest_of = _digest_function(replicas.lockstep.several)
+    unwritten = None if old is None else digest_of(old)
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))
     if not isinstance(variable.layout, Mirrored) or variable.sharding.device_set != set(devices):

@@ -54,8 +54,8 @@ class Launch:
     Attributes:
       device: the logical device.
       jitted: its program.
-      takes: where its operands are kept: those whose memory it may take, and the others.
-      gives: where its results will be.
+      takes: the places of its operands: of those whose memory it may take, and of the others.
+      gives: the places of its results.
       avals: of its operands.
       operations: how many of each kind it has.
       calls_back: whether it calls Python functions on the host, or prints.
@@ -80,16 +80,16 @@ class LaunchPlan:
 
     Attributes:
       slots: how many places there are for values.
-      donated: where the arrays of variables go that are read and written.
-      kept: where those go that are only read.
-      given: where each argument goes, which may be several places: its number, the place, how it lies there, and
-        what it is for one replica.
+      donated: the places of the arrays of variables that are read and written.
+      kept: the places of those that are only read.
+      given: for each place of each argument: the argument's number, the place, its sharding there, and its shape for
+        one replica.
       constants: arrays that are always there, by place.
       first: what is sent at the start.
       launches: the regions.
-      written: where the new arrays of variables will be.
-      results: where the results will be.
-      signals: where something will be from each region that only calls back or prints, when it has succeeded.
+      written: the places of the new arrays of variables.
+      results: the places of the results.
+      signals: for each region that only calls back or prints, the place of an array that tells that it has succeeded.
     """
 
     slots: int

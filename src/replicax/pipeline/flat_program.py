@@ -144,7 +144,7 @@ def _used_operations(
     def stays(operation: FlatOperation) -> bool:
         equation = operation.equation
         is_assignment = equation.primitive is assign_p and equation.params["number"] in assignments
-        return is_assignment or _jax.acts_outside(equation)
+        return is_assignment or _jax.has_side_effects(equation)
 
     return needed(operations, _values(outputs), stays)
 

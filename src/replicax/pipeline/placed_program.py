@@ -15,7 +15,7 @@ from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
-from replicax.execution.compiled.local_values import of_value
+from replicax.execution.compiled.local_values import value_layout
 from replicax.execution.compiled.replicate import (
     over_replicas_of,
     policy_for,
@@ -86,7 +86,7 @@ class _Planner:
             v: use.layout for v, use in zip(self.flat.inputs, program.reads, strict=False)
         }
         self.layouts |= {
-            v: of_value(locality, program.replicas)
+            v: value_layout(locality, program.replicas)
             for v, (_, locality) in zip(self.flat.inputs[len(program.reads) :], program.arguments, strict=False)
         }
         self.pieces = any(isinstance(u.layout, Split) for u in program.uses.values())
@@ -124,7 +124,7 @@ class _Planner:
             else:
                 device = self.placement.device_of(atom)
                 stacked = self.several or (self.padded is not None and self.padded[i - n_written])
-                layout = of_value(self.results[i - n_written] if stacked else M, program.replicas)
+                layout = value_layout(self.results[i - n_written] if stacked else M, program.replicas)
             found.append((self.placement.source(atom), device, layout))
         return found
 
@@ -153,7 +153,7 @@ class _Planner:
     def layout(self, v: Any) -> Layout:
         if v in self.layouts:
             return self.layouts[v]
-        return of_value(self.localities.get(v, M) if self.several else M, self.program.replicas)
+        return value_layout(self.localities.get(v, M) if self.several else M, self.program.replicas)
 
     def sharding(self, v: Any, device: int) -> NamedSharding:
         return NamedSharding(self.meshes[device], self.layout(v).spec)
@@ -254,7 +254,7 @@ class _Planner:
         atoms = results + [outputs[i][0] for i in region.outputs]
         layouts = [self.layout(v) for v in results] + [outputs[i][2] for i in region.outputs]
         if not atoms:
-            gives, atoms, layouts = [self.slot(_SIGNAL, step)], [_NUMBER], [of_value(M, self.program.replicas)]
+            gives, atoms, layouts = [self.slot(_SIGNAL, step)], [_NUMBER], [value_layout(M, self.program.replicas)]
 
         # An operand that no later region needs gives its memory to a result that lies just as it does.
         ends_here = {v for v in region.needs if last_use[self.slot(v, device)] == step}
@@ -268,27 +268,22 @@ class _Planner:
         operands = dying, [v for v in region.needs if v not in set(dying)]
         jaxpr = program_of(region, self.flat, self.placement, self.program.jaxpr, atoms)
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
-        localities = self.localities if self.pieces else None
-        mesh = self.meshes[device]
+        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
+        mesh, known, per_device, pieces = self.meshes[device], self.localities, self.per_device, self.pieces
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
-            values = [*first, *second]
-            if self.per_device == 1:
-                return (evaluated(jaxpr, values, layouts, localities),)
-            given, pieces = [*layouts_in[0], *layouts_in[1]], self.pieces
-            return (
-                evaluated_on_device(
-                    jaxpr, values, given, layouts, self.localities, self.program, self.per_device, pieces
-                ),
-            )
+            values, given = [*first, *second], [*layouts_in[0], *layouts_in[1]]
+            if per_device == 1:
+                return (evaluated(jaxpr, values, layouts, known if pieces else None),)
+            return (evaluated_on_device(jaxpr, values, given, layouts, known, self.program, per_device, pieces),)
 
-        layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         name = f"{self.program.name}_on_{device}"
-        rewriting = rewriting_for(jaxpr, mesh, target_for(mesh, self.per_device > 1), self.policy.errors)
+        target = target_for(mesh, self.per_device > 1, self.pieces)
+        rewriting = rewriting_for(jaxpr, mesh, target, self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(
             device=device,
-            jitted=over_replicas_of(mesh, run, jaxpr, layouts_in, (layouts,), name, True, rewriting),
+            jitted=over_replicas_of(mesh, run, jaxpr, layouts_in, (layouts,), name, True, rewriting, target),
             takes=([self.slot(v, device) for v in operands[0]], [self.slot(v, device) for v in operands[1]]),
             gives=gives,
             avals=([self.stored(v, device) for v in operands[0]], [self.stored(v, device) for v in operands[1]]),

@@ -195,7 +195,7 @@ class Placement:
     def _made_of_nothing(self, equation: Any) -> bool:
         """Whether an operation may run wherever its result is needed, as next to nothing goes into it."""
         name = equation.primitive.name
-        if name in UNRELIABLE | EXPENSIVE or _jax.acts_outside(equation) or _jax.sub_jaxprs(equation):
+        if name in UNRELIABLE | EXPENSIVE or _jax.has_side_effects(equation) or _jax.sub_jaxprs(equation):
             return False
         return all(
             isinstance(v, _jax.Literal) or is_small(v) or v in self.anew or self.places[v].hold is Hold.CONSTANT
@@ -210,7 +210,7 @@ class Placement:
         for operation, device in reversed(list(zip(self.flat.operations, self.devices, strict=True))):
             equation = operation.equation
             if equation.outvars and equation.outvars[0] in self.anew:
-                continue  # asked for by those who use it
+                continue  # its users ask for its operands
             if equation.primitive is assign_p:
                 device = equation.params["device"]  # where a cotangent comes from, too, before it goes back
             wanted = (

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import SCANS
 from replicax.execution.program.marks import assign_p
 from replicax.pipeline.flat_program import Flat
 from replicax.pipeline.placement import Placement
@@ -180,11 +179,8 @@ def _siblings(region: Region, flat: Flat) -> Iterator[list[int]]:
 
 def cost_of(equation: Any) -> float:
     """The multiplications and additions of one run; if there are none, the number of elements of the results."""
-    name, params = equation.primitive.name, equation.params
-    inner = sum(sum(map(cost_of, program.eqns)) for program in _jax.sub_jaxprs(equation))
-    elements = float(sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars))
-    if name in SCANS:
-        return float(_jax.scan_of(params).length) * inner
-    if inner:
-        return inner
-    return float(_jax.product_flops(equation)) or elements
+
+    def of_one(one: _jax.Equation) -> int:
+        return _jax.product_flops(one) or sum(math.prod(getattr(v.aval, "shape", ())) for v in one.outvars)
+
+    return float(_jax.executed_sum(equation, of_one))

@@ -48,6 +48,8 @@ _ARRAY = 2**20  # float32 numbers, 4 MiB
 _PACK = 2**18  # 1 MiB
 _CACHED = 2**14
 _DEGREE = 8
+_CHAIN = 16
+_SMALL_SIDE, _BETWEEN = 128, 4  # the side and the number of the products between collectives
 
 
 def measured_chip(devices: Sequence[jax.Device]) -> Chip:
@@ -69,7 +71,7 @@ def measured_chip(devices: Sequence[jax.Device]) -> Chip:
         raise ValueError("measured_chip: expected at least one device, got none")
     mesh = Mesh(np.array(devices), (_AXIS,))
     count = len(devices)
-    # All are measured once without their work, so that what a call itself takes is not counted.
+    # What an empty call takes is subtracted.
     idle = _seconds(mesh, lambda x: x, 1, 1)
     product = _seconds(mesh, lambda x: x @ jnp.full((_SIDE, _SIDE), 1 / _SIDE), (_SIDE, _SIDE), 16) - idle / 16
     copy = _seconds(mesh, lambda x: x + 1, _ARRAY, 4) - idle / 4
@@ -95,11 +97,6 @@ def measured_chip(devices: Sequence[jax.Device]) -> Chip:
         meeting=collective,
         is_serial=True,
     )
-
-
-_CHAIN = 16
-_SMALL_SIDE = 128  # the side of the products between collectives
-_BETWEEN = 4
 
 
 def _small_products(x: jax.Array) -> jax.Array:

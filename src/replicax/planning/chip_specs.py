@@ -12,7 +12,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from replicax.argument_checks import checked_integer, is_number
+from replicax.devices.mesh import slice_of
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
 from replicax.system.gpu_memory import FRACTION_VARIABLES, memory_fraction
 from replicax.tpu.generations import generation_of
@@ -164,3 +167,12 @@ def chip_of(device_kind: str) -> Chip | None:
         return dataclasses.replace(CHIPS[model.name], usable=model.memory * memory_fraction(os.environ))
     generation = generation_of(device_kind)
     return None if generation is None else CHIPS.get(generation.name)
+
+
+def chip_and_share(devices: np.ndarray, given: Chip | None = None) -> tuple[Chip | None, Chip | None]:
+    """The chip of these devices, ``given`` or from the table, and what each device has of it; ``None`` if unknown."""
+    chip = given or chip_of(devices.flat[0].device_kind)
+    if chip is None:
+        return None, None
+    places = {getattr(d, "coords", None) and (slice_of(d), *d.coords) for d in devices.flat}
+    return chip, chip.share(1 if None in places else devices.size // len(places))

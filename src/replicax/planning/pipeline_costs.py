@@ -27,7 +27,7 @@ from replicax.planning.memory import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class DeviceLoad:
     """One device's part of a step.
 
     Attributes:
@@ -61,14 +61,14 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
     return found
 
 
-def shares_of(
+def loads_of(
     executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int = 1
-) -> list[Share]:
+) -> list[DeviceLoad]:
     """Return each logical device's part of a pipeline."""
     memories = _Memories(executable, names, programs).found()
     replicas = int(executable.mesh.shape[REPLICA_AXIS])
     width = executable.mesh.size // replicas
-    shares = []
+    loads = []
     for k, memory in enumerate(memories):
         mine = [p for launch, p in zip(executable.plan.launches, programs, strict=True) if launch.device == k]
         costs = [cost_of(p.module) for p in mine]
@@ -87,8 +87,8 @@ def shares_of(
         )
         collectives = _collectives(executable, k, mine, placement)
         schedule = [(p.module, placement) for p in mine]
-        shares.append(Share(memory, cost, collectives, schedule, len(set(mine))))
-    return shares
+        loads.append(DeviceLoad(memory, cost, collectives, schedule, len(set(mine))))
+    return loads
 
 
 def _collectives(

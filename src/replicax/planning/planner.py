@@ -17,14 +17,14 @@ from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.extended.array_specs import abstract_arrays
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
-from replicax.planning.chip_specs import Chip, chip_of
+from replicax.planning.chip_specs import Chip, chip_and_share
 from replicax.planning.compilation import Compilation, compile_ahead
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.global_batch import examples_together, tokens_of
 from replicax.planning.memory import compiled_buffers, inputs_and_outputs, largest, memory_of, read_variables
 from replicax.planning.network import Network
-from replicax.planning.pipeline_costs import Share, compile_regions, shares_of
+from replicax.planning.pipeline_costs import DeviceLoad, compile_regions, loads_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.planning.timeline.peak import peak_by_kind, temporaries_by_kind
 from replicax.planning.timeline.prediction import Timeline, timeline_of
@@ -89,12 +89,12 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     traced = time.perf_counter() - begin
     if isinstance(executable, PlacedExecutable):
         compilations = compile_regions(executable)
-        shares = shares_of(executable, names, compilations, _slices(strategy))
+        loads = loads_of(executable, names, compilations, _slices(strategy))
     else:
         device = executable.mesh.devices.flat[0]
         compilations = [compile_ahead(executable.lowered, executable.program.name, device)]
-        shares = [_share(executable, names, compilations[0], _slices(strategy))]
-    report = _report(strategy, executable, compilations, shares, traced, chip)
+        loads = [_load(executable, names, compilations[0], _slices(strategy))]
+    report = _report(strategy, executable, compilations, loads, traced, chip)
     return dataclasses.replace(
         report, examples=examples_together(element_spec, report.replicas), tokens=tokens_of(element_spec)
     )
@@ -111,7 +111,7 @@ def variables_alone(
     executable, _ = _traced_program(strategy, step, element_spec)
     if isinstance(executable, PlacedExecutable):
         return 0, None
-    device = _chips(_devices_of(strategy), chip)[1]
+    device = chip_and_share(_devices_of(strategy), chip)[1]
     needed = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
     return needed, None if device is None else int(device.usable or device.memory)
 
@@ -145,7 +145,7 @@ def _slices(strategy: Strategy) -> int:
 def _check_network(strategy: Strategy, given: Chip | None) -> None:
     """Raise if it is not known how much slices, or GPUs that NVLink does not join, can send each other."""
     devices = _devices_of(strategy)
-    chip, slices = _chips(devices, given)[0], max(_slices(strategy), slices_of(devices))
+    chip, slices = chip_and_share(devices, given)[0], max(_slices(strategy), slices_of(devices))
     if slices > 1 and chip is not None and not chip.network:
         parts = "NVLink domains" if devices.flat[0].platform == "gpu" else "slices"
         known = "chip" if given else f"replicax.planning.chip_specs.CHIPS[{chip.name!r}]"
@@ -156,7 +156,7 @@ def _check_network(strategy: Strategy, given: Chip | None) -> None:
         )
 
 
-def _share(executable: Executable, names: Sequence[str], compilation: Compilation, slices: int) -> Share:
+def _load(executable: Executable, names: Sequence[str], compilation: Compilation, slices: int) -> DeviceLoad:
     """Return each device's part of a step that is one program."""
     module = compilation.module
     buffers = [*inputs_and_outputs(executable, names), *compiled_buffers(compilation.allocations, module)]
@@ -166,27 +166,27 @@ def _share(executable: Executable, names: Sequence[str], compilation: Compilatio
     memory = dataclasses.replace(memory, peak=peak)
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     placement = ProgramDevices(axes, slices, programs_for(executable.mesh.devices))
-    return Share(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])
+    return DeviceLoad(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])
 
 
 def _report(
     strategy: Strategy,
     executable: Executable,
     compilations: Sequence[Compilation],
-    shares: Sequence[Share],
+    loads: Sequence[DeviceLoad],
     traced: float,
     users_chip: Chip | None,
 ) -> Plan:
     devices = _devices_of(strategy)
-    chip, device = _chips(devices, users_chip)
+    chip, device = chip_and_share(devices, users_chip)
     words = next((c.words for c in compilations if c.words), "")
     capacity = next((c.available for c in compilations if c.available), None)
     capacity = capacity or (None if device is None else int(device.usable or device.memory))
     network = None if chip is None else Network(devices, chip, _slices(strategy))
-    walks = [_walks(share, device) for share in shares]
+    walks = [_walks(load, device) for load in loads]
     stages = [
-        _stage(number, share, capacity, device, network, walk)
-        for number, (share, walk) in enumerate(zip(shares, walks, strict=True))
+        _stage(number, load, capacity, device, network, walk)
+        for number, (load, walk) in enumerate(zip(loads, walks, strict=True))
     ]
     fullest = max(stages, key=lambda stage: stage.memory.total)
     busiest = max(stages, key=lambda stage: stage.busy)
@@ -221,12 +221,12 @@ def _report(
     return dataclasses.replace(report, scaling=scaling_of(walks[busiest.logical_device], network))
 
 
-def _walks(share: Share, device: Chip | None) -> list[ScheduleWalk]:
-    """Walk through the programs of a share; equal ones are walked as one."""
+def _walks(load: DeviceLoad, device: Chip | None) -> list[ScheduleWalk]:
+    """Walk through the programs of a device; equal ones are walked as one."""
     if device is None:
         return []
-    made = {module: ScheduleWalk(module, device, placement) for module, placement in dict(share.schedule).items()}
-    return [made[module] for module, _ in share.schedule]
+    made = {module: ScheduleWalk(module, device, placement) for module, placement in dict(load.schedule).items()}
+    return [made[module] for module, _ in load.schedule]
 
 
 def _timeline(walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
@@ -237,34 +237,21 @@ def _timeline(walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
 
 def _stage(
     number: int,
-    share: Share,
+    load: DeviceLoad,
     capacity: int | None,
     device: Chip | None,
     network: Network | None,
     walks: Sequence[ScheduleWalk],
 ) -> Stage:
-    """Make the report of a share, with its estimate on chips."""
-    memory = dataclasses.replace(
-        share.memory, capacity=capacity, buffers=tuple(largest(share.memory.buffers, _BUFFERS))
-    )
+    """Make the report of a device, with its estimate on chips."""
+    memory = dataclasses.replace(load.memory, capacity=capacity, buffers=tuple(largest(load.memory.buffers, _BUFFERS)))
     estimate = timeline = None
     if device is not None and network is not None:
-        sends = [use for use in share.collectives if use.kind == "send"]
-        estimate = estimate_of(share.schedule, sends, device, network)
+        sends = [use for use in load.collectives if use.kind == "send"]
+        estimate = estimate_of(load.schedule, sends, device, network)
         timeline = _timeline(walks, network)
     rows = tuple(
         CollectiveRow.of(use, *((None, "") if network is None else (network.seconds(use), network.way(use))))
-        for use in share.collectives
+        for use in load.collectives
     )
-    return Stage(number, share.programs, memory, share.cost, rows, estimate, timeline)
-
-
-def _chips(devices: np.ndarray, users_chip: Chip | None) -> tuple[Chip | None, Chip | None]:
-    """Return the kind of chip, and each device's part of one."""
-    chip = users_chip or chip_of(devices.flat[0].device_kind)
-    if chip is None:
-        return None, None
-    first = devices.ravel()[: devices.size // slices_of(devices)]
-    places = {getattr(d, "coords", None) and tuple(d.coords) for d in first}
-    several = first.size // len(places) if None not in places else 1
-    return chip, chip.share(max(1, several))
+    return Stage(number, load.programs, memory, load.cost, rows, estimate, timeline)

@@ -1,4 +1,4 @@
-"""A strategy from a few values: those of its choices that a plan varies without the program's help."""
+"""Makes a strategy from a few values: the options of ``replicax plan`` that say what is where."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def strategy_of(
       topology: a TPU slice, such as ``"v5p:4x4x4"``, or GPUs, such as ``"h100:16x8"``; ``None`` for emulated CPU
         devices.
       slices: how many slices, if there are several.
-      devices: how many CPU devices to emulate; 8 if it is not said.
+      devices: how many CPU devices to emulate; by default 8.
       variables: ``"mirrored"``; ``"sharded"``: a piece on each replica; or ``"groups:N"``: each group of N neighbouring
         replicas has a copy in pieces.
       logical: the cores of one replica, along x, y, z and on a chip; or their number, for a block as close to a cube as
@@ -46,8 +46,8 @@ def strategy_of(
 
     Raises:
       RuntimeError: there is no libtpu, or no compiler for GPUs; or JAX has made other devices already.
-      ValueError: there is no such slice or GPU, the devices can't be divided like this, ``variables`` means nothing, or
-        what is asked for does not go together.
+      ValueError: there is no such slice or GPU, the devices can't be divided like this, ``variables`` is none of these,
+        or the arguments contradict each other.
 
     >>> from replicax.planning.strategy_spec import strategy_of
     >>> strategy_of(devices=8, variables="groups:4", logical=2).num_replicas_in_sync

@@ -114,7 +114,7 @@ class Assembly:
         return literals[value] if value in literals else self.values[value]
 
     def compute(self, values: Iterable[int]) -> None:
-        """Compute what all sizes have in common, as far as it is needed for these."""
+        """Compute those of the values common to all sizes that these need."""
         missing: dict[int, StraightOperation] = {}
         stack = list(values)
         while stack:
@@ -202,7 +202,7 @@ class Assembly:
         return [v for v in made if self.last_use[k].get(v, -1) > number]
 
     def slots(self, living: Sequence[list[int]]) -> list[tuple[tuple[int | None, ...], jax.ShapeDtypeStruct]]:
-        """Places for what goes on to later segments: what each size has there, and for how much there is room."""
+        """Slots for the values that later segments need: what each size has there, and the shape with room for all."""
         avals = self.numbers.avals
         dtypes = dict.fromkeys(avals[v].dtype for values in living for v in values)
         slots = []

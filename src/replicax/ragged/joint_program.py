@@ -1,12 +1,12 @@
 """The joint program: the programs that replicas of different sizes run become one program for all of them.
 
-What the programs have in common (an optimizer's update, a schedule) is in it once, for all replicas. Collectives are
-what holds the programs together: they have the same ones in the same order, and so has the joint program. Between two
-of them each replica chooses what its size is to do, with a branch that contains no collective. What differs in size
-goes from one such branch to a later one, and in and out of the program, with room for the largest, each at the start of
-it; a branch works on what it really is.
+Common parts of the programs (an optimizer's update, a schedule) are in it once, for all replicas. The programs must
+have the same collectives in the same order, and so has the joint program. Between two collectives, each replica takes
+the branch of its size, which contains no collective. Values that differ in size go from one such branch to a later one,
+and in and out of the program, as arrays with room for the largest, each at the start; a branch works on the part that
+it really has.
 
-So variables, donation, layouts, loops over several steps and workers are those of any other program.
+Variables, donation, layouts, loops over several steps and workers are handled as for any other program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from replicax.workers.replicas import Replicas
 
 
 def joined(programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> Program:
-    """One program, of which each replica does what that of its size does.
+    """One program in which each replica does the same as in the program of its size.
 
     Args:
       programs: one for each size, of the same step.

@@ -1,9 +1,8 @@
 """Ragged steps: those whose arguments differ in size between replicas, such as a last partial batch.
 
-The step is captured once for each size, as if all that replicas may do differently were known: how large the others'
-arrays are. That comes out while they are captured; what the first one asks for before is guessed, and if the guess
-was wrong, it is captured again. What has been captured is then joined to one program
-(:mod:`replicax.ragged.joint_program`).
+The step is captured once for each size. The capture of one size may ask for the sizes of the others' arrays, which are
+known only when these have been captured: until then it gets a guess, and it is repeated if the guess was wrong. The
+programs of all sizes are then joined into one (:mod:`replicax.ragged.joint_program`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.collective_operations import ragged_gather_p
 from replicax.execution.program.program import Program
 from replicax.execution.tracing.arguments import Arguments, CantJoinError
-from replicax.execution.tracing.capture import capture, checked, state_of_this_thread
+from replicax.execution.tracing.capture import capture, checked_programs, state_of_this_thread
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_errors import where
 from replicax.hlo.executed import executed
@@ -57,9 +56,9 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
     def captured_size(number: int) -> Program | Exception:
         traced = of_replicas[size_of.index(number)]
         asking = RaggedCommunicator(questions, number, replicas.communication_options)
-        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.again()
+        put_back, rebuild, created = state_of_this_thread(), arguments.rebuild(), creations.for_replica()
         try:
-            return capture(replicas, fn, traced, rebuild, created, paths=arguments.paths, communicator=asking)
+            return capture(replicas, fn, traced, rebuild, created, arguments.paths, communicator=asking)
         except Exception as error:  # which may come from a wrong guess
             put_back()
             note = _NO_ROWS.format(where(error, fn))
@@ -80,7 +79,7 @@ def capture_ragged(replicas: Replicas, fn: Callable[..., Any], arguments: Argume
         if isinstance(program, Exception):
             raise program
         programs.append(program)
-    programs = checked(programs, replicas, fn, arguments.paths)
+    programs = checked_programs(programs, replicas, fn, arguments.paths)
     questions.check_alike()
     if any(program.is_placed for program in programs):
         raise CantJoinError("it assigns values to logical devices")
@@ -113,7 +112,7 @@ class _Questions:
     def __init__(self, size_of: tuple[int, ...], sizes: Sequence[tuple[tuple[int, ...], ...]]) -> None:
         self._size_of = size_of
         self._asked: list[list[_Asked]] = [[] for _ in sizes]
-        # For each size, what another one would have in the place of a number.
+        # For each size and each other one, the number that the other would have in place of a number.
         self._counterparts = [[_counterparts(mine, theirs) for theirs in sizes] for mine in sizes]
 
     def begin(self, number: int) -> None:
@@ -162,7 +161,7 @@ class _Questions:
 
 
 def _counterparts(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """For each dim of one size's arguments what another one has there; of the first argument, if that is not clear."""
+    """For each number in the shapes of one size's arguments, the first one that another size has in its place."""
     pairs = [(a, b) for x, y in zip(mine, theirs, strict=True) for a, b in zip(x, y, strict=True) if a != b]
     return dict(reversed(pairs))
 

@@ -1,7 +1,7 @@
 """Straight lines: a captured program as one list of operations on numbered values, without calls and marks.
 
-Only loops and branches still have programs inside: what a jitted helper does stands in the place of its call, so that
-its collectives are the step's.
+Only loops and branches still have programs inside: the operations of a jitted helper replace its call, so that its
+collectives are the step's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Straight(Inlining[int]):
     Attributes:
       operations: in an order in which they can run; only those that something depends on, collectives, and those that
         do something outside.
-      made: the operation that makes each value, whether anything depends on it or not.
+      made: the operation that makes each value, even if nothing depends on it.
       outputs: the numbers of its outputs.
       marks: what is asked of its values.
 
@@ -136,9 +136,9 @@ class Straight(Inlining[int]):
         return self._add(equation, operands)
 
     def _add_split(self, equation: Any, operands: list[int]) -> Sequence[int]:
-        """Add a loop or branch: what replicas agree on is computed without what they may differ in, or do besides.
+        """Add a loop or branch, in two parts: the results on which replicas agree, and the others, with all actions.
 
-        So it is the same for all sizes, though the whole is not.
+        So the first part is the same for all sizes, even if the second is not.
         """
         differ = [locality is T for locality in self._infer(equation, operands)]
         quiet = _silenced(equation)
@@ -202,12 +202,12 @@ class Straight(Inlining[int]):
 
 
 def _silenced(equation: _jax.Equation) -> _jax.Equation:
-    """``equation`` without the prints and callbacks inside that nothing comes out of."""
+    """``equation`` without the prints and callbacks inside that have no results."""
 
     def of_program(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        kept = [_silenced(e) for e in jaxpr.eqns if e.outvars or not _jax.acts_outside(e)]
+        kept = [_silenced(e) for e in jaxpr.eqns if e.outvars or not _jax.has_side_effects(e)]
         return _jax.program_of(jaxpr, jaxpr.invars, kept, jaxpr.outvars)
 
     effects = frozenset(e for e in equation.effects if not _jax.is_action(e))
     quiet = equation.replace(params=_jax.map_jaxprs(equation.params, of_program), effects=effects)
-    return equation if any(_jax.acts_outside(e) for j in _jax.sub_jaxprs(quiet) for e in j.eqns) else quiet
+    return equation if any(_jax.has_side_effects(e) for j in _jax.sub_jaxprs(quiet) for e in j.eqns) else quiet

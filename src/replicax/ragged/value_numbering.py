@@ -1,7 +1,7 @@
 """Value numbering: which values of several programs are the same computation of the same inputs.
 
 Each value gets a number, and two get the same if they are the same result of the same operation on values of the same
-numbers. So what several programs have in common is found however they are written down, and whatever else they do.
+numbers. This finds the common computations of several programs in any order, and among any others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ValueNumbering:
         self._keys = _ContentKeys()
 
     def of(self, key: Any, avals: Sequence[Any]) -> tuple[int, ...]:
-        """The numbers of the values that ``key`` stands for; the same for an equal key."""
+        """The numbers of the values with this key; the same for an equal key."""
         if key not in self._known:
             start = len(self.avals)
             self.avals += avals
@@ -73,11 +73,11 @@ class ValueNumbering:
 
 def acts(equation: Any) -> bool:
     """Return whether an operation is more than a function of its operands."""
-    return _jax.acts_outside(equation) or not _jax.is_function(equation.primitive.name, equation.params)
+    return _jax.has_side_effects(equation) or not _jax.is_deterministic(equation.primitive.name, equation.params)
 
 
 class _ContentKeys(_jax.Keys):
-    """Parameters of operations as keys: programs by what they do, arrays by what is in them."""
+    """Parameters of operations as keys: programs by their operations, arrays by their contents."""
 
     def __init__(self) -> None:
         super().__init__()

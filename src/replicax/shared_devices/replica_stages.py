@@ -121,7 +121,7 @@ def used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
 
 def is_action(equation: _jax.Equation) -> bool:
     """Whether an operation does something besides computing its results, so that it is to be done for each replica."""
-    return _jax.acts_outside_program(equation) or not _jax.is_function(equation.primitive.name, equation.params)
+    return _jax.has_outer_effects(equation) or not _jax.is_deterministic(equation.primitive.name, equation.params)
 
 
 def is_sum(equation: _jax.Equation) -> bool:

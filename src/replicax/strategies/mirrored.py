@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from replicax.devices.selection import in_replicas, resolve_devices
+from replicax.devices.selection import grouped_by_replica, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner
@@ -77,7 +77,7 @@ class MirroredStrategy(Strategy):
         replicas_at_once: int = 1,
         reproducible: bool = False,
     ) -> None:
-        replicas = in_replicas(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
+        replicas = grouped_by_replica(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
         super().__init__(
             StrategyExtended(
                 replicas,

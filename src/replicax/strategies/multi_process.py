@@ -16,7 +16,7 @@ from replicax.cluster.initialization import initialize_workers, resolver_of_this
 from replicax.cluster.resolver import ClusterResolver
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
-from replicax.devices.selection import in_replicas, resolve_devices
+from replicax.devices.selection import grouped_by_replica, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
 from replicax.variables.partitioners import Partitioner
@@ -59,7 +59,7 @@ class MultiProcessStrategy(Strategy):
         _check_initialised()
         if devices is None and getattr(cluster_resolver, "kind", "attached") != "attached":
             devices = cluster_resolver.devices  # type: ignore[union-attr]  # described or emulated ones
-        mine = in_replicas(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
+        mine = grouped_by_replica(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
         lockstep, everyones = check_workers_agree(
             mine,

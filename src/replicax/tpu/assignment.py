@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from replicax.argument_checks import as_integer, checked_integer
 from replicax.errors import shortened
+from replicax.system.quantities import counted
 from replicax.tpu.topology import Topology, as_coordinates, as_text
 from replicax.tpu.torus import first_repetition, points, ring_order
 
@@ -256,11 +257,8 @@ class DeviceAssignment:
         return hash((self.topology, self._cores.tobytes()))
 
     def __repr__(self) -> str:
-        n, cores = self.num_replicas, self.num_cores_per_replica
-        return (
-            f"DeviceAssignment({n} replica{'s' if n > 1 else ''} of {cores} core{'s' if cores > 1 else ''}, "
-            f"{self.topology!r})"
-        )
+        replicas, cores = counted(self.num_replicas, "replica"), counted(self.num_cores_per_replica, "core")
+        return f"DeviceAssignment({replicas} of {cores}, {self.topology!r})"
 
 
 # --- placing blocks side by side ------------------------------------------------------------------------

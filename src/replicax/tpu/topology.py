@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from replicax.errors import shortened
 from replicax.system.json_files import parsed
 from replicax.system.packages import PICTURES, check_installed
+from replicax.system.quantities import counted
 from replicax.tpu.generations import HOST, parse_slice, slice_name
 from replicax.tpu.torus import Torus, first_repetition, points
 
@@ -339,11 +340,11 @@ class Topology:
         return hash((self.torus, self._device_coordinates.tobytes()))
 
     def __repr__(self) -> str:
-        chips, cores = "x".join(map(str, self.torus.shape)), int(self._mesh_shape[3])
+        chips = "x".join(map(str, self.torus.shape))
         parts = [
-            f"{chips} chip{'s' * (chips != '1x1x1')} of {cores} device{'s' * (cores > 1)}",
-            f"{self.num_tasks} host{'s' * (self.num_tasks > 1)}",
-            *([f"{len(self.missing_devices)} devices missing"] if len(self.missing_devices) else []),
+            f"{chips} chip{'s' * (chips != '1x1x1')} of {counted(int(self._mesh_shape[3]), 'device')}",
+            counted(self.num_tasks, "host"),
+            *([f"{counted(len(self.missing_devices), 'device')} missing"] if len(self.missing_devices) else []),
             f"wraps around along {self.torus.around}" if self.torus.around else "no wrap-around",
         ]
         return f"Topology({', '.join([*([repr(self.name)] if self.name else []), *parts])})"

@@ -13,7 +13,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import TraceError
 from replicax.locality import Locality, R, T
 from replicax.pytrees import is_leaf, registered
-from replicax.training.totals import sum_over_replicas
+from replicax.training.totals import all_reduced_sum
 from replicax.variables import Variable
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
@@ -109,7 +109,7 @@ def of_parameters(
         ]
         return jax.tree_util.tree_unflatten(shape, leaves)
 
-    total: Callable[[Any], Any] = sum_over_replicas if aggregate else lambda values: values
+    total: Callable[[Any], Any] = all_reduced_sum if aggregate else lambda values: values
 
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if jax.tree_util.tree_structure(parameters) != tree:

@@ -108,8 +108,8 @@ def value_and_grad(
         with _jax.kept_programs():
             (loss, (values, arrays)), gradients = differentiated([outer.read(v) for v in chosen])
         _jax.renew_kept_programs()
-        for (variable, must_be_mirrored), value in zip(written.items(), values, strict=True):
-            outer.write(variable, value, must_be_mirrored)
+        for (variable, error_unless_mirrored), value in zip(written.items(), values, strict=True):
+            outer.write(variable, value, error_unless_mirrored)
         loss, *gradients = outer.expect([loss, *gradients], frozenset({M, R}), _MIRRORED_LOSS, is_loss=True)
         if hook is not None:
             loss, gradients = hook.after(loss, gradients)

@@ -90,7 +90,7 @@ def compute_average_loss(
                 f"compute_average_loss: sample_weight of shape {weight.shape} does not fit per_example_loss of shape "
                 f"{losses.shape}"
             )
-        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
+        losses = losses * along_rows(weight, losses)
     if examples is not None:
         # Selected, not multiplied: the loss of padding may be infinite.
         losses = jnp.where(along_rows(mask, losses), losses, jnp.zeros_like(losses))
@@ -166,9 +166,9 @@ def as_share(loss: Any) -> jax.Array:
     return share_p.bind(_float(loss, "as_share: loss"), stated=True)[0]
 
 
-def along_rows(mask: Any, values: Any) -> jax.Array:
-    """``mask`` with a dim of size 1 for each further dim of ``values``."""
-    return jnp.reshape(mask, mask.shape + (1,) * (values.ndim - mask.ndim))
+def along_rows(factors: Any, values: Any) -> jax.Array:
+    """``factors``, or a mask, with a dim of size 1 for each further dim of ``values``."""
+    return jnp.reshape(factors, factors.shape + (1,) * (values.ndim - factors.ndim))
 
 
 def _is_size(value: Any) -> bool:

@@ -182,7 +182,7 @@ class Optimizer:
             # Each logical device computes only its own slots.
             numbers = [i for i, layout in enumerate(layouts) if layout.logical_device == device]
             where = layouts[numbers[0]].mesh(mesh)
-            make, needed = _jax.partly(laid_out, avals, numbers)
+            make, needed = _jax.pruned_fn(laid_out, avals, numbers)
             operands = [put_among(present[i], variables[i].layout.laid_out_on(where)) for i in needed]
             arrays = compute(make, operands, [layouts[i].laid_out_on(where) for i in numbers])
             for i, value in zip(numbers, arrays, strict=True):
@@ -275,7 +275,7 @@ class Optimizer:
         marked = [store.expect([a], *refused_of(name, where, aggregate))[0] for name, where, a in arrays]
         shares = [i for i, (name, _, _) in enumerate(arrays) if name in SHARES]
         if aggregate:
-            total_of = replica._sum_of_own if shares else functools.partial(replica.all_reduce, "sum")
+            total_of = replica._sum_unless_reduced if shares else functools.partial(replica.all_reduce, "sum")
             checked, summed = total_of((checked, [marked[i] for i in shares]))
             for i, total in zip(shares, summed, strict=True):
                 marked[i] = total
@@ -315,7 +315,7 @@ class Optimizer:
             updates, state = tx.update(gradients, state, parameters, **further)
             return optax.apply_updates(parameters, updates), state
 
-        return _jax.at_once(change, tx.update)
+        return _jax.as_one_program(change, tx.update)
 
     def _check_same(self, variables: list[Variable]) -> None:
         if len(variables) == len(self._variables) and set(map(id, variables)) == set(map(id, self._variables)):

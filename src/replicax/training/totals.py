@@ -71,7 +71,7 @@ def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
         shares = [as_array(share, "total_of_shares: what fn returned") for share in shares]
         floats = [i for i, share in enumerate(shares) if jnp.issubdtype(share.dtype, jnp.inexact)]
         totals = iter(_total([shares[i] for i in floats]))
-        counts = iter(sum_over_replicas([share for i, share in enumerate(shares) if i not in floats]))
+        counts = iter(all_reduced_sum([share for i, share in enumerate(shares) if i not in floats]))
         return jax.tree_util.tree_unflatten(
             structure, [next(totals if i in floats else counts) for i in range(len(shares))]
         )
@@ -85,7 +85,7 @@ def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
 @jax.custom_vjp
 def _total(values: Sequence[Any]) -> list[Any]:
     """The sums of floats over the replicas."""
-    return sum_over_replicas(list(values))
+    return all_reduced_sum(list(values))
 
 
 @jax.custom_vjp
@@ -94,7 +94,7 @@ def _common(values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def sum_over_replicas(values: Any) -> Any:
+def all_reduced_sum(values: Any) -> Any:
     """The sums of a pytree's arrays over the replicas; called inside a step."""
     replica = context.get_replica_context()
     assert replica is not None

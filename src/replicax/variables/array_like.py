@@ -1,4 +1,4 @@
-"""Acting like an array: operators, conversions and array methods, by way of ``read_value``."""
+"""Acting like an array: operators, conversions and array methods, which call ``read_value``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from replicax import _jax, collectives
 from replicax.devices.arrays import put
-from replicax.devices.host_values import kind_of
+from replicax.devices.host_values import dtype_and_shape
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import LocalityError
@@ -90,13 +90,13 @@ class Initial:
     Attributes:
       stored: makes the stored array.
       whole: makes this worker's own value, whole.
-      print: makes a digest of it to compare with other workers'. Used for variables that are split over the replicas:
+      digest: makes a digest of it to compare with other workers'. Used for variables that are split over the replicas:
         each worker has other pieces then, which can't be compared.
     """
 
     stored: Callable[[], jax.Array]
     whole: Callable[[], Any]
-    print: Callable[[], Any]
+    digest: Callable[[], Any]
 
 
 def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
@@ -114,12 +114,12 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     stored = None if is_split else initial.stored()
     kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
     if stored is None:
-        prints = [initial.print()]
+        digests = [initial.digest()]
     else:
         own = isinstance(variable.layout, Copies)  # one of them, as all begin alike
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
-        prints = [digest(part) for part in parts.values()]
-    offer_here = (kind_of(variable), kind, prints, variable.name)
+        digests = [digest(part) for part in parts.values()]
+    offer_here = (dtype_and_shape(variable), kind, digests, variable.name)
     offers = lockstep.exchange("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:
@@ -140,7 +140,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
 
 
 def check_all_read(variable: Variable) -> None:
-    """Raise unless all workers are about to read the variable, if its pieces are to be gathered from several."""
+    """Raise unless all workers are about to read the variable, if several of them have its pieces."""
     if variable.is_spread:
         variable.stored()
         variable.replicas.lockstep.exchange("reads the whole of a split variable", None, repr(variable.name))

@@ -40,7 +40,7 @@ _colocation = contextvars.ContextVar("colocation", default=())
 
 @contextlib.contextmanager
 def colocated(replicas: Replicas, layout: Layout, what: str) -> Iterator[None]:
-    """A context in which new variables of ``replicas`` lie where ``what`` does, which has ``layout``."""
+    """A context in which new variables of ``replicas`` lie where ``what`` does; that has ``layout``."""
     token = _colocation.set((*_colocation.get(), (replicas, layout, what)))
     try:
         yield
@@ -167,7 +167,7 @@ def _layout_by(partitioner: Partitioner | None, variable: Variable, shape: tuple
     return Mirrored() if dim is None else _split_evenly(shape, dim, pieces, size, replicas.device_count // size)
 
 
-def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int = 1) -> Layout:
+def _split_evenly(shape: tuple[int, ...], dim: int, pieces: int, replicas: int, groups: int) -> Layout:
     """The layout of a value in ``pieces`` pieces along ``dim``, at most one for each replica of a group."""
     pieces = min(pieces, replicas, shape[dim])
     if pieces <= 1:

@@ -3,12 +3,12 @@
 A value is stored as one array over the mesh, the *stored* array, which programs take and return. A layout converts
 between the two, and says which part each replica has.
 
-Where each of several groups of replicas has a copy, the stored array has these copies one after the other, so that the
-part of each replica is at its place in the mesh. Outside of programs the same memory is seen as another array, the
-value *laid out*: there it is once, on a mesh that has the groups as a further axis. To see the one as the other copies
-nothing. Where replicas share out a dim that their logical devices split, too, the order of the elements differs: each
-logical device's part is in pieces, but in the stored array each replica's pieces are together. Of any other layout
-stored and laid out are the same.
+If several groups of replicas have a copy each, the stored array has the copies one after the other, so that the part
+of each replica is at its place in the mesh. Outside of programs the same memory also serves as another array, the value
+*laid out*: it contains the value once, on a mesh that has the groups as a further axis. Going from one to the other
+copies nothing. If replicas and logical devices split the same dim, the order of the elements differs: laid out, each
+logical device's part is in pieces; in the stored array each replica's pieces are together. For all other layouts the
+stored array is the value laid out.
 """
 
 from __future__ import annotations

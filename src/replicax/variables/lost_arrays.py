@@ -21,11 +21,11 @@ DELETED = (
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LostArray:
-    """Stands in the place of the array of a variable that has lost it.
+    """Replaces the array of a variable that has lost it.
 
     Attributes:
       reason: why it is lost.
-      cause: the exception that the array was lost by, if there was one.
+      cause: the exception by which it was lost, if there was one.
     """
 
     reason: str

@@ -220,7 +220,7 @@ def split_by(partitioner: PieceCounts | None, name: str, shape: tuple[int, ...],
 
 
 def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
-    """``partitioner``; a TypeError if it is none."""
+    """``partitioner``, or a TypeError if it is something else."""
     if partitioner is not None and not callable(partitioner) and not isinstance(partitioner, GroupPartitioner):
         raise TypeError(
             "a partitioner is a function from shape and dtype to a number for each dim, such as "

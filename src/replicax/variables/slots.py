@@ -2,7 +2,7 @@
 
 A program that updates many variables takes their arrays in one list and returns the new ones in another. A loop
 over all variables before and after each call would take a good part of the time of a small step. So variables that
-were written together share the list, and the next call passes it on as it is.
+were written together share the list that the program returned, and the next call passes that list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 
 
 class View(Protocol):
-    """An object outside Replicax that holds the array of a variable as its own."""
+    """An object of another library that holds the array of a variable as its own."""
 
     def show(self) -> None:
         """Give it the present array."""

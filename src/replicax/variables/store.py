@@ -36,10 +36,10 @@ class Store(Protocol):
     def read(self, variable: Variable) -> Any:
         """This replica's value; outside a step, the array as it is stored."""
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         """Set this replica's value.
 
-        If ``must_be_mirrored`` is a text, all replicas must agree on the value, and the text is the error if they
+        If ``error_unless_mirrored`` is a text, all replicas must agree on the value, and the text is the error if they
         don't.
         """
 
@@ -47,9 +47,9 @@ class Store(Protocol):
         """Every replica's copy of an on-read variable, in cross-replica context."""
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
-        """Return ``values``; raise ``otherwise`` if the first one turns out to have a refused locality.
+        """Return ``values``; raise ``message`` if the first one turns out to have a refused locality.
 
         The check is made if any of the values is used. With ``is_loss`` the first is a loss, and the others are its
         gradients.
@@ -89,7 +89,7 @@ class ConcreteStore:
                 escaped.add(variable.slot)
             return value
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_write_trace(variable, _jax.eval_trace())
         if variable.replicas.is_absent:
             context.check_present(variable.replicas, f"assigning {variable.describe()}")
@@ -103,7 +103,7 @@ class ConcreteStore:
         return PerReplica(Stacked(self.read(variable)))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         return list(values)
 
@@ -133,13 +133,13 @@ class DerivedStore:
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
             _jax.note_read(self._trace)
-            return in_parts(variable, self.values[variable])
+            return split_like(variable, self.values[variable])
         return self.outer.read(variable)
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_write_trace(variable, self._trace)
         self.values[variable] = value
-        self.written[variable] = must_be_mirrored
+        self.written[variable] = error_unless_mirrored
         _jax.renew_kept_programs()
 
     def copies(self, variable: Variable) -> PerReplica:
@@ -166,7 +166,7 @@ class Creations:
         for undo in reversed(self._undo):
             undo()
 
-    def again(self) -> Creations:
+    def for_replica(self) -> Creations:
         """The creations of another replica, which gets the same variables in the same order."""
         other = Creations(self._replicas, self._variables)
         other._undo = self._undo
@@ -230,7 +230,7 @@ def check_write_trace(variable: Variable, allowed: Any) -> None:
     )
 
 
-def in_parts(variable: Variable, value: Any) -> Any:
+def split_like(variable: Variable, value: Any) -> Any:
     """The traced ``value`` of ``variable``, split over logical devices like the variable; so is its gradient."""
     axes = variable.layout.axes
     return constrained(value, axes) if axes else value

@@ -12,7 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.argument_checks import checked_name, parse_enum
 from replicax.devices.arrays import put_copies
-from replicax.devices.host_values import check_there, is_key
+from replicax.devices.host_values import check_x64, is_key
 from replicax.pytrees import is_leaf, registered
 from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.layout import Mirrored
@@ -35,8 +35,8 @@ def as_variables(
 ) -> Tree:
     """The same pytree, with a :class:`Variable` for each array in it.
 
-    Call it in the strategy's scope, which places the variables as it places others. What is no array (functions,
-    numbers, strings, ``None``) and what is a variable already stays as it is.
+    Call it in the strategy's scope, which places the variables as it places others. Variables, and leaves that are no
+    arrays (functions, numbers, strings, ``None``), stay unchanged.
 
     Args:
       tree: a pytree of arrays of JAX or NumPy: the parameters of a Flax Linen or Haiku model, an Equinox module.
@@ -113,7 +113,7 @@ def assign(variables: Tree, values: Tree) -> None:
     Mirrored variables get theirs in one transfer.
 
     Args:
-      variables: a pytree of variables. What stands there besides is left as it is.
+      variables: a pytree of variables. Its other leaves stay unchanged.
       values: a pytree of the same structure, of arrays or of variables.
 
     Raises:
@@ -169,14 +169,14 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
 
 
 def _checked_value(variable: Variable, value: Any) -> Any:
-    """An array of the variable's shape and dtype; of the host, if it is there, in memory that is never written to."""
+    """An array of the variable's shape and dtype; a NumPy array stays one, in memory that is never written to."""
     if (
         isinstance(value, jax.Array)
         and not getattr(value, "weak_type", False)  # random keys have none
         and value.dtype == variable.dtype
         and value.shape == variable.shape
     ):
-        check_there(variable.dtype, variable.describe)
+        check_x64(variable.dtype, variable.describe)
         return value
     return variable.checked(value)
 

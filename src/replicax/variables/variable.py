@@ -18,16 +18,16 @@ from jax.sharding import NamedSharding, Sharding
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
 from replicax.collectives import ReduceOp
-from replicax.devices.arrays import compute, here, put
+from replicax.devices.arrays import compute, local_array, put
 from replicax.devices.host_values import (
     as_array,
     casts,
     check_numbers,
-    check_there,
+    check_x64,
+    dtype_and_shape,
     is_key,
-    kind_of,
     numpy_array,
-    on_host,
+    numpy_copy,
 )
 from replicax.errors import LocalityError, VariableLostError, cant_be_pickled
 from replicax.indexed_slices import IndexedSlices, check_rows
@@ -159,7 +159,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """The partitioner that it was given; ``None`` if the strategy's splits it, if that has one."""
+        """The partitioner that it was given; ``None`` if it has the strategy's."""
         return self._wishes[0]
 
     def _initialise(self, initial_value: Any, dtype: Any) -> Initial:
@@ -182,7 +182,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         except TypeError:
             raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
         if not callable(initial_value) and not self.replicas.is_absent:
-            value: Any = on_host(initial_value, dtype, where)
+            value: Any = numpy_copy(initial_value, dtype, where)
             if value is None:
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
@@ -258,7 +258,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def describe(self) -> str:
         """The variable in an error message: its name, dtype and shape."""
-        return f"variable {self.name!r} ({kind_of(self)})"
+        return f"variable {self.name!r} ({dtype_and_shape(self)})"
 
     @_jax.public_call
     def _about_and_value(self) -> tuple[str, str]:
@@ -266,7 +266,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             shown = self._shown()
         inside = " (before the step)" if _jax.current_trace() is not _jax.eval_trace() else ""
         where = self.layout.describe(self.replicas.mesh, self.replicas.per_device)
-        return f"{type(self).__name__} {self.name!r} {kind_of(self)} {where}{inside}", shown
+        return f"{type(self).__name__} {self.name!r} {dtype_and_shape(self)} {where}{inside}", shown
 
     def __repr__(self) -> str:
         return "<{}: {}>".format(*self._about_and_value())
@@ -284,7 +284,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             if self.is_spread:
                 return self._shown_pieces(value)
             if not self.is_stacked:
-                value = here(self.from_storage())
+                value = local_array(self.from_storage())
         except VariableLostError:
             return "no value any more"
         if is_key(self.dtype):
@@ -507,7 +507,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
                 f"{self.describe()} was assigned {value!r}, one value for each replica. Combine it first with "
                 "strategy.reduce, or assign inside a step."
             )
-        check_there(self.dtype, self.describe)
+        check_x64(self.dtype, self.describe)
         given = value = numpy_array(value)
         if isinstance(value, np.ndarray):
             check_numbers(value, self._what_is_assigned)
@@ -517,7 +517,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if value.shape != self.shape:
             raise ValueError(f"{self.describe()} was assigned a value of shape {value.shape}; expected {self.shape}")
         self.check_casts(value)
-        found = on_host(given, self.dtype, self._what_is_assigned)  # from the host each part goes to its device
+        found = numpy_copy(given, self.dtype, self._what_is_assigned)  # from the host each part goes to its device
         if found is not None:
             return found
         return value if value.dtype == self.dtype else value.astype(self.dtype)
@@ -540,7 +540,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     def to_storage(self, value: Any) -> jax.Array:
         """A new array on the strategy's devices that holds ``value`` on every replica."""
         mesh = self.replicas.mesh
-        is_ours = isinstance(value, np.ndarray)  # see on_host
+        is_ours = isinstance(value, np.ndarray)  # see numpy_copy
         laid_out = put(self.layout.laid_out(value), self.layout.laid_out_sharding(mesh), may_alias=is_ours)
         return self.layout.to_stored(laid_out, mesh)
 
@@ -556,7 +556,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         """The whole value, on every replica, of an on-write variable: gathered if it is split.
 
         Raises:
-          WorkerError: the pieces of another worker can't be had.
+          WorkerError: another worker does not send its pieces.
         """
         if not isinstance(self.layout, Split):
             return self.stored()

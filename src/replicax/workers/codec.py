@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 
 _LENGTH = struct.Struct("<q")
 _Class = TypeVar("_Class", bound=type)
@@ -90,7 +90,7 @@ def _encoded_item(item: Any, buffers: list[bytes]) -> Any:
                 str(jax.random.key_impl(item)),
                 _encoded_item(np.asarray(jax.random.key_data(item)), buffers),
             ]
-        return ["jax", _encoded_item(np.asarray(here(item)), buffers)]
+        return ["jax", _encoded_item(np.asarray(local_array(item)), buffers)]
     if kind is np.ndarray and not item.dtype.hasobject:
         return [
             "array",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.pytrees import are_equal
 
 Digest = tuple[str, tuple[int, ...], Any]
@@ -64,7 +64,7 @@ class ExactNumbers:
 
 def _numbers_of(value: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any]]:
     """The dtype's name, the shape, and the elements; those of random keys are their data."""
-    value = here(value) if isinstance(value, jax.Array) else np.asarray(value)
+    value = local_array(value) if isinstance(value, jax.Array) else np.asarray(value)
     is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return str(value.dtype), tuple(value.shape), np.asarray(jax.random.key_data(value) if is_key else value)
 

@@ -33,6 +33,10 @@ class Cancelled(RuntimeError):  # noqa: N818
     """The caller cancelled an exchange."""
 
 
+class Elsewhere(Exception):  # noqa: N818
+    """Workers wait in programs that need the caller of an exchange; the argument has a message for each of them."""
+
+
 def never() -> bool:
     """Return ``False``: the default of exchanges that can't be cancelled."""
     return False
@@ -72,6 +76,7 @@ class Workers(Protocol):
             when they call it: an exchange takes place for all workers or for none.
           WorkerError: another worker has failed, or the one that this one waits for has ended its program.
           Cancelled: ``is_cancelled`` returned true.
+          DeadlockError: it raised :class:`Elsewhere`, with a worker that this one waits for.
         """
 
 
@@ -127,7 +132,7 @@ class DistributedWorkers:
         for worker in range(self.count):
             if worker == self.index:
                 continue
-            count = self._get(worker, f"{where}/{worker}/count", deadline, is_cancelled)
+            count = self._get(worker, where, deadline, is_cancelled)
             if count is None:
                 problem = absent(topic, timeout, self._missing(where), self.count)
                 if self._verdict(where, f"worker {self.index} gave up: {problem}") is not None:
@@ -151,19 +156,22 @@ class DistributedWorkers:
         verdict = _jax.set_unless_set(self._client, f"{where}/verdict", (gave_up or "").encode())
         return verdict.decode() or None
 
-    def _get(self, worker: int, key: str, deadline: float, is_cancelled: Callable[[], bool]) -> bytes | None:
-        """The value that ``worker`` sets as ``key``, or ``None`` if it does not do so in time."""
+    def _get(self, worker: int, where: str, deadline: float, is_cancelled: Callable[[], bool]) -> bytes | None:
+        """The number of pieces that ``worker`` sends to ``where``, or ``None`` if it does not do so in time."""
         while True:
-            problem: Exception | None = None
+            ahead: dict[int, str] = {}
             try:
                 if is_cancelled():
                     raise Cancelled
-            except DeadlockError as error:
-                problem = error
-            problem = problem or self._liveness.error_of_wait(worker)
+            except Elsewhere as error:
+                ahead = error.args[0]
+            problem: Exception | None = self._liveness.error_of_wait(worker)
             left = deadline - time.monotonic()
             try:
-                value = _jax.wait_for_key(self._client, key, max(0.001, min(left, _PATIENCE)))
+                value = _jax.wait_for_key(self._client, f"{where}/{worker}/count", max(0.001, min(left, _PATIENCE)))
+                if ahead and value is None:  # a worker that fails sends that, and goes on without the others
+                    messages = [ahead[w] for w in self._missing(where) if w in ahead]
+                    problem = DeadlockError(messages[0]) if messages else problem
             except jax.errors.JaxRuntimeError as error:
                 self._liveness.check()
                 raise WorkerError(

@@ -116,10 +116,10 @@ class Liveness:
             return self._problem.kind(self._problem.text)
         return WorkerError(self._message_of_end(worker, "waits for it")) if worker in ends else None
 
-    def elsewhere(self, strategy: str, doing: str) -> str | None:
-        """The message if a worker waits in a program of ``strategy`` that this one has not launched or has failed in.
+    def elsewhere(self, strategy: str, doing: str) -> dict[int, str]:
+        """A message for each worker that waits in a program of ``strategy`` that this one has not run, or failed in.
 
-        This worker is ``doing`` what the other would have to do first, too.
+        This worker is ``doing`` what the others would have to do first, too.
         """
         launches = self.launches[strategy]
         return self._board.ahead(strategy, self.index, launches.count - (launches.failure is not None), doing)

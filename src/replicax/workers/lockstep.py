@@ -21,7 +21,7 @@ import numpy as np
 from replicax.errors import DeadlockError, WorkerError, line_of
 from replicax.workers import heartbeat
 from replicax.workers.codec import declared, dumps, error_as_data, error_from_data, loads
-from replicax.workers.exchange import DEFAULT_TIMEOUT, Cancelled, Series, Workers
+from replicax.workers.exchange import DEFAULT_TIMEOUT, Cancelled, Elsewhere, Series, Workers
 from replicax.workers.heartbeat_page import Phase
 from replicax.workers.launch_log import LaunchLog
 
@@ -78,9 +78,8 @@ class Lockstep:
         liveness = self.workers.liveness
 
         def is_cancelled() -> bool:
-            problem = None if liveness is None else liveness.elsewhere(self._name, message.shown())
-            if problem is not None:
-                raise DeadlockError(problem)
+            if liveness is not None and (messages := liveness.elsewhere(self._name, message.shown())):
+                raise Elsewhere(messages)
             return False
 
         if liveness is not None:

@@ -89,20 +89,19 @@ class Board:
                     return Problem(DeadlockError, text)
         return None
 
-    def ahead(self, strategy: str, index: int, count: int, doing: str) -> str | None:
-        """The message if a worker waits in a program that worker ``index``, which asks, has not launched, if any.
+    def ahead(self, strategy: str, index: int, count: int, doing: str) -> dict[int, str]:
+        """A message for each worker that waits in a program that worker ``index``, which asks, has not launched.
 
         That worker has launched ``count`` programs, and is ``doing`` what the others would have to do first, too.
         """
-        for worker, programs in list(self.stuck.items()):
-            theirs = programs.get(strategy)
-            if theirs is not None and theirs.communicates and theirs.count > count:
-                return (
-                    f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
-                    f"{theirs.count}, which needs this worker, and worker {index}, after {count} programs, {doing}. "
-                    "All workers must run the same program, with the same steps in the same order."
-                )
-        return None
+        running = {worker: programs[strategy] for worker, programs in self.stuck.items() if strategy in programs}
+        return {
+            worker: f"the workers do not do the same: worker {worker} runs {theirs.name!r}, as its program number "
+            f"{theirs.count}, which needs this worker, and worker {index}, after {count} programs, {doing}. "
+            "All workers must run the same program, with the same steps in the same order."
+            for worker, theirs in running.items()
+            if theirs.communicates and theirs.count > count
+        }
 
 
 class Service:

@@ -75,7 +75,7 @@ def enable_x64_as_in(*programs: Jaxpr) -> Iterator[None]:
 
 
 def enable_x64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Compute with 64-bit numbers inside if these are such, also where JAX's are off and it would cut them to 32."""
+    """Compute with 64-bit numbers inside if some of these are; if JAX's are off, it would cut them to 32 bits."""
     dtypes = {a.dtype for a in avals if hasattr(a, "dtype")}
     are_kept = all(d == jax.dtypes.canonicalize_dtype(d, allow_extended_dtype=True) for d in dtypes)
     return contextlib.nullcontext() if are_kept else jax.enable_x64(True)
@@ -112,12 +112,12 @@ def _try_format(equation: Equation) -> None:
         raise
 
 
-def acts_outside(equation: Equation) -> bool:
+def has_side_effects(equation: Equation) -> bool:
     """Return whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(map(is_action, equation.effects))
 
 
-def acts_outside_program(equation: Equation) -> bool:
+def has_outer_effects(equation: Equation) -> bool:
     """Return whether an equation acts outside otherwise than on mutable arrays, which are the program's own."""
     return any(is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
 
@@ -125,7 +125,7 @@ def acts_outside_program(equation: Equation) -> bool:
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
 
 
-def is_function(name: str, params: Mapping[str, Any]) -> bool:
+def is_deterministic(name: str, params: Mapping[str, Any]) -> bool:
     """Return whether the results of an operation are functions of its operands."""
     return name not in UNRELIABLE and not params.get("has_side_effect")
 
@@ -136,7 +136,7 @@ def is_action(effect: Any) -> bool:
 
 
 def opened(jaxpr: Jaxpr) -> Jaxpr:
-    """``jaxpr`` with what it has closed over as its first inputs."""
+    """``jaxpr`` with its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     return replace_inputs(jaxpr.replace(constvars=[]), inputs, jaxpr.eqns, jaxpr.outvars)
 
@@ -157,7 +157,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
 
 
 def staged(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, which applies operations of a program, for what is being traced now, if anything is.
+    """``fn``, which applies operations of a program, as part of the present trace, if there is one.
 
     Inlined, so it changes nothing that is compiled, but for the lines that operations come from. Where JAX falls back
     to running operation by operation, as it does to find a NaN, a bare program sends it round in circles.
@@ -222,7 +222,7 @@ def spliced(jaxpr: Jaxpr, replacement: Callable[[Equation], Callable[..., Sequen
 
 
 def _program_of_operands(fn: Callable[..., Sequence[Any]], equation: Equation, variables: Sequence[Any]) -> Jaxpr:
-    """``fn`` of the operands of an equation as a program over those that are no numbers."""
+    """``fn`` of the operands of an equation, as a program of those that are no literals."""
 
     def of_variables(*values: Any) -> Sequence[Any]:
         rest = iter(values)
@@ -251,7 +251,7 @@ def traced_once(fn: Callable[[], Any]) -> tuple[Callable[[], Any], ShapedArray, 
     return lambda: program()[0], shape, lambda: program_digest(closed)
 
 
-def partly(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
+def pruned_fn(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], outputs: Sequence[int]) -> tuple[Any, list[int]]:
     """A function that computes some results of ``fn``, and the positions of the arguments of ``fn`` that it takes."""
     closed = jax.make_jaxpr(fn)(*avals)
     wanted = [i in set(outputs) for i in range(len(closed.out_avals))]
@@ -275,7 +275,7 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
 
 
 def computing(value: Any, equations: Mapping[int, Equation]) -> Iterator[Equation]:
-    """The equation that computes a value (``equations`` has it by the value's id), and then those inside of it."""
+    """The equation that computes a value, found in ``equations`` by the value's id, and then those inside of it."""
     if (equation := equations.get(id(value))) is not None:
         yield equation
         for inner in sub_jaxprs(equation):
@@ -317,7 +317,7 @@ def host_function(equation: Equation) -> Any:
     return getattr(callback_of(equation), "callback_func", None)
 
 
-def left_behind(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
+def leaked_tracer(jaxpr: Jaxpr, closed_over: Sequence[Any]) -> tuple[Any, str] | None:
     """A value of another program that ``jaxpr`` uses, and the user's line that uses it; ``None`` if there is none."""
     inputs = jaxpr.invars[len(jaxpr.invars) - len(closed_over) :]
     lost = next((v for v, value in zip(inputs, closed_over, strict=True) if isinstance(value, jax.core.Tracer)), None)

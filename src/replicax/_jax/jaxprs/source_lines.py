@@ -71,7 +71,7 @@ def comes_from(equation: Equation, functions: Collection[str], file: str) -> boo
     return any(f.function_name in functions and f.file_name.endswith(file) for f in _frames(equation))
 
 
-def is_way_back(equation: Equation) -> bool:
+def is_backward(equation: Equation) -> bool:
     """Return whether an equation carries a gradient back through a function (``jax.grad``, ``jax.vjp``).
 
     It is false if that is itself inside of a transformation, as in ``jax.vmap(jax.grad(f))``.

@@ -31,7 +31,7 @@ class Manifest:
     Attributes:
       id: the id of the save; another save has another id, even of the same step.
       manager: the id of the manager that wrote it; ``None`` if there was none.
-      step: its number; ``None`` without a manager.
+      step: the number of steps before the save; ``None`` without a manager.
       files: sizes and hashes of all files, by their paths in the folder.
     """
 

@@ -47,7 +47,7 @@ def _makes_a_difference(equation: _jax.Equation) -> bool:
     if replicas_meet(equation):
         return not all_get_the_same(equation)
     name, params = equation.primitive.name, equation.params
-    return (name in AXIS_POSITION and over_replicas(params)) or not _jax.is_function(name, params)
+    return (name in AXIS_POSITION and over_replicas(params)) or not _jax.is_deterministic(name, params)
 
 
 def _may_be_a_batch(array: Any, replicas: int) -> bool:

@@ -43,7 +43,7 @@ from replicax.locality import Locality, R, T
 from replicax.padding.example_places import Place, Rows
 from replicax.padding.example_rules import result_places
 from replicax.padding.examples import (
-    number,
+    known_number,
     operation_shapes,
     place_of_examples,
     shape_of,
@@ -128,7 +128,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return join_facts(facts)
 
     def literal(self, literal: _jax.Literal) -> ScaleFact:
-        value = number(literal)
+        value = known_number(literal)
         return ScaleFact(number=float(value)) if isinstance(value, int | float) else ScaleFact()
 
     def decided(self, fact: ScaleFact, decision: ScaleFact) -> ScaleFact:
@@ -169,7 +169,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         """:meth:`_equation` where a backward pass may begin, with its weights, or end, with its gradients."""
         if self._backward:
             return self._equation(equation, facts, control, final)
-        if not _jax.is_way_back(equation):
+        if not _jax.is_backward(equation):
             return self._equation(equation, [leave_backward_pass(m) for m in facts], control, final)
         self._backward = True
         divides = equation.primitive.name in QUOTIENTS  # a divisor is not a derivative

@@ -216,8 +216,8 @@ def _links(links: Links, peers: Links, gpus: Sequence[Gpu], environment: Mapping
         re.search(r"SXM|HBM3|H200|B200|B300", gpu.name) and not re.search("PCIe|NVL", gpu.name) for gpu in gpus
     )
     if len(joined) == pairs:
-        [word] = {min(lines, key=lambda w: int(w[2:]))}
-        yield ok("NVLink", f"between all {len(gpus)} GPUs ({word[2:]} links, at least)", **data)
+        least = min(int(word[2:]) for word in lines)
+        yield ok("NVLink", f"between all {len(gpus)} GPUs ({least} links, at least)", **data)
     elif joined:
         what = f"between {len(joined)} of {pairs} pairs of GPUs; the others go over PCIe ({kinds})"
         to_do = "put GPUs without a link into different replicas or groups, or use those that are joined only"

@@ -164,7 +164,7 @@ class DistributionStrategy:
         kwargs.pop("run_concurrently", None)
         checked_function(fn, "call_for_each_tower(fn, *args)")
         step = TowerStep(fn)
-        replica = context.left_replica()
+        replica = context.merging_replica()
         if replica is not None:
             return back_in(replica, step, args, kwargs)
         return self.strategy.run(step, args, kwargs)

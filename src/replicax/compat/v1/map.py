@@ -77,7 +77,7 @@ def mapped(
     """
     towers = strategy.num_replicas_in_sync
     if context.in_step():
-        replica = context.left_replica()
+        replica = context.merging_replica()
         assert replica is not None
         with context.replica(replica):
             return MapOutput([fn(item, *args, **kwargs) for item in items], towers)

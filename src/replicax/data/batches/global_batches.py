@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.batches.groups import Staged
+from replicax.data.batches.groups import HostGroup
 from replicax.data.batches.local_batches import END, Division, HostBatch, LocalBatches, UnfitBatchError
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Filler
@@ -35,7 +35,7 @@ class GlobalBatches:
         self,
         local_batches: LocalBatches | Prefetcher,
         division: Division,
-        place: Callable[[HostBatch | Staged], Any],
+        place: Callable[[HostBatch | HostGroup], Any],
         position: int = 0,
     ) -> None:
         self._local_batches = local_batches
@@ -86,7 +86,7 @@ class GlobalBatches:
             raise ValueError(f"the dataset, {self._division.source}, gave no element. {WHY_EMPTY}")
         raise StopIteration
 
-    def _put_on_devices(self, element: HostBatch | Staged) -> Any:
+    def _put_on_devices(self, element: HostBatch | HostGroup) -> Any:
         self.is_placing = True
         try:
             if self.closing:
@@ -103,8 +103,8 @@ class GlobalBatches:
         states.append(self.state())
         if not first.alike:
             return Single(self._put_on_devices(first), states=states)
-        staged = Staged(first, room)
-        while staged.count < room:
+        group = HostGroup(first, room)
+        while group.count < room:
             try:
                 element = self._next_element()
             except StopIteration:
@@ -112,13 +112,13 @@ class GlobalBatches:
             except Exception as error:  # raised after the elements before it are used
                 self._held = error, states[-1]
                 break
-            if not staged.takes(element):
+            if not group.takes(element):
                 self._held = element, states[-1]
                 break
-            staged.add(element)
+            group.add(element)
             states.append(self.state())
-        group: ElementGroup = self._put_on_devices(staged)
-        return dataclasses.replace(group, states=states)
+        placed: ElementGroup = self._put_on_devices(group)
+        return dataclasses.replace(placed, states=states)
 
     def state(self) -> bytes:
         """The place of the pass, pickled: after the last returned element."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from replicax.data.batches.local_batches import HostBatch
 
 
-class Staged:
+class HostGroup:
     """Global batches of one kind, in arrays ``[len(parts), room, …]`` on the host.
 
     Elements are copied when they are added, as the dataset may fill the same buffers again; each example is copied only

@@ -48,26 +48,26 @@ class PassReader:
             self._left.append(element)
         return self._first(1).elements()[0]
 
-    def take(self, steps: int, staged: bool, on_wait: Callable[[], None] | None = None) -> Taken:
+    def take(self, steps: int, grouped: bool, on_wait: Callable[[], None] | None = None) -> Taken:
         """The next elements.
 
         Args:
           steps: the number of elements; returns fewer at the end.
-          staged: whether to read groups of this size from now on, so that the next calls find them in one group.
+          grouped: whether to read groups of this size from now on, so that the next calls find them in one group.
           on_wait: called now and then while it waits; may raise a BaseException that is no Exception.
 
         Raises:
           StopIteration, Exception: as :meth:`next`, if there is no element before the error.
           BaseException: an interrupt, or what ``on_wait`` raised; all the elements then come next again.
         """
-        if staged:
+        if grouped:
             self._elements.grouping = steps, self._given
         groups: list[ElementGroup | Single] = []
         before, failure = self._given, None
         try:
             while (missing := steps - (self._given - before)) > 0:
                 if not self._left:
-                    self._left.append(self._receive_group(staged, on_wait))
+                    self._left.append(self._receive_group(grouped, on_wait))
                 groups.append(self._first(missing))
         except Exception as error:
             if not groups:
@@ -104,13 +104,13 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _receive_group(self, staged: bool, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
+    def _receive_group(self, grouped: bool, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
         before = self._prefetcher.state()
         element = self._prefetcher.next(on_wait)
         if isinstance(element, ElementGroup | Single):
             return element
         assert self._owner is not None
-        group = group_of(element, self._owner.mesh) if staged else Single(element)
+        group = group_of(element, self._owner.mesh) if grouped else Single(element)
         return dataclasses.replace(group, states=[before, self._prefetcher.state()])
 
     def _first(self, most: int) -> ElementGroup | Single:

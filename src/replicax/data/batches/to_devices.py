@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
-from replicax.data.batches.groups import Staged
+from replicax.data.batches.groups import HostGroup
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from replicax.data.batches.local_batches import HostBatch
 
 
-def placer(replicas: Replicas) -> Callable[[HostBatch | Staged], Any]:
+def placer(replicas: Replicas) -> Callable[[HostBatch | HostGroup], Any]:
     """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # the ids of threads are reused
     here.adopted = True
 
-    def place(element: HostBatch | Staged) -> Any:
+    def place(element: HostBatch | HostGroup) -> Any:
         if not hasattr(here, "adopted"):
             adopt()
             here.adopted = True
-        return _placed_group(element, replicas) if isinstance(element, Staged) else placed(element, replicas)
+        return _placed_group(element, replicas) if isinstance(element, HostGroup) else placed(element, replicas)
 
     return place
 
@@ -57,16 +57,16 @@ def placed(element: HostBatch, replicas: Replicas) -> Any:
     return jax.tree_util.tree_unflatten(element.tree, leaves)
 
 
-def _placed_group(staged: Staged, replicas: Replicas) -> ElementGroup:
-    mesh, bare = replicas.mesh, replicas.num_replicas == 1 and not staged.is_padded
-    stacks = staged.stacks()
+def _placed_group(group: HostGroup, replicas: Replicas) -> ElementGroup:
+    mesh, bare = replicas.mesh, replicas.num_replicas == 1 and not group.is_padded
+    stacks = group.stacks()
     masks = None
-    if staged.is_padded:
-        rows, sizes = stacks[0].shape[2], np.array(staged.sizes)
+    if group.is_padded:
+        rows, sizes = stacks[0].shape[2], np.array(group.sizes)
         host = np.arange(rows) < sizes.T[:, :, None]
         counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
-        masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(staged.sizes))
-    return ElementGroup(staged.tree, _place_stacks(stacks, replicas, bare), staged.count, mesh, bare, masks)
+        masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(group.sizes))
+    return ElementGroup(group.tree, _place_stacks(stacks, replicas, bare), group.count, mesh, bare, masks)
 
 
 def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:

@@ -21,7 +21,7 @@ from replicax._jax.primitive_families import HOST_CALLS
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 
 PATIENCE = 5.0
-"""How many seconds after an error a ``while`` loop may go on, as zeros may not end it; then a call in it fails.
+"""How many seconds a ``while`` loop, which zeros may never end, may run after an error; then a call in it fails.
 
 If XLA moves the call out of the loop, nothing ends it.
 """
@@ -42,7 +42,7 @@ class HostErrors:
         self._unfinished: Any = None
 
     def begin(self) -> None:
-        """Begin a run, when one that was left unfinished is over, as its errors would be taken for this run's."""
+        """Begin a run. First wait for one that was left unfinished: its errors would count as this run's."""
         with contextlib.suppress(Exception):
             jax.block_until_ready(self._unfinished)
         self._unfinished = self.first = None
@@ -100,5 +100,5 @@ class HostCalls(Rule):
 
 
 def of_watch(equation: _jax.Equation) -> bool:
-    """Whether a call of the host is the watch's, which counts the replicas that have come."""
+    """Whether a call of the host is one of :data:`replicax.communication.watch`, in :func:`watched` collectives."""
     return getattr(_jax.host_function(equation), "__module__", None) == communication.__name__

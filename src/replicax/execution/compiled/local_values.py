@@ -22,12 +22,12 @@ class Each:
     array: Any
 
 
-def of_value(locality: Locality, replicas: int) -> Layout:
+def value_layout(locality: Locality, replicas: int) -> Layout:
     """The layout of an argument or result on the devices of this many replicas."""
     return Copies(replicas) if locality is T else Mirrored()
 
 
-def entered(stored: jax.Array, layout: Layout) -> Any:
+def as_local_value(stored: jax.Array, layout: Layout) -> Any:
     """Unwrap a stored array for this device's replicas."""
     if not stored.size:
         stored = _nothing_like(stored)
@@ -46,7 +46,7 @@ def _nothing_like(empty: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
 
 
-def left(value: Any, layout: Layout) -> jax.Array:
+def as_stored_array(value: Any, layout: Layout) -> jax.Array:
     """The stored array of a value of this device's replicas."""
     array: jax.Array = array_of(value)
     return array[None] if isinstance(layout, Copies) and not isinstance(value, Each) else array
@@ -66,7 +66,7 @@ def of_replicas_here(aval: Any, layout: Layout, per_device: int) -> Any:
 
 
 def array_of(value: Any) -> Any:
-    """The array of a piece, or of each of several replicas; any other value as it is."""
+    """The array of a piece, or of each of several replicas; any other value unchanged."""
     return value.array if isinstance(value, Piece | Each) else value
 
 

@@ -28,7 +28,7 @@ class WantedSum:
     Attributes:
       split: which pieces.
       before: the operations, each of one value and element by element, that are between the value and the sum.
-      in_group: whether the sum is to be over the replicas of each group only, as that over the groups comes later.
+      in_group: whether to sum over the replicas of each group only, as the sum over the groups comes later.
     """
 
     split: Split
@@ -62,7 +62,7 @@ class LoopSum:
         return _after(self.first, array)
 
     def result(self, array: Any) -> Piece:
-        """The pieces that the loop has stacked or added up, as pieces of the sum that is wanted."""
+        """The pieces of the wanted sum, from those that the loop has stacked or added up."""
         total = summed_over_groups(array, self.split) if self.adds else array
         return Piece(_after(self.last, total), self.split, summed=True)
 

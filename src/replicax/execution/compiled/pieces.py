@@ -76,14 +76,14 @@ def gathered(piece: Any, split: Split) -> Any:
     """The whole value, from the pieces of the replica's group (one all-gather)."""
 
     def gather(piece: Any) -> Any:
-        return lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=in_group_of(split), axis=split.dim, tiled=True)
+        return lax.all_gather(piece, REPLICA_AXIS, axis_index_groups=replica_groups(split), axis=split.dim, tiled=True)
 
     return split.whole(on_logical_devices(gather, split.axes)(piece))
 
 
 def stacked_parts(part: Any, split: Split) -> Any:
     """``[replicas of a group, *shape]``: the part of each replica of the group (one all-gather)."""
-    return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=in_group_of(split))
+    return lax.all_gather(part, REPLICA_AXIS, axis_index_groups=replica_groups(split))
 
 
 def summed_parts(part: Any, split: Split) -> Any:
@@ -97,14 +97,14 @@ def summed_parts(part: Any, split: Split) -> Any:
     return jnp.sum(stacked_parts(part, split), axis=0, dtype=part.dtype)
 
 
-def in_group_of(split: Split) -> list[list[int]] | None:
+def replica_groups(split: Split) -> list[list[int]] | None:
     """The replicas of each group; ``None`` if there is only one."""
     if split.groups == 1:
         return None
     return [list(range(i * split.replicas, (i + 1) * split.replicas)) for i in range(split.groups)]
 
 
-def of_a_piece(split: Split) -> list[list[int]]:
+def piece_holders(split: Split) -> list[list[int]]:
     """The replicas that have the same piece, for each piece."""
     return [list(range(i, split.replicas * split.groups, split.replicas)) for i in range(split.replicas)]
 
@@ -132,7 +132,7 @@ def summed_over_groups(piece: Any, split: Split) -> Any:
         return piece
 
     def add(piece: Any) -> Any:
-        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split))
+        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=piece_holders(split))
 
     return on_logical_devices(add, split.axes)(piece)
 
@@ -162,12 +162,12 @@ def _scattered_sum(array: Any, split: Split, dim: int, in_group: bool, in_order:
         if split.groups == 1:
             return part_in_order(array[None], dim + 1)
         return own_piece_along(sum_in_order(array[None], split.replicas * split.groups), split, dim)
-    groups = in_group_of(split)
+    groups = replica_groups(split)
 
     def scattered(array: Any) -> Any:
         piece = lax.psum_scatter(array, REPLICA_AXIS, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
         several = split.groups > 1 and not in_group
-        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=of_a_piece(split)) if several else piece
+        return lax.psum(piece, REPLICA_AXIS, axis_index_groups=piece_holders(split)) if several else piece
 
     def own_of_sum(array: Any) -> Any:
         total = lax.psum(array, REPLICA_AXIS, axis_index_groups=groups if in_group else None)
@@ -202,9 +202,8 @@ class Gathers:
         self._tokens: collections.deque[tuple[int, Any]] = collections.deque()
         if iteration is not None:
             self._tokens.append((-ahead, iteration))
-        self._computed: dict[
-            int, tuple[int, Any]
-        ] = {}  # by id: its place in time, and the value, so that the id stays its own
+        # By id: when it was computed, and the value, so that no other object gets the id.
+        self._computed: dict[int, tuple[int, Any]] = {}
 
     def whole(self, piece: Piece) -> Any:
         """The value that ``piece`` is a part of."""
@@ -228,7 +227,7 @@ class Gathers:
                 self._computed[id(value)] = len(self._computed), value
 
     def used_with(self, values: Sequence[Any]) -> None:
-        """Note that gathered values are used with ``values``, the latest of which tells how far the program is."""
+        """Note that gathered values are used with ``values``; the latest of these shows how far the program is."""
         computed = [self._computed[id(value)] for value in values if id(value) in self._computed]
         if computed:
             self._tokens.append((self._total, max(computed, key=lambda entry: entry[0])[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -21,11 +21,11 @@ from replicax.execution.compiled.host_calls import HostCalls, HostErrors
 from replicax.execution.compiled.local_values import (
     Each,
     array_of,
-    entered,
-    left,
+    as_local_value,
+    as_stored_array,
     of_replicas_here,
-    of_value,
     stored_here,
+    value_layout,
     wrapped,
     zeros_like,
 )
@@ -111,6 +111,8 @@ class Executable:
     mesh: Mesh
     home_transfer: HomeTransfer | None
     """Set if arrays of variables lie elsewhere between calls than in the program."""
+    policy: LaunchPolicy
+    """How it is launched."""
     padded: tuple[bool, ...] | None = None
     """Which of the step's computed results have rows that may be padding; ``None`` if no argument has."""
     example_dims: tuple[int | None, ...] = ()
@@ -121,8 +123,6 @@ class Executable:
     """Tells it from other programs, on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """The results of :meth:`repeated`, by the number of steps."""
-    policy: LaunchPolicy = dataclasses.field(default_factory=lambda: LaunchPolicy(True, False, False))
-    """How it is launched."""
 
     @property
     def loops(self) -> bool:
@@ -130,7 +130,7 @@ class Executable:
         return True
 
     def ready(self) -> Any:
-        """A function that calls it, with as much done as can be done without its arrays."""
+        """A function that calls it, after all preparations that need no arrays."""
         return self.call
 
     def repeated(self, steps: int) -> Executable:
@@ -154,7 +154,7 @@ class Executable:
         )
 
     def compiled(self, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
-        """The program as JAX's compiled object, which can tell the memory that it needs, and what it costs.
+        """The program as JAX's compiled object, which has analyses of its memory and cost.
 
         Args:
           options: for the compiler, as ``jax.stages.Lowered.compile`` takes them.
@@ -176,7 +176,7 @@ class Executable:
         )
         several = () if self.steps is None else (self.steps,)
         arguments = [
-            self._stored_aval(aval.update(shape=(*several, *aval.shape)), of_value(locality, self.program.replicas))
+            self._stored_aval(aval.update(shape=(*several, *aval.shape)), value_layout(locality, self.program.replicas))
             for aval, locality in self.program.arguments
         ]
         return donated, kept, arguments, self.program.constants
@@ -229,14 +229,14 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     layouts_in: Groups[Layout] = (
         [program.reads[i].layout for i in donated],
         [program.reads[i].layout for i in kept],
-        [of_value(locality, count) for _, locality in program.arguments],
+        [value_layout(locality, count) for _, locality in program.arguments],
         [Mirrored()] * len(program.constants),
     )
     # A single replica's results come back bare, so nothing is stacked there.
     layouts_out: Groups[Layout] = (
         [program.writes[i].layout for i in written],
         [
-            of_value(locality if several or (padded and padded[i]) else M, count)
+            value_layout(locality if several or (padded and padded[i]) else M, count)
             for i, locality in enumerate(result_localities)
         ],
     )
@@ -280,11 +280,10 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     policy = policy_for(program)
     in_a_loop = steps is not None or per_device > 1 or in_order
     target = target_for(mesh, in_a_loop, split, in_order)
-    settings = backend_of(mesh).options(target)
     rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
-        mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, settings
+        mesh, repeatedly, program.jaxpr, layouts_in, layouts_out, program.name, policy.donates, at_the_end, target
     )
     home_transfer = None
     if any(use.layout.home is not None for use in program.uses.values()):
@@ -338,16 +337,15 @@ def over_replicas_of(
     name: str,
     donates: bool,
     rewriting: Rewriting | None,
-    settings: Mapping[str, Any] | None = None,
+    target: Target,
 ) -> Any:
     """``run``, which evaluates ``jaxpr`` on groups of one replica's values, as a jitted program for all replicas.
 
-    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes. The
-    compiler gets the ``settings``.
+    With ``donates``, the arrays of its first group are donated. The ``rewriting`` comes after all other passes.
     """
 
     def body(*groups: list[jax.Array]) -> Groups[jax.Array]:
-        return _each(left, run(*_each(entered, groups, layouts_in)), layouts_out)
+        return _each(as_stored_array, run(*_each(as_local_value, groups, layouts_in)), layouts_out)
 
     rewritten = _jax.enable_x64_as_in(jaxpr)(body if rewriting is None else rewriting.applied_to(body))
     specs_in, specs_out = (
@@ -364,11 +362,12 @@ def over_replicas_of(
     # Equal shardings are one object: arrays whose shardings are the same object are quicker to take in the next call.
     sharding = functools.cache(functools.partial(NamedSharding, mesh))
     shardings = _each(lambda layout: sharding(layout.spec), layouts_out)
+    options = backend_of(mesh).options(target)
     return jax.jit(
         _with_name(mapped, name),
         donate_argnums=(0,) if donates else (),
         out_shardings=shardings,
-        compiler_options=None if settings is None else dict(settings),
+        compiler_options=None if options is None else dict(options),
     )
 
 

@@ -4,7 +4,7 @@ A variable that is split over the replicas, or over those of each group, enters 
 is computed from pieces element by element stays in pieces: an optimizer's update of them, a cast to another dtype. What
 needs the whole (a matrix product) gets it, gathered at each of its uses, so that it is free afterwards and gathered
 again for the backward pass. A sum over the replicas of which only a piece is needed, such as that of a gradient,
-becomes a reduce-scatter. Nothing in the step says so: it follows from how the variables are laid out.
+becomes a reduce-scatter. The step contains nothing of this: it follows from the layouts of the variables.
 
 Only values that are the same on every replica can be in pieces; which these are is known from
 :mod:`replicax.execution.program.infer`.
@@ -45,9 +45,9 @@ _INDICES = 64  # few enough to be computed again with a move of elements; a batc
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Later:
-    """A value that is computed from pieces anew for each use, as the whole would have to be kept.
+    """A value that is computed from pieces again for each use, because keeping the whole would take its memory.
 
-    Only what costs next to nothing beside the gather is computed so: elements are moved, or cast.
+    Only for operations that are cheap beside the gather: moving or casting elements.
     """
 
     equation: Any
@@ -71,8 +71,8 @@ class Partition:
     ) -> list[Any]:
         """Apply ``jaxpr`` to whole values and :class:`Piece`; return such.
 
-        ``wanted`` says how each result will be needed, if in pieces; it may come otherwise all the same. ``sums`` are
-        those results of which only pieces of sums over the replicas will be needed; they may come so.
+        ``wanted`` has the pieces in which each result will be needed, if any; it may still come whole. ``sums`` are
+        those results of which only pieces of sums over the replicas will be needed; they may come as such pieces.
         """
         hints = wanted_pieces(jaxpr, wanted)
         sunk = wanted_sums(jaxpr, hints, sums)
@@ -152,7 +152,7 @@ class Partition:
     def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
         [result] = equation.outvars
         if not any(isinstance(v, Piece) for v in operands):
-            if len(operands) == 1:  # a cast, as a rule
+            if len(operands) == 1:  # usually a cast
                 return _Later(equation, operands)
             return self.on_whole(equation, operands)[0]
         splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == result.aval.shape[v.split.dim]]
@@ -228,8 +228,8 @@ class Partition:
         """A loop over slices of a split variable, such as a stack of layers, or over the replicas of a device.
 
         Each slice is gathered in its iteration; and if the loop makes the gradient of the stack, slice by slice,
-        the sum of each over the replicas is scattered at once. In a loop over the replicas of a device, what is large
-        is gathered in each iteration anew, and of a sum over these replicas each term is summed over the devices and
+        the sum of each over the replicas is scattered at once. In a loop over the replicas of a device, large values
+        are gathered again in each iteration, and each term of a sum over these replicas is summed over the devices and
         scattered at once. So a device never has all of the model, or of its gradients.
         """
         loop = _jax.scan_of(equation.params)

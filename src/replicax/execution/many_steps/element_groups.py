@@ -84,7 +84,7 @@ class ElementGroup:
 
     @property
     def arguments(self) -> Arguments:
-        """The arguments of a step that gets an element, as it is described."""
+        """The arguments of a step for a described element."""
         if self.masks is not None:
             return Arguments((self.described,), {})
         return _arguments(self.tree, self.bare, self._kinds)

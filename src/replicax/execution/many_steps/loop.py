@@ -45,7 +45,7 @@ can take them in groups."""
 
 
 class Step(Wrapper):
-    """``fn(ctx, *inputs)`` as a function of an element, which returns what ``fn`` has set in its context.
+    """``fn(ctx, *inputs)`` as a function of an element that returns the outputs set in ``ctx``.
 
     Outputs are compared with ``initial_loop_values``, a dict or ``None``, where the Python of the step runs: a step
     that raises has changed nothing, on either executor. ``kind`` tells it from other steps around ``fn``.

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax import lax
 
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, strongly_typed
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import is_leaf, registered
@@ -162,9 +161,7 @@ def _as_output(name: str, leaf: Any) -> Any:
             f"set_last_step_output: {name} is {type(leaf).__name__} {leaf!r}, and no array or number: for other "
             "objects there is set_non_tensor_output"
         )
-    array = as_array(leaf, f"set_last_step_output: {name}")
-    # Strongly typed, as all values are that go from step to step.
-    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
+    return strongly_typed(as_array(leaf, f"set_last_step_output: {name}"))
 
 
 def _reduced_across(op: Aggregation | None, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Collective operations: which equations are collectives of the replicas, and which hand all of them the same."""
+"""Collective operations: which equations are collectives of the replicas, and which give all of them the same."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ragged_part_p: _jax.Primitive = _jax.linear_primitive(
 )
 """``y = ragged_part[axis=a sizes=… own=n] x``: this replica's part of the sum of ``x``; the transpose of a gather."""
 
-# These hand every replica the same value. Any other primitive whose params name the replicas' axis is taken for one
-# that hands out different parts, as ppermute and all_to_all do: what JAX may come to have is never M by mistake.
+# These give every replica the same value. Any other primitive whose params name the replicas' axis counts as one that
+# gives them different parts, as ppermute and all_to_all do: so a future primitive of JAX is never M by mistake.
 AGREEING = ALIKE_ALONG_AXIS | {all_reduce_p.name, own_sum_p.name, ragged_gather_p.name}
-"""Collectives that hand every replica the same, if all of them take part."""
+"""Collectives that give every replica the same, if all of them take part."""
 
 ONE_BY_ONE = HANDED_ON | {alone_p.name, share_p.name, share_back_p.name}
 """Each result belongs to the operand in its place, and to no other; and replicas do not meet."""
@@ -60,7 +60,7 @@ def would_meet(equation: _jax.Equation) -> bool:
 
 
 def all_get_the_same(equation: _jax.Equation) -> bool:
-    """Return whether a collective hands every replica the same value."""
+    """Return whether a collective gives every replica the same value."""
     return _jax.finished_name(equation.primitive.name) in AGREEING and not _jax.has_groups(equation.params)
 
 

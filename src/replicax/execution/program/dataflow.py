@@ -1,9 +1,9 @@
 """Dataflow: what is known of each value of a program, found in one pass from its inputs on.
 
-What is known is a *fact*, such as whether replicas may differ in a value. What an operation makes of the facts on its
-operands is for a subclass to say. How they go through the programs inside is the same for all of them: a loop is
-searched for its fixpoint, branches are joined, a called program stands for its call, and a mutable array
-(``jax.new_ref``) takes on what is written into it.
+A *fact* is, for example, whether replicas may differ in a value. A subclass has the rules for operations: the facts on
+the results, given those on the operands. All subclasses follow facts through the programs inside in the same way: they
+search the fixpoint of a loop, join the results of branches, and go through a called program in place of its call; a
+mutable array (``jax.new_ref``) takes on what is written into it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Found = tuple[list[Fact], list[Fact]]
 """The facts on the results of an equation or program, and on its operands afterwards."""
 
 Control = str | None
-"""The loop or branch that a program stands in, if it matters that it may not run, or not so often; else ``None``."""
+"""The loop or branch around a program, if it matters that it may not run, or not as often; otherwise ``None``."""
 
 
 class Dataflow(abc.ABC, Generic[Fact]):
     """The pass over one program.
 
-    Fixpoints are searched with ``final=False``. Then what has been found is gone through once more, with
-    ``final=True``: only that may raise, or answer a question.
+    The search of a fixpoint has ``final=False``. A last pass over its result has ``final=True``; only that pass may
+    raise, or answer a question.
 
     Args:
-      constant: the fact on constants, and on numbers that stand in the program.
+      constant: the fact on constants, and on numbers written into the program.
       facts_of_values: takes the facts on all values in the program, joined with those that it has already: a value may
         be computed in several places.
     """
@@ -41,7 +41,7 @@ class Dataflow(abc.ABC, Generic[Fact]):
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
         self._searched: dict[Any, Found[Fact]] = {}
 
-    # --- what a subclass says -----------------------------------------------------------------------------
+    # --- what a subclass defines --------------------------------------------------------------------------
 
     @abc.abstractmethod
     def join(self, facts: Iterable[Fact]) -> Fact:
@@ -49,14 +49,14 @@ class Dataflow(abc.ABC, Generic[Fact]):
 
     @abc.abstractmethod
     def operation(self, equation: _jax.Equation, facts: list[Fact], control: Control, final: bool) -> Found[Fact]:
-        """The facts on the results of what is no loop, branch or call, and on its operands afterwards."""
+        """The facts on the results of any operation but a loop, branch or call, and on its operands afterwards."""
 
     def literal(self, literal: _jax.Literal) -> Fact:
-        """The fact on a number that stands in the program."""
+        """The fact on a number written into the program."""
         return self.constant
 
     def decided(self, fact: Fact, decision: Fact) -> Fact:
-        """The fact on a result, if it depends on a ``decision`` besides: how often a loop runs, or which branch."""
+        """The fact on a result that also depends on a ``decision``: how often a loop runs, or which branch."""
         return fact
 
     def inside(self, where: str, decision: Fact, control: Control) -> Control:
@@ -64,7 +64,7 @@ class Dataflow(abc.ABC, Generic[Fact]):
         return control
 
     def sliced(self, facts: list[Fact]) -> list[Fact]:
-        """The facts on the slices that an iteration of a scan gets of what it goes over."""
+        """The facts on an iteration's slices, from those on the operands that a scan slices."""
         return facts
 
     def stacked(self, facts: list[Fact], over: list[Fact]) -> list[Fact]:

@@ -1,10 +1,10 @@
 """Infer: is each value the same on all replicas, or may it differ?
 
-One pass over the traced program. Its inputs are per-replica (T) or mirrored (M); a collective that hands every
-replica the same thing (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``,
-collectives that hand out different parts and operations whose results are not functions of their operands give T;
-anything else joins its operands. Loops run to a fixpoint; a branch joins its branches with its predicate; what is
-written into a mutable array stays in it. Models need no annotations, and none are read.
+One pass over the traced program. Its inputs are per-replica (T) or mirrored (M). A collective with the same result on
+every replica (``psum``, ``all_gather``, …) gives R, which is an M that has been reduced; ``axis_index``, collectives
+with different results and operations whose results are not functions of their operands give T; all others join their
+operands. Loops run to a fixpoint; a branch joins its branches with its predicate; a mutable array keeps what is
+written into it. Models need no annotations, and none are read.
 
 The pass also answers the marks of :mod:`replicax.execution.program.marks`, and finds deadlocks: a collective inside a
 loop or branch whose predicate is T, where replicas may disagree on whether, or how often, it runs.
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION, WRITES
+from replicax._jax.primitive_families import AXIS_POSITION, FORWARD_OF_CUSTOM_VJPS, WRITES
 from replicax.collectives import all_reduce_p, gathered_p, own_sum_p
-from replicax.errors import DeadlockError
+from replicax.errors import DeadlockError, LocalityError
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 from replicax.execution.program.locality_rules import ALWAYS, join, result_localities
@@ -43,6 +43,7 @@ def infer(
     Raises:
       LocalityError: an obligation does not hold.
       DeadlockError: replicas may disagree on whether a collective runs.
+      TypeError: either is due to a derivative that JAX can't compute.
 
     >>> import jax
     >>> from replicax.execution.program.infer import infer
@@ -54,8 +55,12 @@ def infer(
     inference = _Inference(obligations if check else {}, check, localities)
     try:
         return inference.run(jaxpr, inputs, final=True)[0]
-    except DeadlockError as error:
-        if _jax.contains(jaxpr, lambda equation: replicas_meet(equation) and _jax.is_way_back(equation)):
+    except (LocalityError, DeadlockError) as error:
+        equations = _jax.equations_of(jaxpr)
+        for equation in equations:
+            if equation.primitive.name in FORWARD_OF_CUSTOM_VJPS:
+                raise TypeError(_FORWARD.format(_jax.source_line(equation))) from None
+        if isinstance(error, DeadlockError) and any(replicas_meet(e) and _jax.is_backward(e) for e in equations):
             raise DeadlockError(f"{error}{_OF_TOTALS}") from None
         raise
 
@@ -80,8 +85,14 @@ _OF_TOTALS = (
 )
 
 
+_FORWARD = (
+    "can't apply forward-mode autodiff (jax.jvp, jacfwd, hessian) to a custom_vjp function, such as that of "
+    "replicax.total_of_shares, at {}: use reverse mode (jax.grad, jax.jacrev)"
+)
+
+
 class _Inference(Dataflow[Locality]):
-    """The pass over one program; what decides matters where it is per-replica."""
+    """The pass over one program; a decision matters if it is per-replica."""
 
     def __init__(
         self, obligations: Mapping[int, Obligation], check: bool, localities: dict[Any, Locality] | None = None
@@ -129,7 +140,7 @@ class _Inference(Dataflow[Locality]):
             outputs, _ = self.run(jaxpr, [joined] * len(jaxpr.invars), control, final=final)
             joined = joined | join(outputs)
         results = result_localities(name, equation.params, [joined], count)
-        is_known = _jax.is_function(name, equation.params) and not replicas_meet(equation)
+        is_known = _jax.is_deterministic(name, equation.params) and not replicas_meet(equation)
         return results, [joined if is_known else T] * len(facts)
 
     def _meeting(

@@ -1,7 +1,7 @@
 """Inlining: a program as one list of operations, in the order in which they run.
 
-What a jitted helper does is put in the place of its call; what goes operand by operand becomes an operation for each.
-Marks are gone, and mutable arrays are refused. Subclasses say what a value of the list is, and which calls are inlined.
+The operations of a jitted helper replace its call. One that goes operand by operand becomes one for each operand. Marks
+are gone, and mutable arrays are refused. Subclasses define the values of the list, and which calls are inlined.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Operation = TypeVar("Operation", bound=Any)  # it has ``operands`` and ``results
 
 
 class Inlining(abc.ABC, Generic[Value]):
-    """Goes through a program and all that stands in the place of a call."""
+    """Goes through a program, and through called programs in place of their calls."""
 
     one_by_one: frozenset[str] = ONE_BY_ONE
     """Primitives each of whose results belongs to the operand in its place."""
 
-    # --- what a subclass says -----------------------------------------------------------------------------
+    # --- what a subclass defines --------------------------------------------------------------------------
 
     @abc.abstractmethod
     def literal(self, literal: _jax.Literal) -> Value:
@@ -36,7 +36,7 @@ class Inlining(abc.ABC, Generic[Value]):
 
     @abc.abstractmethod
     def is_inlined(self, call: _jax.Equation, called: _jax.Jaxpr) -> bool:
-        """Return whether a program stands in the place of its call."""
+        """Return whether a called program replaces its call."""
 
     @abc.abstractmethod
     def add(self, equation: _jax.Equation, operands: list[Value]) -> Sequence[Value]:
@@ -79,7 +79,7 @@ class Inlining(abc.ABC, Generic[Value]):
 def needed(
     operations: Sequence[Operation], outputs: Iterable[Any], stays: Callable[[Operation], bool]
 ) -> list[Operation]:
-    """The operations that one of the ``outputs`` depends on, and those that stay in any case."""
+    """The operations on which one of the ``outputs`` depends, and those that always stay."""
     used = set(outputs)
     kept = []
     for operation in reversed(operations):

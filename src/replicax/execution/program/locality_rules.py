@@ -1,6 +1,6 @@
-"""The rules of locality for single operations: both executors go by them.
+"""The rules of locality for single operations, for both executors.
 
-What has no rule here joins its operands: a result may differ between replicas if anything that it is computed from may.
+An operation without a rule joins its operands: a result may differ between replicas if one of its operands may.
 Loops, branches and calls have programs inside, which :mod:`replicax.execution.program.infer` goes through.
 """
 
@@ -31,7 +31,7 @@ def result_localities(name: str, params: Mapping[str, Any], operands: Sequence[L
     """The localities of ``count`` results of an operation without programs inside, from those of its operands."""
     if name in ALWAYS:
         return [ALWAYS[name]] * count
-    if not _jax.is_function(name, params):
+    if not _jax.is_deterministic(name, params):
         return [T] * count
     if name in LOCALITY_KEPT:
         return list(operands)

@@ -5,8 +5,8 @@ Whether a value is the same on all replicas is not known while the step's Python
 identity primitive with a number, which the pass in :mod:`replicax.execution.program.infer` finds wherever it ended up,
 inside a loop or inside a gradient. In compiled code a mark is nothing at all.
 
-Other things that can be said or asked of a value only while it is traced are primitives of the same kind: that it is a
-variable's, that it is to be on a certain logical device, and whether padding lies along one of its dims.
+Other primitives tell or ask something about a value while it is traced: that it is a variable's value, that it
+belongs on a certain logical device, and whether padding lies along one of its dims.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Obligation:
 
     refused: frozenset[Locality]
     """The localities that the marked value must not have."""
-    otherwise: str
+    message: str
     """The text of the error if it has one of them."""
     is_loss: bool
     """Whether the marked value is a loss, and what is tied to it its gradients."""
@@ -32,13 +32,13 @@ class Obligation:
     def check(self, locality: Locality, mark: _jax.Equation) -> None:
         """Raise a LocalityError if the marked value must not have this locality."""
         if locality in self.refused:
-            raise LocalityError(f"{self.otherwise}\n  at {_jax.source_line(mark)}")
+            raise LocalityError(f"{self.message}\n  at {_jax.source_line(mark)}")
 
 
 mark_p = _jax.identity_primitive("replicax_mark")
 """``y, … = mark[mark_id=i] x, …``: ``y`` is ``x``, and obligation ``i`` of the program is about it.
 
-What comes after ``x`` is only tied to it: the mark is there as long as any of its results is used.
+The further operands are only tied to ``x``: the mark stays as long as any of its results is used.
 """
 
 variable_p = _jax.input_primitive("replicax_variable")
@@ -60,7 +60,7 @@ def assigns(jaxpr: _jax.Jaxpr) -> bool:
 replica_number_p = _jax.identity_primitive("replicax_replica_number")
 """``n = replica_number i``: ``n`` is ``i``, the replica's number in an iteration of a loop over a device's replicas.
 
-What such a loop carries is all the same to its replicas, or a sum over them that begins with zeros.
+Whatever such a loop carries is the same for all its replicas, or a sum over them that begins with zeros.
 """
 
 asks_p = _jax.asking_primitive("replicax_asks", lambda x, *, question: question.ask(x))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VariableRef(weakref.ref["Variable"]):
-    """A variable that a step returned, which may go."""
+    """A weak reference to a variable that a step returned."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class Program:
     @property
     def has_derivatives(self) -> bool:
         """Whether a loss is differentiated: by ``value_and_grad``, or by JAX, as other libraries do it."""
-        return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_way_back)
+        return any(o.is_loss for o in self.obligations.values()) or _jax.contains(self.jaxpr, _jax.is_backward)
 
     @property
     def is_placed(self) -> bool:

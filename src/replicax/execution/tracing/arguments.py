@@ -28,10 +28,9 @@ _LOWEST, _HIGHEST = -(2**31), 2**31 - 1  # of int32: such an int fits in JAX's d
 _flatten = jax.tree_util.default_registry.flatten  # jax.tree_util.tree_flatten calls it
 
 # Arguments are read at every call, mostly right after a program that has emptied the processor's caches. A check that
-# takes 0.1 µs in a loop then takes 20 or 100 times as long (isinstance(x, jax.Array): 9 µs), so as little as
-# possible is checked twice.
+# takes 0.1 µs in a loop then takes 20 or 100 times as long (isinstance(x, jax.Array): 9 µs), so avoid checks.
 _array_types: set[type] = {jax.ShapeDtypeStruct}
-"""The types of concrete arrays seen so far, no tracers; and that of descriptions of later ones (``extended.trace``)."""
+"""The types of concrete arrays seen so far, which are no tracers; and the one that ``extended.trace`` takes."""
 
 
 class TracedKey(NamedTuple):
@@ -60,14 +59,14 @@ class CantJoinError(ValueError):
     """The programs that replicas of different sizes run can't be one; the text says why."""
 
 
-_AS_IT_IS = "RunOptions(executor='per_replica') runs it as plain Python."
+_AS_PLAIN_PYTHON = "RunOptions(executor='per_replica') runs it as plain Python."
 
 
 def not_one_program(name: str, why: str) -> NotOneProgramError:
     """The error that a step can't be compiled for replicas whose arguments differ in size."""
     return NotOneProgramError(
         f"{name} can't run as one compiled program on replicas whose arguments differ in size, because {why}. "
-        f"{_AS_IT_IS}"
+        f"{_AS_PLAIN_PYTHON}"
     )
 
 
@@ -157,7 +156,7 @@ class Arguments:
             if self.is_ragged:
                 raise NotOneProgramError(
                     "some arguments are padded and others differ in size between replicas, which can't be one compiled "
-                    f"program. {_AS_IT_IS}"
+                    f"program. {_AS_PLAIN_PYTHON}"
                 )
             self.arrays += [self.mask.array, self.mask.count]
             keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
@@ -251,7 +250,7 @@ class Arguments:
         shown = ", ".join(_describe(v) for v in form.values)
         raise NotOneProgramError(
             f"{path_of(self._tree, position)} can't run as one compiled program, which needs arrays of one dtype and "
-            f"rank on every replica; its components are {shown}. {_AS_IT_IS}"
+            f"rank on every replica; its components are {shown}. {_AS_PLAIN_PYTHON}"
         )
 
 
@@ -310,7 +309,7 @@ def path_of(tree: Any, position: int) -> str:
     return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
 
 
-def came_apart(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
+def now_per_replica(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
     """The arguments that were M in one :attr:`Arguments.key` and are T in another, if no others differ.
 
     Returns the path of each, and its shape and dtype on a replica.

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import put
-from replicax.devices.host_values import check_there
+from replicax.devices.host_values import check_x64
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.errors import TraceError
 from replicax.execution.program.collective_operations import would_meet
@@ -38,7 +38,7 @@ from replicax.variables.store import (
     Creations,
     check_owner,
     check_write_trace,
-    in_parts,
+    split_like,
     state_of_stores,
     use_store,
 )
@@ -63,19 +63,19 @@ class TracedStore:
     def read(self, variable: Variable) -> Any:
         check_owner(variable, self.replicas)
         if variable not in self.values:
-            check_there(variable.dtype, variable.describe)
+            check_x64(variable.dtype, variable.describe)
             aval = _jax.ShapedArray(variable.shape, variable.dtype)
             with _jax.set_current_trace(self._trace):
                 self.values[variable] = variable_p.bind(aval=aval, index=len(self.reads))
             self.reads.append(variable)
         _jax.note_read(self._trace)
-        return in_parts(variable, self.values[variable])
+        return split_like(variable, self.values[variable])
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         check_owner(variable, self.replicas)
         check_write_trace(variable, self._trace)
-        if must_be_mirrored is not None:
-            [value] = self.expect([value], frozenset({T}), must_be_mirrored)
+        if error_unless_mirrored is not None:
+            [value] = self.expect([value], frozenset({T}), error_unless_mirrored)
         self.values[variable] = value
         _jax.renew_kept_programs()
         # One without elements never changes; and XLA gives each device all of an empty output, also if it is split.
@@ -86,10 +86,10 @@ class TracedStore:
         return PerReplica(Local(self.read(variable), self.communicator))
 
     def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], otherwise: str, *, is_loss: bool = False
+        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
     ) -> list[Any]:
         mark_id = len(self.obligations)
-        self.obligations[mark_id] = Obligation(refused, otherwise, is_loss)
+        self.obligations[mark_id] = Obligation(refused, message, is_loss)
         return mark_p.bind(*map(jnp.asarray, values), mark_id=mark_id)
 
 
@@ -99,8 +99,8 @@ def capture(
     arguments: Sequence[tuple[jax.ShapeDtypeStruct, Locality]],
     rebuild: Callable[[Sequence[Any]], tuple[Any, Any]],
     creations: Creations,
+    paths: Callable[[], Sequence[str]],
     example_dims: Sequence[Any] | None = None,
-    paths: Callable[[], Sequence[str]] = tuple,
     communicator: SpmdCommunicator | None = None,
 ) -> Program:
     """Trace ``fn`` for one of ``replicas``.
@@ -113,7 +113,7 @@ def capture(
     """
     name = function_name(fn)
     for number, (aval, _) in enumerate(arguments):
-        check_there(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
+        check_x64(aval.dtype, lambda number=number: paths()[number])  # type: ignore[misc]
     store: TracedStore | None = None
     asked_for_count = False
     results: list[Result] = []
@@ -126,7 +126,7 @@ def capture(
         remote = replicas.remote_variables
         of_replica = of_group if remote is None else remote.communicator(of_group, replicas.num_replicas)
         results.clear()
-        store = TracedStore(replicas, of_replica, creations.again())
+        store = TracedStore(replicas, of_replica, creations.for_replica())
         replica = context.ReplicaContext(replicas, of_replica)
         args, kwargs = rebuild(values)
         reads = store.reads
@@ -162,7 +162,7 @@ def capture(
             "ref[...], as an argument, or keep the state in a replicax.Variable"
         )
     check_meshes(name, jaxpr, replicas.mesh)
-    lost = _jax.left_behind(jaxpr, closed_over)
+    lost = _jax.leaked_tracer(jaxpr, closed_over)
     if lost is not None:
         raise TraceError(
             f"step {name!r} uses at {lost[1]} a value ({lost[0]}) that another step, or a function that JAX traced, "
@@ -196,7 +196,7 @@ def capture(
     return program
 
 
-def checked(
+def checked_programs(
     programs: list[Program], replicas: Replicas, fn: Callable[..., Any], paths: Callable[[], Sequence[str]]
 ) -> list[Program]:
     """The programs of a new step, one for each size, after the registered checks have warned of mistakes in them."""
@@ -208,10 +208,10 @@ def checked(
 
 
 def state_of_this_thread() -> Callable[[], None]:
-    """A function that puts back the contexts, stores and traces that this thread is in, as they are now.
+    """A function that restores the present contexts, stores and traces of this thread.
 
-    For use after an exception. Blocks that are left clear up behind themselves, but an interrupt may come just where
-    one is entered or left. What is left behind then would be taken for a step that is still running.
+    For use after an exception. A ``with`` block restores them when it is left, but an interrupt may come just when one
+    is entered or left. The step would then seem to be running still.
     """
     parts = (context.state_of_contexts(), state_of_stores(), _jax.trace_of_this_thread())
 
@@ -225,14 +225,14 @@ def state_of_this_thread() -> Callable[[], None]:
 def traced_inside(
     replicas: Replicas, body: Callable[..., Any], avals: Sequence[Any]
 ) -> tuple[_jax.Jaxpr, Sequence[Any]]:
-    """``body``, which takes one replica's values, as a program, and the arrays that it closes over.
+    """``body``, a function of one replica's values, as a program; and the arrays that it closes over.
 
     These are the program's last inputs. It is traced inside the replica axis, which has an entry for each replica, also
     where several share a device, but in no mesh: there, values that are computed are of another type than constants
     and arguments, and libraries compare types. The mesh comes in when the program is replicated.
 
-    A step with logical devices needs a mesh for what it says of their axes; so does one that casts JAX's types of what
-    varies along an axis (``jax.lax.pcast``), which is traced again.
+    A step with logical devices needs a mesh, because it names their axes. So does one that calls ``jax.lax.pcast``:
+    tracing fails, and is repeated with a mesh.
     """
     axis_env = [(REPLICA_AXIS, replicas.num_replicas)]
 
@@ -256,7 +256,7 @@ def traced_inside(
 def _lift(jaxpr: _jax.Jaxpr, n_variables: int) -> tuple[list[Any], list[Any]]:
     """Split off the equations that stand for variables: their results, in order, and the other equations.
 
-    A mark that has no line of the user's gets that of what computes its value.
+    A mark without a line of the user's gets the line that computes its value.
     """
     inputs: list[Any] = [None] * n_variables
     others, computed_by = [], {id(v): equation for equation in jaxpr.eqns for v in equation.outvars}

@@ -9,7 +9,8 @@ import jax
 from jax import lax
 
 from replicax import collectives, context
-from replicax.collectives import Communicator, ReduceOp, ReplicaExamples
+from replicax.collectives import COMBINED, Communicator, ReduceOp, ReplicaExamples
+from replicax.devices.host_values import as_array
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.marks import asks_p
 from replicax.pytrees import is_leaf, registered
@@ -38,9 +39,9 @@ class SpmdCommunicator:
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         return collectives.all_reduce(op, arrays, self._noted(options))
 
-    def sum_of_own(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
         self.sums_own = True
-        return collectives.sum_of_own(arrays, self._noted(options))
+        return collectives.sum_unless_reduced(arrays, self._noted(options))
 
     def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
         return collectives.all_gather(array, axis, self._noted(options))
@@ -57,14 +58,14 @@ class SpmdCommunicator:
     def add_up(self, count: int) -> int:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
 
-    def lie_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
+    def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
         if self.examples is None:
             return False
         question = registry.padding_question()(dim, what, self.examples.mask.shape[0], **errors)
         return asks_p.bind(lax.stop_gradient(value), question=question)
 
     def components(self, value: Any) -> Sequence[Any]:
-        stacked = collectives.stack_replicas(value, self._noted(None))
+        stacked = collectives.all_gather(as_array(value, COMBINED)[None], 0, self._noted(None))
         return [stacked[i] for i in range(stacked.shape[0])]
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -85,7 +86,7 @@ def merge_here(
     kwargs: Any,
     computed: Sequence[bool],
 ) -> Any:
-    """Call ``fn``, which acts across, as this one of ``count`` replicas, with computed leaves as ``PerReplica``.
+    """Call ``fn`` in cross-replica context, as one of ``count`` replicas, with computed leaves as ``PerReplica``.
 
     ``computed`` says for each leaf of ``(args, kwargs)`` whether the step has computed it.
     """

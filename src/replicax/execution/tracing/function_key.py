@@ -67,8 +67,8 @@ class Wrapper:
     """A callable that makes another step of a function; two of one kind around one function are the same step.
 
     Attributes:
-      kind: its type, and whatever else tells it from others around the function.
-      argument: what its only argument is; ``None``: its arguments are those of the function.
+      kind: its type, and what distinguishes it from other wrappers of the function.
+      argument: the name of its only argument; ``None`` if its arguments are those of the function.
     """
 
     argument: str | None = None
@@ -105,9 +105,9 @@ def module_of(step: Any) -> dict[str, Any]:
 def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKey:
     """The key under which to file the program of ``fn``, whose key was ``before`` until it was traced.
 
-    A step may change what it captures while it is traced: append to a list, count its calls. Such a thing is an
-    output and not an input, and the next call must not be told apart by it. In a dict that is an item. What the step
-    has read of objects passes from ``before`` to the new key.
+    A step may change what it captures while it is traced: append to a list, count its calls. That is an output, not an
+    input, so the keys of later calls leave it out: a captured value, or a single item of a dict. The new key takes over
+    from ``before`` what the step has read of objects.
     """
     after = _new_key(fn)
     changed = [place for place, now in after.places.items() if before.places.get(place, now) != now]
@@ -175,7 +175,7 @@ def _are_current(functions: list[_Seen]) -> bool:
                 except ValueError:
                     now = None
             if (seen._strong if seen._ref is None else seen._ref()) is not now or (now is None and seen._ref):
-                return False  # None also stands for what is gone
+                return False  # for None: the object may be gone
             if contents and not are_unchanged(contents):
                 return False
     return True
@@ -195,7 +195,7 @@ class _Collector(IdentityKeys):
         self.code = self._function(fn, self.frozen)
 
     def _function(self, fn: Any, frozen: list[tuple[str, Any]]) -> Any:
-        """Add what ``fn`` captures to ``frozen``; return what stands for its code."""
+        """Add what ``fn`` captures to ``frozen``; return its code object, or the key of the callable."""
         self._visited[id(fn)] = len(self._visited)
         if isinstance(fn, functools.partial):
             code = self._function(fn.func, frozen)

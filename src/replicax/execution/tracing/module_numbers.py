@@ -1,7 +1,7 @@
 """Numbers of modules: which Python numbers among the arguments are part of a module's structure.
 
 A number that a user passes to a step changes from call to call, so it is traced. A number in a module of Equinox is a
-setting, such as the rate of a dropout, by which the module's Python decides: ``equinox.filter_jit`` takes it as it is.
+setting, such as the rate of a dropout, that the module's Python reads: ``equinox.filter_jit`` does not trace it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Objects among the arguments of a step: what the step has read of them is part of its key.
 
-A step sees such an object itself, and a number that it reads there is a constant of its program. If the number is
-another at the next call, that is another program. All attributes can't be compared: many change from step to step and
-mean nothing to the program, such as a count of steps. So while a step is traced, the classes of its objects record
-which attributes are read, whatever code reads them. Of functions and classes Python can't tell: all that a function
-captures counts as read, and all values in a class.
+A step sees such an object itself, and a number that it reads there is a constant of its program. If the number has
+changed at the next call, that call needs another program. Comparing all attributes would not do: many change from step
+to step without influence on the program, such as a count of steps. So while a step is traced, the classes of its
+objects record which attributes are read, by any code. Functions and classes can't record that: everything that a
+function captures counts as read, and all values in a class.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Recording:
     def add(self, value: Any, key: ObjectKey, is_captured: bool = False) -> None:
         """Record for ``key`` what is read of this object, or of those in this container, function or class.
 
-        Of what a function has captured, only functions are looked into.
+        Among the values that a function has captured, only functions are searched further.
         """
         todo, recorded = [value], self._captured if is_captured else self.found
         while todo:
@@ -194,7 +194,7 @@ class _Recording:
 
 @contextlib.contextmanager
 def _noting() -> Iterator[None]:
-    """Note nothing more in this thread: the garbage collector may run a ``__del__`` that reads an object."""
+    """Stop noting reads in this thread: the garbage collector may run a ``__del__`` that reads an object."""
     _threads_that_note.add(threading.get_ident())
     try:
         yield

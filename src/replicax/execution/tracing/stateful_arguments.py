@@ -1,11 +1,11 @@
 """State that objects hold: the models of Flax NNX, as arguments of a step.
 
-NNX keeps arrays in objects that steps change in place. Such an object among the arguments of a step is taken
-apart by an adapter: each of its arrays has a variable, so the program reads and writes variables as any
-other does. Below the strategy the object is one leaf, a :class:`StatefulArgument`, which knows the key of what is
-static in it. Where the step's Python is called, each replica gets a copy of the object with its own values, and when it
-has returned what it has changed is assigned to the variables. When a program has written these, the user's object shows
-the new arrays: it is a :class:`~replicax.variables.slots.View` of each.
+NNX keeps arrays in objects that steps change in place. An adapter takes such an argument of a step apart: each of its
+arrays has a variable, so the program reads and writes variables as any other does. Below the strategy the object is one
+leaf, a :class:`StatefulArgument`, which knows the key of its static parts. When the step's Python is called, each
+replica gets a copy of the object with its own values; when it returns, its changes are assigned to the variables. After
+a program has written these, the user's object shows the new arrays: it is a
+:class:`~replicax.variables.slots.View` of each.
 
 The adapter is loaded when the user has loaded NNX.
 """
@@ -42,7 +42,7 @@ class ObjectsState(Protocol):
     variables: Sequence[Variable]
 
     def opened(self, has_rows: bool) -> tuple[Sequence[Any], Callable[[], None]]:
-        """Copies of the objects for the replica whose step is called, and a function that takes back their changes.
+        """Copies of the objects for the replica whose step is called, and a function that stores their changes.
 
         The replica ``has_rows`` unless another argument is an array of 0 rows.
 
@@ -103,8 +103,8 @@ class StatefulCall(NamedTuple):
 def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> StatefulCall | None:
     """The call ``fn(*args, **kwargs)`` on ``replicas``, if there are objects that hold state in it.
 
-    ``None`` if there is no such object, or if this is no place to run a step, which is for others to tell. On parameter
-    servers a ContextError says what to do.
+    ``None`` if there is no such object, or if a step can't run here; the caller then raises. On parameter servers a
+    ContextError says what to do.
     """
     adapter = _adapter()
     if adapter is None or not (isinstance(args, tuple | list) and isinstance(kwargs, dict | None)):
@@ -112,7 +112,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
     leaves, tree, places = _flattened(fn, args, kwargs)
     if any(map(register, leaves)):
         return stateful_call(replicas, fn, args, kwargs)  # again, now that its container is known
-    if not places or _jax.current_trace() is not _jax.eval_trace() or not context.is_right_across(replicas):
+    if not places or _jax.current_trace() is not _jax.eval_trace() or not context.may_run_here(replicas):
         return None
     if replicas.remote_variables is not None:
         raise ContextError(
@@ -133,7 +133,7 @@ def stateful_call(replicas: Replicas, fn: Any, args: Any, kwargs: Any) -> Statef
 def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
     """A step and its arguments with a copy of each object that holds state, for this replica.
 
-    When the context is left without an error, what the step has changed in them is assigned to their variables.
+    When the context is left without an error, the changes of the step to them are assigned to their variables.
     """
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=is_leaf)
     state = next((leaf.state for leaf in leaves if isinstance(leaf, StatefulArgument)), None)
@@ -148,7 +148,7 @@ def opened(fn: Any, args: Any, kwargs: Any) -> Iterator[StatefulCall]:
 
 
 def cells_in(fn: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Where the objects keep their arrays that a step changes in place, while it runs."""
+    """The cells in which the objects of a running step keep their arrays."""
     adapter = _adapter()
     if adapter is None:
         return []
@@ -214,7 +214,7 @@ def updated(tree: Any, other: Any) -> Any:
 
 
 def bound_arguments(fn: Any) -> Any:
-    """The arguments that a step, which may be in wrappers, has already; ``None`` if it can't have any."""
+    """The bound arguments of a step, which may be in wrappers; ``None`` if it can't have any."""
     while isinstance(fn, Wrapper):
         fn = fn.fn
     partial = _as_partial(fn)
@@ -235,7 +235,7 @@ def _with_bound(fn: Any, bound: Any) -> Any:
 
 
 def _as_partial(fn: Any) -> functools.partial[Any] | None:
-    """A ``functools.partial``; also of a method of an object that holds state, and of such an object that is called."""
+    """``fn`` as a ``functools.partial``, if it is one, or a method or a call of an object that holds state."""
     if isinstance(fn, functools.partial):
         inner = _as_partial(fn.func)
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)

@@ -25,8 +25,9 @@ def call_step(
 ) -> Any:
     """``fn(*args, **kwargs)``, as one replica's step, which reads and writes the ``values`` of variables while it runs.
 
-    Arguments are put together for this call alone. Raises a TypeError if nothing of the step has run, as it is async or
-    a generator; if its result can't leave a step; or if it has changed an argument in place, of which nothing leaves.
+    ``args`` and ``kwargs`` are used in no other call. Raises a TypeError if the step is async or a generator, so that
+    none of it has run; if its result can't leave a step; or if it has changed an argument in place that it does not
+    return.
     """
     with opened(fn, args, kwargs) as (call, own_args, own_kwargs):
         objects = mutable_objects(fn, call, own_args, own_kwargs)
@@ -45,7 +46,7 @@ def call_step(
 
 
 def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[str, Any, list[Any]]]:
-    """The objects with arrays that ``call``, a copy of the step ``fn``, gets: where each is, and its leaves."""
+    """Arguments of ``call``, a copy of the step ``fn``, that are objects with arrays: the place and leaves of each."""
     objects = []
     builtin = (dict, list, tuple, types.NoneType)
     arguments = {"args": args, "kwargs": kwargs, "functools.partial": None if call is fn else bound_arguments(call)}

@@ -1,8 +1,8 @@
 """Errors of steps, in the words of the step.
 
-JAX speaks of the function that it has traced, which is Replicax's, and of its arguments by number. Here the first
-error of every newcomer gets the step's name, the user's line, and the names of the arguments, and says what to do
-instead. The exception stays the one that JAX raised; its message changes.
+JAX's messages name the function that it has traced, which is Replicax's, and number its arguments. This module rewrites
+them with the step's name, the user's line and the names of the arguments, and says what to write instead. The exception
+stays the one that JAX raised; only its message changes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _NNX = (
 def explaining(
     fn: Callable[..., Any], paths: Callable[[], Sequence[str]], reads: Callable[[], Sequence[str]]
 ) -> Iterator[None]:
-    """Errors of JAX's that come out of the step ``fn`` say what is wrong in its words.
+    """Rewrite the messages of JAX's errors in the step ``fn``, in the words of the step.
 
     ``paths`` are those of the traced arguments (``args[0]['x']``), ``reads`` the names of the variables read so far.
     """
@@ -92,7 +92,7 @@ def check_meshes(name: str, jaxpr: _jax.Jaxpr, mesh: Mesh) -> None:
 def _explanation(
     error: Exception, fn: Callable[..., Any], paths: Callable[[], Sequence[str]], reads: Callable[[], Sequence[str]]
 ) -> str | None:
-    """The new message; ``None`` if the old one is as good."""
+    """The new message; ``None`` to keep the old one."""
     said = str(error)
     if _jax.asked_for_an_array(error):
         return f"{where(error, fn)} gives an object to a function of jax.lax, which takes arrays. {_VALUES}\n{said}"
@@ -148,7 +148,7 @@ def _gets_one_of_several(said: str, fn: Callable[..., Any]) -> bool:
 
 
 def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a function takes by position; none if it does not tell them."""
+    """The parameters that a function takes by position; empty if it has no signature."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):

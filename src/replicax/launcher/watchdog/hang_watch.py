@@ -182,7 +182,7 @@ def find_hang(statuses: Sequence[WorkerStatus], timeout: float) -> Hang | None:
 
 
 class HangWatch:
-    """The watch of an attempt; a ``timeout`` of 0 turns it off."""
+    """The watch of an attempt; with a ``timeout`` of 0 it only tells which worker's Python has ended first."""
 
     def __init__(self, timeout: float, is_alone: bool, say: Callable[[str], None]) -> None:
         self._timeout, self._is_alone, self._say = timeout, is_alone, say
@@ -192,8 +192,6 @@ class HangWatch:
 
     def variables(self, worker: int) -> dict[str, str]:
         """Return variables for the environment of a worker that is about to start."""
-        if not self._timeout:
-            return {}
         page = HeartbeatPage.new()
         self._monitors[worker] = WorkerMonitor(worker, page, self._timeout, self._is_alone)
         return {VARIABLE: page.path}
@@ -219,8 +217,8 @@ class HangWatch:
         return find_hang(statuses, self._timeout)
 
     def ended(self, worker: int) -> float:
-        """Return when the Python of a worker told the others that it ends; 0 if it has not, or the watch is off."""
-        return self._monitors[worker].page.ended if worker in self._monitors else 0.0
+        """Return when the Python of a worker told the others that it ends; 0 if it has not."""
+        return self._monitors[worker].page.ended
 
     def ask_for_stacks(self, hang: Hang) -> float:
         """Make the workers that hang print their stacks; returns for how many seconds to wait for that."""

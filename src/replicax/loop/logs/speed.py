@@ -6,7 +6,7 @@ import collections
 from typing import Any
 
 from replicax import _jax
-from replicax.planning.chip_specs import chip_of
+from replicax.planning.chip_specs import chip_and_share
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 
@@ -62,25 +62,14 @@ class Speed:
 def flops_of(jaxpr: Any) -> int:
     """The floating-point operations of the matrix products and convolutions of a traced step, on one replica.
 
-    Two for each multiplication and its addition. A loop counts as often as it runs, a branch as the dearest one, and a
-    ``while`` loop once, as it is not known how often it runs.
+    Two for each multiplication and its addition. Loops and branches count as in ``_jax.executed_sum``.
 
     >>> import jax, jax.numpy as jnp
     >>> from replicax.loop.logs.speed import flops_of
     >>> flops_of(jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((4, 8)), jnp.ones((8, 3))).jaxpr)
     192
     """
-    total = 0
-    for equation in jaxpr.eqns:
-        inside = [flops_of(inner) for inner in _jax.sub_jaxprs(equation)]
-        match _jax.control_flow_of(equation):
-            case _jax.Scan() as loop:
-                total += loop.length * sum(inside)
-            case _jax.Branches():
-                total += max(inside, default=0)
-            case _:
-                total += sum(inside) + _jax.product_flops(equation)
-    return total
+    return sum(_jax.executed_sum(equation, _jax.product_flops) for equation in jaxpr.eqns)
 
 
 def predicted_seconds(plan: Plan) -> float:
@@ -101,10 +90,6 @@ def peak_of(strategy: Strategy) -> float | None:
     >>> peak_of(replicax.MirroredStrategy(["cpu:0", "cpu:1"])) is None
     True
     """
-    devices = list(strategy.extended.mesh.devices.flat)
-    chip = chip_of(devices[0].device_kind)
-    if chip is None:
-        return None
-    places = {getattr(device, "coords", None) and tuple(device.coords) for device in devices}
-    per_chip = 1 if None in places else max(1, len(devices) // len(places))
-    return chip.flops / per_chip * len(devices)
+    devices = strategy.extended.mesh.devices
+    _, each = chip_and_share(devices)
+    return None if each is None else each.flops * devices.size

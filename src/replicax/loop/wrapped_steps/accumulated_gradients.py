@@ -63,7 +63,7 @@ class _Derivatives(Dataflow[tuple[int, int]]):
     def equation(
         self, equation: _jax.Equation, facts: list[tuple[int, int]], control: Control, final: bool
     ) -> Found[tuple[int, int]]:
-        if not _jax.is_way_back(equation):
+        if not _jax.is_backward(equation):
             return super().equation(equation, facts, control, final)
         inputs, derived = self.join(facts)
         return [(inputs, inputs | derived)] * len(equation.outvars), facts

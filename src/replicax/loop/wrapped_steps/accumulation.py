@@ -14,7 +14,7 @@ from jax import lax
 from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, strongly_typed
 from replicax.errors import ContextError
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
@@ -113,7 +113,7 @@ class AccumulatedStep(Wrapper):
             (values, held, sums), numbers = lax.scan(run.body, (carried, held, sums), (batch.pieces, batch.masks))
         _jax.renew_kept_programs()
         for variable, value in zip(run.written, values, strict=True):
-            outer.write(variable, value, run.must_be_mirrored[variable])
+            outer.write(variable, value, run.error_unless_mirrored[variable])
         if parts is not None:
             parts.put_back(held)
         summed = iter(sums)
@@ -197,11 +197,11 @@ class _Update:
 
 
 class _Run:
-    """The step on micro-batches, as the body of a scan. While the step runs, its updates give this their gradients.
+    """The step on micro-batches, as the body of a scan. While the step runs, it collects the gradients of its updates.
 
     Attributes:
       written: the variables that it writes.
-      must_be_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
+      error_unless_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
       updates: those that wait.
       shapes: the shapes of the gradients of all updates.
       tree: the tree of what the step returns.
@@ -220,12 +220,12 @@ class _Run:
         self._step, self._outer, self._batch, self._communicator = step, outer, batch, communicator
         self._created: list[Variable] = []
         self.written: list[Variable] = []
-        self.must_be_mirrored: dict[Variable, str | None] = {}
+        self.error_unless_mirrored: dict[Variable, str | None] = {}
         self.updates: list[_Update] = []
         self.shapes: list[Any] = []
         self.tree: Any = None
-        # The arrays of objects, by number, as updates that wait will leave them: inputs of the program in which it is
-        # found out what the step does, so that their uses are found there. Otherwise empty.
+        # While `found` traces the step: for each array of the objects an input that stands for its value after the
+        # updates that wait, so that the traced program shows each use of that value. Otherwise empty.
         self._awaited: Sequence[Any] = ()
         self._waiting: dict[int, str] = {}  # the names of those arrays that such an update changes, by number
 
@@ -241,7 +241,7 @@ class _Run:
                 if left[number] is not awaited[number]:
                     raise used_too_early(name, "written")
             self.written = list(store.written)
-            self.must_be_mirrored = dict(store.written)
+            self.error_unless_mirrored = dict(store.written)
             others = [pair for number, pair in enumerate(zip(left, held, strict=True)) if number not in self._waiting]
             written = [(store.values[v], self._outer.read(v)) for v in self.written]
             return numbers, gradients, [*written, *others]
@@ -303,8 +303,7 @@ class _Run:
                     f"{self._step.__name__}: a step whose gradients are accumulated returns numbers, got {value!r}: "
                     "reduce it first (replicax.compute_average_loss), or keep it in a variable"
                 )
-            array = as_array(value, f"what {self._step.__name__} returned")
-            numbers.append(lax.convert_element_type(array, array.dtype))
+            numbers.append(strongly_typed(as_array(value, f"what {self._step.__name__} returned")))
         return store, self._gradients, numbers, left
 
     def update(
@@ -358,9 +357,9 @@ class _PartStore(DerivedStore):
         self._check(variable, "read")
         return super().read(variable)
 
-    def write(self, variable: Variable, value: Any, must_be_mirrored: str | None) -> None:
+    def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> None:
         self._check(variable, "written")
-        super().write(variable, value, must_be_mirrored)
+        super().write(variable, value, error_unless_mirrored)
 
     def _check(self, variable: Variable, what: str) -> None:
         if variable in self.waiting:

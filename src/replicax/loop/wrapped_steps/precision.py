@@ -214,9 +214,9 @@ class PreciseStep(Wrapper):
         outcome = step_outcome.get()
         if outcome is not None:
             outcome.append(is_good)
-        for variable, must_be_mirrored in store.written.items():
+        for variable, error_unless_mirrored in store.written.items():
             value = jnp.where(is_good, store.values[variable], outer.read(variable))
-            outer.write(variable, value, must_be_mirrored)
+            outer.write(variable, value, error_unless_mirrored)
         for cell, old in cells:
             if cell.get_raw_value() is not old:
                 cell.set_raw_value(jnp.where(is_good, cell.get_raw_value(), old))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from replicax.data.batches.groups import Staged
+from replicax.data.batches.groups import HostGroup
 from replicax.data.batches.local_batches import HostBatch
 from replicax.data.batches.rows import BatchRows
 from replicax.data.batches.to_devices import placer
@@ -74,7 +74,7 @@ class Feed:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._place: Callable[[HostBatch | Staged], Any] | None = None
+        self._place: Callable[[HostBatch | HostGroup], Any] | None = None
         self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
 
     def kind(self, data: Any) -> tuple[Any, list[Any]]:
@@ -124,7 +124,7 @@ class Feed:
         return runs
 
     @property
-    def _placer(self) -> Callable[[HostBatch | Staged], Any]:
+    def _placer(self) -> Callable[[HostBatch | HostGroup], Any]:
         if self._place is None:
             self._place = placer(self._replicas)
         return self._place
@@ -155,7 +155,7 @@ class Feed:
         return HostBatch(structure, parts, sizes)
 
 
-class _Run(Staged):
+class _Run(HostGroup):
     """Consecutive batches of one kind, on the host.
 
     A batch is copied when it is added, as the dataset may fill its arrays again.

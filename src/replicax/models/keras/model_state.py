@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.strategy import Strategy
 from replicax.variables import Variable
 from replicax.variables.layout import Mirrored
@@ -56,9 +56,9 @@ class StateCell:
     def _whole_value(self, stored: jax.Array) -> Any:
         layout = self.variable.layout
         if type(layout) is Mirrored:
-            return here(stored)
+            return local_array(stored)
         if self.variable.is_spread:
-            return here(self.variable.read_value())
+            return local_array(self.variable.read_value())
         return layout.whole(layout.from_stored(stored, self.variable.replicas.mesh))
 
 

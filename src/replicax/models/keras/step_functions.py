@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
+from replicax.devices.host_values import strongly_typed
 from replicax.execution.many_steps.loop import Step, Taken, run_steps
-from replicax.execution.run import COMPILED, Dispatch, RunOptions, default_options, known
+from replicax.execution.run import COMPILED, Dispatch, RunOptions, cached_dispatch, default_options
 from replicax.models.keras.batches import Batch, Feed, taken
 from replicax.models.keras.model_state import ModelState, ShownGroup, StateCell, keras_variables
 from replicax.models.keras.multi_worker import check_same
@@ -103,11 +103,11 @@ class StepFunction:
         programs, is_compiled = self._strategy.extended.programs, default_options() is COMPILED
         last = self._known.get(kind)
         if last is not None and is_compiled and last.is_current:
-            return last.again(arrays).launch()
+            return last.with_inputs(arrays).launch()
         batch = self._feed.batch(data)
         result = self._strategy.run(self._fn, (batch,))
-        if kind is not None and is_compiled and (dispatch := known(programs, self._fn, (batch,), None)) is not None:
-            self._known[kind] = dispatch.again(())
+        if kind is not None and is_compiled and (dispatch := cached_dispatch(programs, self._fn, (batch,), None)):
+            self._known[kind] = dispatch.with_inputs(())
         return result
 
     def _common(self, log: Any) -> Any:
@@ -169,7 +169,7 @@ class StepFunction:
         self._assign(step, values, new)
         if self._method != "predict_step" and len(set(batch.sizes)) > 1:
             result = step.means_in(result, _is_float)
-        return jax.tree_util.tree_map(_strongly_typed, result)
+        return jax.tree_util.tree_map(lambda leaf: strongly_typed(jnp.asarray(leaf)), result)
 
     def _assign(self, step: ReplicaStep, values: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
         """Assign the changes of the step; a layer's batch statistics are those of all rows."""
@@ -199,9 +199,3 @@ def _is_per_replica(value: Any) -> bool:
 
 def _is_float(log: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(log), jnp.inexact))
-
-
-def _strongly_typed(leaf: Any) -> Any:
-    """Convert a leaf to a strongly typed array, as a loop requires."""
-    array = jnp.asarray(leaf)
-    return lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
 from replicax.checkpoint.storage.manifest import flush
-from replicax.devices.arrays import here
+from replicax.devices.arrays import local_array
 from replicax.errors import CheckpointError
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
 from replicax.models.safetensors.names import INDEX, SINGLE, Names, TensorSource
@@ -140,7 +140,7 @@ def _values(file: Sequence[_Item], is_chief: bool) -> Iterator[tuple[str, Any]]:
 def _gathered_value(value: Any) -> Any:
     """The whole value, as this worker can read it."""
     if isinstance(value, Variable):
-        return here(value.value)
+        return local_array(value.value)
     if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
         sharding: Any = value.sharding
         value = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(value)

@@ -131,7 +131,7 @@ class ServerVariables:
 
 _COLLECTIVES = {
     "all_reduce": "all_reduce",
-    "sum_of_own": "all_reduce",
+    "sum_unless_reduced": "all_reduce",
     "all_gather": "all_gather",
     "from_first": "a value of the first replica",
     "components": "the replicas' components",

@@ -182,7 +182,7 @@ class WorkerVariable(Variable):
 
 def _step() -> context.ReplicaContext | None:
     """An identity of the present step, even inside a merge_fn."""
-    return context.get_replica_context() or context.left_replica()
+    return context.get_replica_context() or context.merging_replica()
 
 
 def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -1,9 +1,9 @@
 """The derivatives of single operations, each traced once.
 
-JAX traces the rule of an operation's derivative anew whenever the operation is differentiated. That is little beside a
-compilation, but where nothing is compiled it is most of what a gradient takes. A rule gives the same for operands of
-the same kinds, so here its result is kept: a program that computes the results with all that the derivative needs of
-the operands, and the derivative, which is linear.
+JAX traces the rule of an operation's derivative whenever the operation is differentiated. That is little beside a
+compilation, but without one it is most of the time of a gradient. A rule has the same result for operands of the same
+kinds, so the result is kept here: a program that computes the operation's results and the residuals of the derivative,
+and the derivative, which is linear.
 """
 
 from __future__ import annotations

@@ -21,15 +21,14 @@ from replicax._jax.primitive_families import (
     by_primitive,
 )
 from replicax._jax.primitives import computed_by_python
-from replicax._jax.runtime import looks_for_nans
 from replicax._jax.traces import of_no_generation
 from replicax.per_replica.eager.derivatives import derivative_of
-from replicax.per_replica.eager.library_functions import computed_at_once
+from replicax.per_replica.eager.library_functions import run_as_one
 from replicax.per_replica.eager.linear_maps import linear_p
 from replicax.per_replica.eager.operations import Operations
 
 program_p = Primitive("replicax_program")
-"""What ``watch`` is told of a program that has been computed at once, its param ``program``."""
+"""The operation that ``watch`` gets for a whole program, its param ``program``."""
 
 
 class EagerTrace(_core.EvalTrace):
@@ -40,9 +39,9 @@ class EagerTrace(_core.EvalTrace):
         self._operations = Operations(device)
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-        """The results of ``function``, as one program, by which it is known; ``None`` if it can't be compiled."""
+        """The results of ``function`` as one program, which is cached by it; ``None`` if it can't be compiled."""
         with of_no_generation():
-            return None if looks_for_nans() else self._operations.apply(function, args)
+            return self._operations.apply(function, args)
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         with of_no_generation():
@@ -61,8 +60,8 @@ class WatchingTrace(EagerTrace):
     Args:
       watch: called with the operation, its operands, params and results.
       device: where to compute.
-      each: whether it has to see each operation of a derivative. Otherwise they are computed together, and it is told
-        of each of their results, with the operands that it was computed from.
+      each: whether ``watch`` must see each operation of a derivative. Otherwise these are computed together, and
+        ``watch`` gets each of their results, with the operands from which it was computed.
     """
 
     def __init__(
@@ -89,12 +88,12 @@ class WatchingTrace(EagerTrace):
             self._watch(primitive, [args[i] for i in needs], params, [result])
         return derivative.linearized(args, results)
 
-    def compute_at_once(self, fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
-        """The results of a library's function; see :func:`replicax._jax.at_once`."""
-        return computed_at_once(self.compute_program, fn, of, args)
+    def compute_as_one_program(self, fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
+        """The results of a library's function; see :func:`replicax._jax.as_one_program`."""
+        return run_as_one(self.compute_program, fn, of, args)
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
-        """The results of a library's program; ``None`` if it has to be computed operation by operation."""
+        """The results of a library's program; ``None`` if its operations must be computed one by one."""
         return self._computed_results(program, args)
 
     def _computed_results(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
@@ -128,8 +127,8 @@ class WatchingTrace(EagerTrace):
             return fun.call_wrapped(*tracers)
 
 
-# What ``jax.checkpoint`` and ``custom_vmap`` make is a program, even where nothing is compiled. It may hold branches
-# and loops, which JAX would compile. (Scans and calls it has written out.)
+# ``jax.checkpoint`` and ``custom_vmap`` make programs, even where nothing is compiled. These may have branches and
+# loops inside, which JAX would compile. (It has unrolled scans and inlined calls.)
 
 
 def _call(program: Any, args: Sequence[Any]) -> list[Any]:
@@ -150,7 +149,7 @@ def _while(args: list[Any], params: Any) -> list[Any]:
     test, body, state = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
     while (going := np.asarray(_call(params["cond_jaxpr"], [*test, *state])[0])).any():
         new = _call(params["body_jaxpr"], [*body, *state])
-        # Of a loop under jax.vmap each row goes on for as long as it has to itself.
+        # In a loop under jax.vmap each row goes on until its own test fails.
         state = [_selected_rows(going, a, b) for a, b in zip(new, state, strict=True)] if going.ndim else new
     return state
 

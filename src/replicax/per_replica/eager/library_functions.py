@@ -27,7 +27,7 @@ _programs: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[Any, An
 _programs = weakref.WeakKeyDictionary()
 
 
-def computed_at_once(compute: Callable[..., Any], fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
+def run_as_one(compute: Callable[..., Any], fn: Callable[..., Any], of: Callable[..., Any], args: Any) -> Any:
     """``fn(*args)``, as one program where that can be.
 
     Args:
@@ -87,7 +87,7 @@ class _UnknownError(Exception):
 
 
 def identity_of(fn: Callable[..., Any]) -> Hashable | None:
-    """A key that is equal for functions that compute the same; ``None`` if a part is no library's, or has no key.
+    """A key that is equal for functions that compute the same; ``None`` if a part is the user's, or has no key.
 
     A function is its code with everything that it has captured: numbers, containers and other functions. Code of
     users, such as a schedule or a mask, may print or stop in a debugger. Globals of a library's module are the

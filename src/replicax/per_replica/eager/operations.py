@@ -1,8 +1,8 @@
 """Single operations on concrete arrays, each compiled once for all devices of a kind.
 
-JAX compiles an operation anew for each device that it runs on, and with every optimization. Where a step runs operation
-by operation on several devices, and in order to be looked at, that is most of its time. So here each is compiled once,
-and quickly, and loaded for the other devices.
+JAX compiles an operation again for each device that it runs on, and with every optimization. When a step runs operation
+by operation on several devices, for debugging, that takes most of the time. So here each is compiled once, with few
+optimizations, and loaded for the other devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replicax._jax.internals import (
 )
 from replicax._jax.jaxprs.programs import calls_back, enable_x64_for, is_mutable
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
-from replicax._jax.runtime import copy_on
+from replicax._jax.runtime import copy_on, looks_for_nans
 from replicax.per_replica.eager.operation_keys import operation_key, program_key
 
 _MOST = 8192  # operations that are kept
@@ -52,14 +52,14 @@ class Operations:
     def compute(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
         """The results of an operation; ``None`` if JAX is to compute it.
 
-        JAX computes operations that it does not compile, or that do something besides computing, tangents of integers
-        (``float0``, which JAX alone can pass on), and operations on operands that lie elsewhere:
-        :meth:`brought` brings these.
+        JAX computes operations that it does not compile, or that do more than compute; those with tangents of integers
+        (``float0``, which only JAX can pass on), or with operands that lie elsewhere, which :meth:`brought` copies;
+        and all operations while it looks for NaNs.
         """
         if primitive is _core.stage_p and isinstance(args[0], _NUMBERS):
             aval = jax.typeof(args[0])
             return [_placed_array(np.array(args[0], aval.dtype), aval, self._device)]
-        if not _is_compiled(primitive) or _dispatch.needs_check_special():
+        if not _is_compiled(primitive):
             return None
         apply: Callable[..., Any] = primitive.bind
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
@@ -84,7 +84,7 @@ class Operations:
 
     def kinds(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, ...] | None:
         """The kinds of an operation's operands; ``None`` if JAX is to compute it, or if it differs each time."""
-        if not _is_compiled(primitive) or _dispatch.needs_check_special():
+        if not _is_compiled(primitive) or looks_for_nans():
             return None
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
             return None
@@ -104,7 +104,7 @@ class Operations:
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         """The results of a program; ``None`` if it can't be computed at once."""
-        placed = None if _dispatch.needs_check_special() else self._operands(args, again=True)
+        placed = self._operands(args, again=True)
         if placed is None:
             return None
         avals, arrays, committed = placed
@@ -113,7 +113,9 @@ class Operations:
         return None if call is None else call(arrays, committed)
 
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
-        """The operands' kinds, the operands on the device, and whether they are bound to it."""
+        """The operands' kinds and arrays, and whether these are bound to the device; ``None`` if JAX must compute."""
+        if looks_for_nans():
+            return None
         avals, arrays, committed = [], [], False
         for arg in args:
             if type(arg) is _jaxlib.ArrayImpl:
@@ -217,25 +219,25 @@ class _Program:
     """A compiled program, which other devices of the kind can load."""
 
     def __init__(self, compiled: Callable[[jax.Device], Any], avals: Sequence[Any], device: jax.Device) -> None:
-        self._compiled_program = compiled
+        self._compile = compiled
         self._executable = compiled(device)
         self._avals = avals
         self._device = device
         self._bytes: bytes | None = None
 
     def on(self, device: jax.Device) -> _Call:
-        return _Call(self._executable if device == self._device else self._loaded_call(device), self._avals, device)
+        return _Call(self._executable if device == self._device else self._executable_on(device), self._avals, device)
 
-    def _loaded_call(self, device: jax.Device) -> Any:
+    def _executable_on(self, device: jax.Device) -> Any:
         client = device.client
-        # What comes from a cache on disk can't be handed on, nor has it to be.
+        # A program from a cache on disk can't be serialized, and need not be.
         if _compilation_cache._get_cache(client) is not None:
-            return self._compiled_program(device)
+            return self._compile(device)
         try:
             if self._bytes is None:
                 self._bytes = client.serialize_executable(self._executable)
-        except jax.errors.JaxRuntimeError:  # some programs, such as a sort on CPU, can't be handed on
-            return self._compiled_program(device)
+        except jax.errors.JaxRuntimeError:  # some programs, such as a sort on CPU, can't be serialized
+            return self._compile(device)
         options = _compiler.get_compile_options(1, 1, device_assignment=np.array([[device.id]]), backend=client)
         return client.deserialize_executable(self._bytes, _jaxlib.DeviceList((device,)), options)
 

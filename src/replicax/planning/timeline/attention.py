@@ -46,7 +46,7 @@ def attention_of(instruction: Instruction, computation: Computation) -> Attentio
     length = max(keys.dims[1:3])  # [batch, length, heads, width], or heads before length
     share = 0.5 if "causal" in instruction.op_name else 1.0
     product = int(2 * math.prod(queries.dims) * length * share)
-    if "transpose(" not in instruction.op_name and len(results) == 1:
+    if not instruction.is_backward and len(results) == 1:
         return Attention(2 * product, 2 * product, False)
     # Gradients of queries take one product, those of keys and values two; all take the scores, and theirs.
     alone = {1: (3, 2), 2: (4, 2)}.get(len(results), (5, 4))

@@ -1,8 +1,8 @@
 """Predict the time of one kernel: the longer of its arithmetic and its reads and writes, at what kernels like it reach.
 
-No kernel reaches a chip's peaks. ``SHARES`` has what each kind reaches of them on accelerators, beside what the shape
-of a product costs (:mod:`replicax.planning.timeline.products`) and what the chip sustains (``Chip.sustained``). They
-are what such kernels are known to reach. None was fitted on the published runs that predictions are held against
+No kernel reaches a chip's peaks. ``EFFICIENCY`` has what each kind is known to reach of them on accelerators, beside
+what the shape of a product costs (:mod:`replicax.planning.timeline.products`) and what the chip sustains
+(``Chip.sustained``). None was fitted on the published runs that predictions are held against
 (``benchmarks/published_runs.py``). Of a processor that was measured (``Chip.is_serial``) the figures are what its
 kernels reach.
 """
@@ -18,7 +18,7 @@ from replicax.planning.cost import bytes_moved, other_flops
 from replicax.planning.timeline.attention import attention_of
 from replicax.planning.timeline.products import peak_of, product_of, seconds_of_product
 
-SHARES = {
+EFFICIENCY = {
     "product": 0.9,
     "elementwise": 0.9,
     "reduction": 0.85,
@@ -37,7 +37,7 @@ class Kernel:
     """One kernel.
 
     Attributes:
-      kind: one of those of ``SHARES``.
+      kind: one of those of ``EFFICIENCY``.
       seconds: its time, with its launch.
       flops: the flops of matrix products.
       model_flops: the same, without what the backward pass computes a second time.
@@ -67,17 +67,17 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     flops = sum(p.flops for p in products)
     model_flops = sum(p.flops for p in products if not p.is_recomputed)
     at_peak = sum(p.flops / peak_of(p.arithmetic, chip) for p in products)
-    share = SHARES[kind]
+    efficiency = EFFICIENCY[kind]
     if attention is not None:
         kind = "attention, backward" if attention.is_backward else "attention"
         flops = attention.flops
-        model_flops = 0 if "rematted_computation" in instruction.op_name else attention.model_flops
+        model_flops = 0 if instruction.is_recomputed else attention.model_flops
         at_peak = flops / chip.flops
-        compute = at_peak / SHARES[kind]
+        compute = at_peak / EFFICIENCY[kind]
     numbers = sum(other_flops(part, home) for home, part in parts) if chip.arithmetic else 0
     times = {
         "compute": compute,
-        "memory": size / (chip.bandwidth * (1.0 if chip.is_serial else share)),
+        "memory": size / (chip.bandwidth * (1.0 if chip.is_serial else efficiency)),
         "arithmetic": numbers / (chip.arithmetic or 1.0),
         "launch": chip.launch,
     }

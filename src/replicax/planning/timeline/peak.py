@@ -94,7 +94,7 @@ class _Origins:
 
     def is_backward(self, name: str) -> bool:
         instruction = self._module.instructions.get(name)
-        return instruction is not None and "transpose(" in instruction.op_name and "batch" in self.of(instruction, ())
+        return instruction is not None and instruction.is_backward and "batch" in self.of(instruction, ())
 
     def begin(self, instruction: Instruction, steps: dict[str, int], begin: int) -> int:
         """The step in which a value is made; if it is updated in its place, that of the loop that made it."""

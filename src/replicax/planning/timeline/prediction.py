@@ -20,7 +20,7 @@ class DearKernel:
 
     Attributes:
       name: the operation, in JAX's words.
-      kind: one of those of :data:`replicax.planning.timeline.kernels.SHARES`.
+      kind: one of those of :data:`replicax.planning.timeline.kernels.EFFICIENCY`.
       type: the type of its result.
       count: how often it runs in one step.
       seconds: the time of all of these together.

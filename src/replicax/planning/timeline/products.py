@@ -72,7 +72,7 @@ def product_of(instruction: Instruction, computation: Computation) -> Product | 
         batch, rows = 1, math.prod(result) // max(1, columns)
     depth = flops / (2 * batch * rows * columns)
     arithmetic = arithmetic_of(instruction, computation)
-    return Product(batch, rows, columns, depth, arithmetic, "rematted_computation" in instruction.op_name)
+    return Product(batch, rows, columns, depth, arithmetic, instruction.is_recomputed)
 
 
 def _dims_of(dot: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, int, int]:

@@ -29,8 +29,8 @@ class SourceLines:
     def of(self, instruction: Instruction) -> str:
         """The innermost line of an instruction, or of the loop or branch that it stands in; empty if neither is known.
 
-        How a loop puts its results together, JAX writes itself when the step is compiled. Of that it knows only who has
-        asked for it.
+        When the step is compiled, JAX adds the instructions that put a loop's results together. Their only lines are
+        those of the compilation's callers.
         """
         for file, line in self._module.source(instruction):
             if not file.startswith(_OURS) and (file, line) not in self._outside:

@@ -2,9 +2,9 @@
 
 The text of a program is its schedule: the instructions of a computation run in the order in which they stand. A device
 has a stream of kernels and one of communication. A collective whose start and end are two instructions runs on the
-second, after those that were started before it, and the first goes on; at its end the kernels wait for it, if they
-have to. That is what is not hidden. A collective that is one instruction, is waited for at once. Copies between kinds
-of memory have a stream of their own.
+second, after those that were started before it, and the first goes on; at its end the kernels wait for what is left of
+it, which is not hidden. For a collective that is one instruction they wait at once. Copies between kinds of memory have
+a stream of their own.
 
 A loop runs as often as the program says. Its first iteration may find the communication stream busy with what was
 started before; the second stands for all others. Of a branch the arm counts that takes longest.
