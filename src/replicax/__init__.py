@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from replicax.name_hints import missing
-from replicax.system import registry
+from replicax.system import packages as _packages, registry
 from replicax.system.exit_codes import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from replicax.variables import Aggregation, Synchronization, Variable, as_arrays, as_variables, assign
     from replicax.workers.heartbeat import paused
 
-__version__ = "0.1.0"
+__version__ = _packages.VERSION
 
 __all__ = [
     "EXIT_PREEMPTED",

@@ -16,6 +16,7 @@ import pytest
 import replicax
 from replicax.devices.selection import grouped_by_replica
 from replicax.strategies.multi_process import check_workers_agree
+from replicax.system import packages
 from replicax.variables.partitioners import over_all
 
 REPLICAS = 4
@@ -186,8 +187,8 @@ def disagree() -> list[str]:
     ]
     found = []
     for chosen in choices:
-        version = replicax.__version__ if chosen else "B" if second else "A"
-        with mock.patch.object(replicax, "__version__", version), pytest.raises(RuntimeError) as caught:
+        version = packages.VERSION if chosen else "B" if second else "A"
+        with mock.patch.object(packages, "VERSION", version), pytest.raises(RuntimeError) as caught:
             replicax.MultiWorkerMirroredStrategy(timeout_seconds=60, **chosen)
         found.append(str(caught.value))
     return found

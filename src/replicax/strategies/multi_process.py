@@ -19,6 +19,7 @@ from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
 from replicax.devices.selection import grouped_by_replica, resolve_devices
 from replicax.extended import StrategyExtended
 from replicax.strategy import Strategy
+from replicax.system import packages
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.exchange import DEFAULT_TIMEOUT, Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep
@@ -142,10 +143,8 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
     """
     import jaxlib.version
 
-    from replicax import __version__
-
     seen = {
-        "the version of Replicax": __version__,
+        "the version of Replicax": packages.VERSION,
         "the version of JAX": jax.__version__,
         "the version of jaxlib": jaxlib.version.__version__,
         "the platform": devices[0, 0].platform,

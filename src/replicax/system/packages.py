@@ -1,8 +1,11 @@
-"""Packages that only some features need."""
+"""The version of Replicax, and packages that only some features need."""
 
 from __future__ import annotations
 
 import importlib.util
+
+VERSION = "0.1.0"
+"""The version of Replicax, public as ``replicax.__version__``."""
 
 PICTURES = ("matplotlib", "pictures")
 """The package that draws, and the extra that brings it."""
