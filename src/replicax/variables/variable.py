@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
-from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, local_array, put
 from replicax.devices.host_values import (
     as_array,
@@ -348,10 +347,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             )
         copies = current_store().copies(self)
         if isinstance(copies.form, Local):
-            value, communicator = copies.form.value, copies.form.communicator
-            if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-                return communicator.from_first(value)
-            return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [value])[0]
+            return self.strategy.extended.reduce_to(self.aggregation, copies)
         return run_across(self, combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:

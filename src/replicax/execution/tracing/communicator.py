@@ -94,10 +94,13 @@ def merge_here(
         leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
-    return jax.tree_util.tree_map(_back, registered(fn(*args, **kwargs)), is_leaf=is_leaf)
+    return own_components(registered(fn(*args, **kwargs)))
 
 
-def _back(leaf: Any) -> Any:
-    if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
-        return leaf.form.value
-    return leaf
+def own_components(tree: Any) -> Any:
+    """A pytree of cross-replica context as the replica sees it that is being traced."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf
+
+    return jax.tree_util.tree_map(one, tree, is_leaf=is_leaf)
