@@ -173,7 +173,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             )
         if isinstance(initial_value, Stored):
             array = initial_value.array  # which all workers have computed together
-            self._set_kind(initial_value.shape, array.dtype, initial_value.layout)
+            self._set_aval_and_layout(initial_value.shape, array.dtype, initial_value.layout)
             return Initial(lambda: array, lambda: array, lambda: None)
         where = f"variable {self.name!r}: the initial value"
         try:
@@ -185,7 +185,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             if value is None:
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
-            self._set_kind(value.shape, value.dtype)
+            self._set_aval_and_layout(value.shape, value.dtype)
             return Initial(lambda: self.to_storage(value), lambda: value, lambda: digest(value))
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
@@ -193,7 +193,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             program, aval, of_program = _jax.traced_once(
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
-        self._set_kind(aval.shape, aval.dtype)
+        self._set_aval_and_layout(aval.shape, aval.dtype)
         return Initial(lambda: self._computed_array(program), program, of_program)
 
     def _computed_array(self, program: Callable[[], Any]) -> jax.Array:
@@ -202,7 +202,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         laid_out = compute(lambda: self.layout.laid_out(program()), (), self.layout.laid_out_sharding(mesh))
         return self.layout.to_stored(laid_out, mesh)
 
-    def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
+    def _set_aval_and_layout(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
             raise ValueError(
                 f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
