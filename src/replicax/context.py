@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-Options = CommunicationOptions | None
-
-
 class ReplicaContext(NameHints):
     """The context of one replica inside a step; get it with :func:`get_replica_context`.
 
@@ -136,7 +133,7 @@ class ReplicaContext(NameHints):
         examples = self._communicator.examples
         return None if examples is None else examples.mask
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Options = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Combine a value over all replicas; every replica gets the result.
 
         Differentiable: each replica differentiates its own loss, so the gradient of SUM is SUM, and the gradient of
@@ -167,7 +164,7 @@ class ReplicaContext(NameHints):
         return self._reduced(ReduceOp.SUM, value, None, self._communicator.sum_unless_reduced)
 
     def _reduced(
-        self, op: ReduceOp, value: Any, options: Options, reduce: Callable[[Sequence[Any]], Sequence[Any]]
+        self, op: ReduceOp, value: Any, options: CommunicationOptions | None, reduce: Callable[..., Sequence[Any]]
     ) -> Any:
         """``value`` with its arrays reduced: slices one by one, all other arrays together by ``reduce``."""
         leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_slices)
@@ -175,13 +172,15 @@ class ReplicaContext(NameHints):
         reduced = [self._reduced_slices(op, x, options) if is_slices(x) else next(dense) for x in leaves]
         return jax.tree_util.tree_unflatten(treedef, reduced)
 
-    def _reduced_slices(self, op: ReduceOp, slices: IndexedSlices, options: Options) -> IndexedSlices:
+    def _reduced_slices(
+        self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions | None
+    ) -> IndexedSlices:
         mine = summable(slices.values)
         mine = mine if op is ReduceOp.SUM else divide(mine, self._replicas.num_replicas)
         values, indices = (self._communicator.all_gather(x, 0, options) for x in (mine, slices.indices))
         return IndexedSlices(values, indices, slices.shape)
 
-    def all_gather(self, value: Any, axis: int, options: Options = None) -> Any:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate a value of all replicas along ``axis``, in the order of the replicas.
 
         Differentiable; the gradient is the slice at this replica's place, summed over all replicas' losses.

@@ -166,6 +166,17 @@ def test_outputs_across_replicas(pair) -> None:
         assert ctx.non_tensor_outputs == {"objects": {"replicas": 2, "name": "n"}}
 
 
+@pytest.mark.parametrize("op", ["mean", "only_first_replica"])
+def test_values_from_outside_the_step_are_not_combined_inside(pair, op) -> None:
+    outside = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+
+    def step(ctx, x):
+        replicax.get_replica_context().merge_call(lambda strategy: ctx.set_last_step_output("of", outside, op))
+
+    with pytest.raises(ValueError, match="inside a step only its own values can be combined"):
+        pair.run_steps(step, iter(pair.distribute_dataset(numbered(3))), 2)
+
+
 def test_variables_are_outputs(pair) -> None:
     with pair.scope():
         total = replicax.Variable(0, name="total", aggregation="sum")

@@ -44,15 +44,18 @@ def setting(name: str) -> Any:
     return jax.config.values[name]
 
 
+def local_settings() -> list[tuple[Any, Any]]:
+    """What holds each JAX setting, and the value that a ``with`` block has given it in this thread, or ``unset``."""
+    return [(h, h.get_local()) for h in jax.config._value_holders.values() if hasattr(h, "get_local")]
+
+
 def settings_of_this_thread() -> Callable[[], None]:
     """A function that gives another thread the JAX settings that a ``with`` block has changed in this one."""
-    holders: list[Any] = [h for h in jax.config._value_holders.values() if hasattr(h, "get_local")]
-    local = [(h, h.get_local()) for h in holders]
+    changed = [(h, value) for h, value in local_settings() if value is not _config.config_ext.unset]
 
     def adopt() -> None:
-        for holder, value in local:
-            if value is not _config.config_ext.unset:
-                holder.set_local(value)
+        for holder, value in changed:
+            holder.set_local(value)
 
     return adopt
 
@@ -319,16 +322,16 @@ def detected_cluster(seconds: float) -> DetectedCluster | None:
 
     JAX waits at most so many ``seconds`` until the coordinator's name is known.
     """
-    for kind in _cluster_kinds.ClusterEnv._cluster_types:
-        name = kind.name or kind.__name__.removesuffix("Cluster").lower()
+    for env in _cluster_kinds.ClusterEnv._cluster_types:
+        name = env.name or env.__name__.removesuffix("Cluster").lower()
         if name == "k8s" and "JOB_COMPLETION_INDEX" not in os.environ:
             continue  # a pod that belongs to no indexed job is alone
-        if kind.opt_in_only_method or not kind.is_env_present():
+        if env.opt_in_only_method or not env.is_env_present():
             continue
-        count = kind.get_process_count()
+        count = env.get_process_count()
         if count == 1:
             return None
         port = os.environ.get("JAX_COORDINATOR_PORT")
-        coordinator = kind.get_coordinator_address(timeout_secs=int(min(seconds, 1e6)), override_coordinator_port=port)
-        return DetectedCluster(name, coordinator, count, kind.get_process_id())
+        coordinator = env.get_coordinator_address(timeout_secs=int(min(seconds, 1e6)), override_coordinator_port=port)
+        return DetectedCluster(name, coordinator, count, env.get_process_id())
     return None

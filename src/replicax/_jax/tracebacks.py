@@ -21,7 +21,7 @@ import jax
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-Kind = TypeVar("Kind", bound=type)
+Class = TypeVar("Class", bound=type)
 
 VARIABLE = "REPLICAX_TRACEBACK"
 """The environment variable that says whether frames are hidden: ``"full"`` keeps all of them."""
@@ -45,12 +45,12 @@ def hiding_frames(fn: Callable[Args, Result]) -> Callable[Args, Result]:
     return call
 
 
-def hiding_frames_of(kind: Kind) -> Kind:
+def hiding_frames_of(cls: Class) -> Class:
     """Decorate a public class: errors of its constructor and public methods show the frames of users only."""
-    for name, member in list(vars(kind).items()):
+    for name, member in list(vars(cls).items()):
         if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
-            setattr(kind, name, hiding_frames(member))
-    return kind
+            setattr(cls, name, hiding_frames(member))
+    return cls
 
 
 def hide_frames(error: BaseException) -> None:

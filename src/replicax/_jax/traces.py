@@ -21,6 +21,7 @@ from replicax._jax.internals import (
     mesh as _mesh,
     partial_eval as _pe,
 )
+from replicax._jax.runtime import local_settings
 
 # The setting that holds the mesh of the program being traced; JAX 0.11 has moved it.
 _holder: Any = _mesh if hasattr(_mesh, "abstract_mesh_context_manager") else _config
@@ -206,8 +207,7 @@ def trace_of_this_thread() -> Callable[[], None]:
     """A function that restores the present trace of this thread."""
     trace, axis_env = _core.trace_ctx.trace, _core.trace_ctx.axis_env
     depth, number = _staged.depth, _generation.value
-    holders = [h for h in (MESH_SETTING, *jax.config._value_holders.values()) if hasattr(h, "get_local")]
-    local = [(h, h.get_local()) for h in holders]
+    local = [(MESH_SETTING, MESH_SETTING.get_local()), *local_settings()]
 
     def put_back() -> None:
         _core.trace_ctx.set_trace(trace)

@@ -41,7 +41,7 @@ from replicax.devices.host_values import is_key
 from replicax.variables import Aggregation, Variable
 from replicax.variables.layout import Split
 from replicax.variables.lost_arrays import LostArray
-from replicax.variables.slots import escaped, exchanging
+from replicax.variables.slots import store_each
 
 
 class ArrayLeaf(abc.ABC):
@@ -102,13 +102,13 @@ class VariableLeaf(ArrayLeaf):
         variable = self.variable
         if self.kind.generator is not None:  # keys are small, and never split
             key = _as_keys(read(whole_block(self.kind.shape)), self.kind)
-            _store(variable, variable.to_storage(key))
+            store_each({variable.slot: variable.to_storage(key)})
             return variable
         sharding, shape = self._laid_out()
         places = device_blocks(sharding, shape)
         _free_large(variable, [block for block, _ in places])
         laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled_block(block, self.kind, read))
-        _store(variable, variable.layout.to_stored(laid_out, variable.replicas.mesh))
+        store_each({variable.slot: variable.layout.to_stored(laid_out, variable.replicas.mesh)})
         return variable
 
     def _laid_out(self) -> tuple[Sharding, tuple[int, ...]]:
@@ -188,7 +188,7 @@ class CopiesLeaf(ArrayLeaf):
         value = read(whole_block(self.kind.shape))
         if not variable.is_stacked:
             value = value[0] if self.kind.copies is not None else value
-            _store(variable, variable.to_storage(_as_keys(value, self.kind)))
+            store_each({variable.slot: variable.to_storage(_as_keys(value, self.kind))})
             return variable
         if self.kind.copies is not None:
             rows = value
@@ -196,7 +196,7 @@ class CopiesLeaf(ArrayLeaf):
             rows = np.stack([_share(value, replica, self._count) for replica in range(self._count)])
         else:
             rows = np.broadcast_to(value, (self._count, *value.shape))
-        _store(variable, put(_as_keys(rows, self.kind), variable.sharding, may_alias=False))
+        store_each({variable.slot: put(_as_keys(rows, self.kind), variable.sharding, may_alias=False)})
         return variable
 
 
@@ -339,16 +339,10 @@ def weakly_typed(array: jax.Array) -> jax.Array:
     return compute(lambda x: jnp.full(x.shape, zero).at[...].set(x), (array,), sharding)
 
 
-def _store(variable: Variable, stored: jax.Array | LostArray) -> None:
-    with exchanging():
-        variable.slot.array = stored
-        escaped.discard(variable.slot)
-
-
 def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
     """Free the arrays of large variables: two copies may exceed the memory."""
     if any(is_large(block, variable.dtype) for block in blocks):
-        _store(variable, LostArray("it was let go to be restored, and the restore was broken off"))
+        store_each({variable.slot: LostArray("it was let go to be restored, and the restore was broken off")})
 
 
 def _filled_block(block: Block, kind: ArrayKind, read: Read) -> HostArray:

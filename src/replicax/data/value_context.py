@@ -11,7 +11,7 @@ import jax
 from jax.tree_util import keystr
 
 from replicax.argument_checks import as_integer, checked_integer
-from replicax.execution.replica_values import kind_of_component, place_components
+from replicax.execution.replica_values import place_components, type_of_component
 from replicax.user_functions import checked_result
 from replicax.values import regroup
 from replicax.workers.replicas import Replicas
@@ -60,14 +60,14 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Repl
     )
     paths, tree = jax.tree_util.tree_flatten_with_path(merged)
     leaves = [leaf for _, leaf in paths]
-    kinds = [
+    types = [
         [
-            kind_of_component(c, f"distribute_values_from_function: the value{keystr(path)} of replica {i}")
+            type_of_component(c, f"distribute_values_from_function: the value{keystr(path)} of replica {i}")
             for i, c in zip(mine, leaf.values, strict=True)
         ]
         for path, leaf in paths
     ]
-    theirs = lockstep.exchange("distributes values from a function", (str(tree), kinds))
+    theirs = lockstep.exchange("distributes values from a function", (str(tree), types))
     for worker, (other, _) in enumerate(theirs):
         if other != str(tree):
             raise ValueError(

@@ -92,7 +92,7 @@ class ProgramCache:
             return
         outputs: Any = [v.aval for v in before.program.jaxpr.outvars[len(before.program.writes) :]]
         own = {(x.shape, x.dtype) for x, locality in zip(outputs, before.localities, strict=True) if locality is T}
-        if not own.issuperset(kind for _, kind in changed):
+        if not own.issuperset(type_ for _, type_ in changed):
             return
         several = len(changed) > 1
         warn(

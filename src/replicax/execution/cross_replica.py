@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax import context
 from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
+from replicax.communication import CommunicationOptions
 from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array
 from replicax.errors import ShareWarning, warn
@@ -43,7 +44,7 @@ def reduce(
     op: ReduceOp,
     value: Any,
     axis: Axis,
-    options: context.Options = None,
+    options: CommunicationOptions | None = None,
     what: str = "strategy.reduce",
 ) -> Any:
     """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the user has called."""
@@ -298,7 +299,12 @@ def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> An
 
 
 def _reduce_local(
-    op: ReduceOp, values: list[Any], axis: Axis, communicator: Communicator, options: context.Options, what: str
+    op: ReduceOp,
+    values: list[Any],
+    axis: Axis,
+    communicator: Communicator,
+    options: CommunicationOptions | None,
+    what: str,
 ) -> list[Any]:
     if axis is None:
         return communicator.all_reduce(op, values, options)

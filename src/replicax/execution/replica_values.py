@@ -22,12 +22,12 @@ ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """The types of arrays, and of values that convert to one."""
 
 
-Kind = tuple[str, tuple[int, ...]] | None
+ComponentType = tuple[str, tuple[int, ...]] | None
 """The dtype's name and shape of a component; ``None`` if it is no array."""
 
 
-def kind_of_component(component: Any, where: str) -> Kind:
-    """The kind of a component, by which it can be stacked with others; ``where`` is its name in messages."""
+def type_of_component(component: Any, where: str) -> ComponentType:
+    """The dtype and shape of a component, by which it can be stacked with others; ``where`` is its name in messages."""
     if not isinstance(component, ARRAYS):
         return None
     if not isinstance(component, jax.Array):
@@ -37,21 +37,21 @@ def kind_of_component(component: Any, where: str) -> Kind:
     return str(component.dtype), component.shape
 
 
-def place_components(components: Sequence[Any], replicas: Replicas, kinds: Sequence[Kind]) -> PerReplica:
+def place_components(components: Sequence[Any], replicas: Replicas, types: Sequence[ComponentType]) -> PerReplica:
     """Put each of this worker's components on its replica's device; as one array, if they have one dtype and rank.
 
-    ``kinds`` are those of the components of all workers' replicas, in their order.
+    ``types`` are those of the components of all workers' replicas, in their order.
     """
-    if None in kinds:
+    if None in types:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
     arrays = [
         jax.device_put(as_array(c, "a component of a PerReplica"), d)
         for c, d in zip(components, replicas.local_devices.values(), strict=True)
     ]
-    if len(set(kinds)) == 1:
+    if len(set(types)) == 1:
         return PerReplica(Stacked(stack(arrays, replicas)))
-    if len({(kind[0], len(kind[1])) for kind in kinds if kind}) == 1 and not is_key(arrays[0].dtype):
-        shapes = tuple(kind[1] for kind in kinds if kind)
+    if len({(dtype, len(shape)) for dtype, shape in filter(None, types)}) == 1 and not is_key(arrays[0].dtype):
+        shapes = tuple(shape for _, shape in filter(None, types))
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
         return PerReplica(Ragged(stack(filled, replicas), shapes))

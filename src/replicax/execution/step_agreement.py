@@ -50,12 +50,12 @@ def check_same_step(
     description = str(tree), [_describe(leaf) for leaf in leaves], [_digest_of(leaf) for leaf in leaves], computed
     theirs = lockstep.exchange(f"runs the step {name!r} {how}", description)
     first = theirs[0]
-    for worker, (structure, kinds, digests, computed) in enumerate(theirs):
+    for worker, (structure, descriptions, digests, computed) in enumerate(theirs):
         if structure != first[0]:
             raise ValueError(
                 f"{name}: the arguments differ in structure: worker 0 has {first[0]}, worker {worker} has {structure}"
             )
-        for position, on_first, on_worker in _differences(first[1], kinds):
+        for position, on_first, on_worker in _differences(first[1], descriptions):
             raise ValueError(
                 f"{name}: {path_of(tree, position)} is {on_first} on worker 0, and {on_worker} on worker {worker}. All "
                 "workers must run the same step with the same plain values; what differs is for "

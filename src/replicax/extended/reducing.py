@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
-from replicax.communication import checked_options
+from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.arrays import put
 from replicax.execution import cross_replica
 from replicax.execution.cache import ProgramCache
@@ -33,7 +33,7 @@ class Reducing:
         reduce_op: ReduceOp | Aggregation | str,
         value: Any,
         destinations: Any = None,
-        options: context.Options = None,
+        options: CommunicationOptions | None = None,
     ) -> Any:
         """Combine a value across replicas, and put the result on ``destinations``.
 
@@ -66,7 +66,7 @@ class Reducing:
         self,
         reduce_op: ReduceOp | Aggregation | str,
         value_destination_pairs: Sequence[tuple[Any, ...]],
-        options: context.Options = None,
+        options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Several :meth:`reduce_to` at once, as one fused all-reduce unless ``options`` say otherwise.
 
@@ -103,7 +103,7 @@ class Reducing:
         method: str,
         reduce_op: ReduceOp | Aggregation | str,
         pairs: Sequence[tuple[Any, Any]],
-        options: context.Options,
+        options: CommunicationOptions | None,
     ) -> list[Any]:
         context.check_cross_replica(self.replicas, method)
         options = checked_options(options, self.replicas.worker_devices[0].platform, method)

@@ -256,8 +256,8 @@ class NNXAdapter:
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Replicas, dict[tuple[int, ...], NNXState]] = weakref.WeakKeyDictionary()
 
-    def holds(self, kind: type) -> bool:
-        return issubclass(kind, nnx.Pytree)
+    def holds(self, cls: type) -> bool:
+        return issubclass(cls, nnx.Pytree)
 
     def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> NNXState:
         known = self._known.setdefault(replicas, {})
@@ -270,8 +270,8 @@ class NNXAdapter:
         state.take()
         return state
 
-    def updates(self, kind: type) -> bool:
-        return issubclass(kind, nnx.Pytree | nnx.Variable)
+    def updates(self, cls: type) -> bool:
+        return issubclass(cls, nnx.Pytree | nnx.Variable)
 
     def update(self, value: Any, other: Any) -> None:
         if isinstance(value, nnx.Variable):

@@ -26,7 +26,7 @@ from replicax.collectives import (
     of_key_data,
     summable,
 )
-from replicax.context import Options
+from replicax.communication import CommunicationOptions
 from replicax.devices.host_values import as_array, is_key
 from replicax.execution.program.marks import asks_p
 from replicax.execution.tracing.communicator import leaves_of, merge_here
@@ -51,7 +51,7 @@ class PerReplicaCommunicator:
         localities: Localities,
         places: Places | None,
         examples: ReplicaExamples | None,
-        options: Options,
+        options: CommunicationOptions | None,
     ) -> None:
         self._timeout = None if options is None else options.timeout_seconds
         self.replica = replica
@@ -96,7 +96,7 @@ class PerReplicaCommunicator:
         self._localities.note(replica, T)
         return replica
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         if not arrays:
             return []  # nothing to wait for, nor does a compiled program
         timeout = self._timeout if options is None else options.timeout_seconds
@@ -104,14 +104,14 @@ class PerReplicaCommunicator:
         totals: list[Any] = sum_p.bind(*arrays, communicator=self, timeout=timeout)
         return totals if op is ReduceOp.SUM else [divide(total, self.rendezvous.count) for total in totals]
 
-    def sum_unless_reduced(self, arrays: Sequence[Any], options: Options = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         sums = [summable(as_array(a, COMBINED)) for a in arrays]
         own = [i for i, array in enumerate(sums) if self._localities.of(array) is not R]
         for i, total in zip(own, self.all_reduce(ReduceOp.SUM, [sums[i] for i in own], options), strict=True):
             sums[i] = total
         return sums
 
-    def all_gather(self, array: Any, axis: int, options: Options = None) -> Any:
+    def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         array = as_array(array, COMBINED)
         timeout = self._timeout if options is None else options.timeout_seconds
         if timeout is not None:

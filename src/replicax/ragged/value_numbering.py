@@ -67,7 +67,7 @@ class ValueNumbering:
         return (
             equation.primitive,
             self._keys.of_params(equation),
-            tuple(self._keys.of_kind(v.aval) for v in equation.outvars),
+            tuple(self._keys.of_aval(v.aval) for v in equation.outvars),
         )
 
 
@@ -112,7 +112,7 @@ class _ContentKeys(_jax.Keys):
         self._held.append(array)
         return "array", id(array)
 
-    def of_kind(self, aval: Any) -> Any:
+    def of_aval(self, aval: Any) -> Any:
         return (aval.shape, aval.dtype) if hasattr(aval, "shape") else str(aval)
 
     def of_program(self, program: Any) -> Any:

@@ -112,14 +112,14 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
         return initial.stored()
     is_split = isinstance(variable.layout, Split)
     stored = None if is_split else initial.stored()
-    kind = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
+    options = f"{variable.synchronization.value}, {variable.aggregation.value}, {variable.layout}"
     if stored is None:
         digests = [initial.digest()]
     else:
         own = isinstance(variable.layout, Copies)  # one of them, as all begin alike
         parts = {repr(s.index[own:]): s.data[0] if own else s.data for s in stored.addressable_shards}
         digests = [digest(part) for part in parts.values()]
-    offer_here = (dtype_and_shape(variable), kind, digests, variable.name)
+    offer_here = (dtype_and_shape(variable), options, digests, variable.name)
     offers = lockstep.exchange("creates a variable", offer_here, repr(variable.name))
     for worker, offer in enumerate(offers):
         if offer[:2] != offers[0][:2]:

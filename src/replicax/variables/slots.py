@@ -112,6 +112,14 @@ def store_all(arrays: Mapping[Slot, jax.Array]) -> None:
         group.show()
 
 
+def store_each(arrays: Mapping[Slot, Any]) -> None:
+    """Give variables new arrays one after the other, from code outside a program; they stay in their groups."""
+    with exchanging():
+        for slot, array in arrays.items():
+            slot.array = array
+        escaped.difference_update(arrays)
+
+
 def exchanging() -> contextlib.AbstractContextManager[Any]:
     """Hold :data:`launching` while code outside a program reads or changes an array.
 

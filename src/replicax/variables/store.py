@@ -20,7 +20,7 @@ from replicax.errors import ContextError, TraceError
 from replicax.locality import Locality
 from replicax.values import Local, PerReplica, Stacked
 from replicax.variables.collection import VariableCollection, check_agreed, check_all_read
-from replicax.variables.slots import escaped, exchanging
+from replicax.variables.slots import escaped, exchanging, store_each
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -94,10 +94,7 @@ class ConcreteStore:
         if variable.replicas.is_absent:
             context.check_present(variable.replicas, f"assigning {variable.describe()}")
         check_agreed(variable, value)
-        stored = variable.to_storage(value)
-        with exchanging():
-            variable.slot.array = stored
-            escaped.discard(variable.slot)
+        store_each({variable.slot: variable.to_storage(value)})
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Stacked(self.read(variable)))

@@ -17,7 +17,7 @@ from replicax.pytrees import is_leaf, registered
 from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
-from replicax.variables.slots import escaped, exchanging
+from replicax.variables.slots import store_each
 from replicax.variables.store import ConcreteStore, current_store
 from replicax.variables.variable import Variable
 
@@ -162,10 +162,7 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
         return
     shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in coalesced]
     stored = put_copies(list(coalesced.values()), shardings)
-    with exchanging():
-        for variable, array in zip(coalesced, stored, strict=True):
-            variable.slot.array = array
-            escaped.discard(variable.slot)
+    store_each({variable.slot: array for variable, array in zip(coalesced, stored, strict=True)})
 
 
 def _checked_value(variable: Variable, value: Any) -> Any:

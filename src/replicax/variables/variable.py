@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
-from replicax.collectives import ReduceOp
 from replicax.devices.arrays import compute, local_array, put
 from replicax.devices.host_values import (
     as_array,
@@ -174,7 +173,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             )
         if isinstance(initial_value, Stored):
             array = initial_value.array  # which all workers have computed together
-            self._set_kind(initial_value.shape, array.dtype, initial_value.layout)
+            self._set_aval_and_layout(initial_value.shape, array.dtype, initial_value.layout)
             return Initial(lambda: array, lambda: array, lambda: None)
         where = f"variable {self.name!r}: the initial value"
         try:
@@ -186,7 +185,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             if value is None:
                 value = as_array(initial_value, where, dtype)
                 value = value if is_key(value.dtype) else np.array(value)
-            self._set_kind(value.shape, value.dtype)
+            self._set_aval_and_layout(value.shape, value.dtype)
             return Initial(lambda: self.to_storage(value), lambda: value, lambda: digest(value))
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
@@ -194,7 +193,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             program, aval, of_program = _jax.traced_once(
                 lambda: as_array(checked_result(initialise(), initialise, where), where, dtype)
             )
-        self._set_kind(aval.shape, aval.dtype)
+        self._set_aval_and_layout(aval.shape, aval.dtype)
         return Initial(lambda: self._computed_array(program), program, of_program)
 
     def _computed_array(self, program: Callable[[], Any]) -> jax.Array:
@@ -203,7 +202,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         laid_out = compute(lambda: self.layout.laid_out(program()), (), self.layout.laid_out_sharding(mesh))
         return self.layout.to_stored(laid_out, mesh)
 
-    def _set_kind(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
+    def _set_aval_and_layout(self, shape: tuple[int, ...], dtype: Any, layout: Layout | None = None) -> None:
         if self.aggregation is Aggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
             raise ValueError(
                 f"variable {self.name!r}: the mean of {jnp.dtype(dtype).name} values is not of that dtype; use a float "
@@ -348,10 +347,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             )
         copies = current_store().copies(self)
         if isinstance(copies.form, Local):
-            value, communicator = copies.form.value, copies.form.communicator
-            if self.aggregation is Aggregation.ONLY_FIRST_REPLICA:
-                return communicator.from_first(value)
-            return communicator.all_reduce(ReduceOp.parse(self.aggregation.value), [value])[0]
+            return self.strategy.extended.reduce_to(self.aggregation, copies)
         return run_across(self, combined, copies, self.aggregation)
 
     def _in_replica(self) -> bool:

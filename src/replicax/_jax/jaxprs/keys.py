@@ -109,13 +109,13 @@ class Keys:
 
     def of(self, value: Any) -> Any:
         """The key of a value."""
-        kind: Any = type(value)
-        if kind in BY_VALUE:
-            return kind, repr(value) if kind in (float, complex) else value  # repr, because 0.0 == -0.0
+        cls: Any = type(value)
+        if cls in BY_VALUE:
+            return cls, repr(value) if cls in (float, complex) else value  # repr, because 0.0 == -0.0
         if isinstance(value, _FUNCTIONS):
             return self.of_function(value)
-        if kind in CONTAINERS:
-            items: Any = value.items() if kind is dict else value
+        if cls in CONTAINERS:
+            items: Any = value.items() if cls is dict else value
         elif is_record(value):
             items = (getattr(value, field.name) for field in dataclasses.fields(value))
         else:
@@ -124,9 +124,9 @@ class Keys:
             return "inside itself", self._inside.index(id(value))
         self._inside.append(id(value))
         try:
-            if kind is dict:
-                return kind, tuple((self.of(k), self.of(v)) for k, v in items)
-            return kind, (frozenset if kind in (set, frozenset) else tuple)(map(self.of, items))
+            if cls is dict:
+                return cls, tuple((self.of(k), self.of(v)) for k, v in items)
+            return cls, (frozenset if cls in (set, frozenset) else tuple)(map(self.of, items))
         finally:
             self._inside.pop()
 
@@ -154,13 +154,13 @@ class Keys:
 
         def operand(atom: Any) -> Hashable:
             if isinstance(atom, Literal):
-                return self.of_kind(atom.aval), np.asarray(atom.val).tobytes()
+                return self.of_aval(atom.aval), np.asarray(atom.val).tobytes()
             return numbers[atom]
 
         def new(variables: Sequence[Any]) -> Hashable:
             for variable in variables:
                 numbers[variable] = len(numbers)
-            return tuple(self.of_kind(variable.aval) for variable in variables)
+            return tuple(self.of_aval(variable.aval) for variable in variables)
 
         constants = tuple(map(self.of_array, getattr(program, "consts", ())))
         inputs = new([*jaxpr.constvars, *jaxpr.invars])
@@ -173,8 +173,8 @@ class Keys:
         """The key of an operation's parameters."""
         return tuple((name, self.of(value)) for name, value in sorted(equation.params.items()))
 
-    def of_kind(self, aval: Any) -> Any:
-        """The key of the kind of a value in a program."""
+    def of_aval(self, aval: Any) -> Any:
+        """The key of the shape and dtype of a value in a program."""
         return aval
 
     def of_array(self, array: Any) -> Any:
@@ -208,7 +208,7 @@ class _Digests(Keys):
             return self.of_program(value)
         return self.of_array(value) if isinstance(value, _ARRAYS) else self.of_function(value)
 
-    def of_kind(self, aval: Any) -> Any:
+    def of_aval(self, aval: Any) -> Any:
         return str(aval)
 
     def of_array(self, array: Any) -> Any:

@@ -20,8 +20,8 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 def abstract_mesh(mesh: Any, axes: Collection[str]) -> Any:
     """The abstract mesh of programs inside ``shard_map(mesh=mesh)`` over these of its axes."""
-    kinds = [jax.sharding.AxisType.Manual if axis in axes else jax.sharding.AxisType.Auto for axis in mesh.axis_names]
-    return mesh.abstract_mesh.update(axis_types=tuple(kinds))
+    types = [jax.sharding.AxisType.Manual if axis in axes else jax.sharding.AxisType.Auto for axis in mesh.axis_names]
+    return mesh.abstract_mesh.update(axis_types=tuple(types))
 
 
 def foreign_mesh(jaxpr: Jaxpr, axes: Set[str]) -> Equation | None:

@@ -77,9 +77,9 @@ class PassReader:
             self._give_back(groups, sum(group.count for group in groups))
             raise
         if len(groups) > 1:
-            # As few as possible: each that can't be joined gets a kind of its own.
-            kinds = [group.kind if isinstance(group, ElementGroup) else number for number, group in enumerate(groups)]
-            pairs = itertools.groupby(zip(kinds, groups, strict=True), lambda pair: pair[0])
+            # As few as possible: each that can't be joined gets a key of its own.
+            keys = [g.join_key if isinstance(g, ElementGroup) else number for number, g in enumerate(groups)]
+            pairs = itertools.groupby(zip(keys, groups, strict=True), lambda pair: pair[0])
             groups = [joined([group for _, group in alike]) for _, alike in pairs]
         return Taken(groups, failure, functools.partial(self._give_back, list(groups)))
 

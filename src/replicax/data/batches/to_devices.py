@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.data.batches.groups import BatchGroup
-from replicax.data.batches.local_batches import HostBatch
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
@@ -21,9 +20,14 @@ from replicax.execution.replica_values import example_mask, largest_of
 from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
+if TYPE_CHECKING:
+    from replicax.data.batches.local_batches import HostBatch
+
 
 def placer(replicas: Replicas) -> Callable[[HostBatch | BatchGroup], Any]:
     """A function that puts elements on the devices of ``replicas``, on any thread, under this thread's JAX settings."""
+    from replicax.data.batches.local_batches import HostBatch  # it needs Grain
+
     adopt = _jax.settings_of_this_thread()
     here = threading.local()  # the ids of threads are reused
     here.adopted = True

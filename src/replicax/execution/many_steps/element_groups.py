@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ class Masks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ElementGroup:
-    """Some elements of one kind, one after the other.
+    """Some elements of one structure, one after the other.
 
     Attributes:
       tree: the structure of an element.
@@ -73,24 +74,24 @@ class ElementGroup:
         return None if self.masks is None else self.masks.of(-1, self.mesh)
 
     @property
-    def kind(self) -> Any:
+    def join_key(self) -> Any:
         """A key that is equal for groups that can be joined."""
-        return self.tree, self.bare, self._kinds
+        return self.tree, self.bare, self._array_types
 
     @property
     def described(self) -> Any:
         """An element with ``jax.ShapeDtypeStruct`` in the place of arrays."""
-        return _described_element(self.tree, self.bare, self._kinds, self.mask)
+        return _element_of(self.tree, self.bare, itertools.starmap(jax.ShapeDtypeStruct, self._array_types), self.mask)
 
     @property
     def arguments(self) -> Arguments:
         """The arguments of a step for a described element."""
         if self.masks is not None:
             return Arguments((self.described,), {})
-        return _arguments(self.tree, self.bare, self._kinds)
+        return _arguments(self.tree, self.bare, self._array_types)
 
     @property
-    def _kinds(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    def _array_types(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
         """The shape and dtype of each array of an element."""
         at = self._axis
         return tuple(((*a.shape[:at], *a.shape[at + 1 :]), a.dtype) for a in self.arrays)
@@ -115,8 +116,7 @@ class ElementGroup:
         mask = None if self.masks is None else self.masks.of(index, self.mesh)
         place = self._place(index)
         arrays = [put(_at(a, place, self._axis), self._layout) for a in self.arrays]
-        leaves = arrays if self.bare else [PerReplica(Stacked(a), mask) for a in arrays]
-        return jax.tree_util.tree_unflatten(self.tree, leaves)
+        return _element_of(self.tree, self.bare, arrays, mask)
 
     def _part(self, start: int, size: int) -> ElementGroup:
         masks = self.masks
@@ -136,14 +136,13 @@ class ElementGroup:
         return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
 
 
-def _described_element(tree: Any, bare: bool, kinds: Any, mask: ExampleMask | None) -> Any:
-    arrays: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+def _element_of(tree: Any, bare: bool, arrays: Iterable[Any], mask: ExampleMask | None) -> Any:
     return jax.tree_util.tree_unflatten(tree, arrays if bare else [PerReplica(Stacked(a), mask) for a in arrays])
 
 
 @functools.lru_cache(maxsize=256)  # asked for at every call
-def _arguments(tree: Any, bare: bool, kinds: Any) -> Arguments:
-    return Arguments((_described_element(tree, bare, kinds, None),), {})
+def _arguments(tree: Any, bare: bool, array_types: Any) -> Arguments:
+    return Arguments((_element_of(tree, bare, itertools.starmap(jax.ShapeDtypeStruct, array_types), None),), {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,7 +175,7 @@ def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
 
 
 def joined(groups: Sequence[Any]) -> Any:
-    """Groups of one kind as one (a copy, on the devices); one group or :class:`Single` alone is returned unchanged."""
+    """Groups of one ``join_key`` as one, a copy on the devices; one group or :class:`Single` is returned unchanged."""
     first = groups[0]
     if len(groups) == 1:
         return first

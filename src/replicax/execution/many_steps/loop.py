@@ -48,20 +48,20 @@ class Step(Wrapper):
     """``fn(ctx, *inputs)`` as a function of an element that returns the outputs set in ``ctx``.
 
     Outputs are compared with ``initial_loop_values``, a dict or ``None``, where the Python of the step runs: a step
-    that raises has changed nothing, on either executor. ``kind`` tells it from other steps around ``fn``.
+    that raises has changed nothing, on either executor. ``distinction`` tells it from other steps around ``fn``.
     """
 
     argument = "element"
 
-    def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None, *kind: Hashable) -> None:
+    def __init__(self, fn: Callable[..., Any], initial_loop_values: Any = None, *distinction: Hashable) -> None:
         self._expected: dict[str, str] | None = None
         if initial_loop_values is not None:
             if not isinstance(initial_loop_values, dict):
                 raise ValueError(
                     f"initial_loop_values must be a dict with a value for each output, got {initial_loop_values!r}"
                 )
-            self._expected = _kinds(initial_loop_values)
-        super().__init__(fn, *(self._expected or {}).items(), *kind)
+            self._expected = _output_types(initial_loop_values)
+        super().__init__(fn, *(self._expected or {}).items(), *distinction)
 
     def __call__(self, element: Any) -> Any:
         ctx = MultiStepContext()
@@ -69,7 +69,7 @@ class Step(Wrapper):
         _check_takes(self.fn, ctx, inputs)
         result = self.fn(ctx, *inputs)
         checked_result(result, self.fn, "strategy.run_steps")
-        if self._expected is not None and (found := _kinds(ctx.last_step_outputs)) != self._expected:
+        if self._expected is not None and (found := _output_types(ctx.last_step_outputs)) != self._expected:
             raise ValueError(_difference(self.__name__, self._expected, "initial_loop_values", found, "the step"))
         return ctx._closed_outputs()
 
@@ -163,17 +163,17 @@ def _check_outputs(name: str, programs: Sequence[Executable | None], groups: Seq
     start = 0
     for group, program in zip(groups, programs, strict=True):
         if program is not None:
-            kinds = _kinds(_outputs(program.program))
-            if expected is not None and kinds != expected:
+            types = _output_types(_outputs(program.program))
+            if expected is not None and types != expected:
                 last = start + group.count - 1
                 where = f"step {start}" if last == start else f"steps {start} to {last}"
-                raise ValueError(_difference(name, expected, whose, kinds, where))
-            expected, whose = kinds, f"step {start} of these"
+                raise ValueError(_difference(name, expected, whose, types, where))
+            expected, whose = types, f"step {start} of these"
         start += group.count
 
 
 def _outputs(program: Program) -> Any:
-    """The kinds of one replica's outputs."""
+    """One replica's outputs, with ``jax.ShapeDtypeStruct`` in the place of arrays."""
     avals: list[Any] = [v.aval for v in program.jaxpr.outvars[len(program.writes) :]]
     leaves = [
         r.value if r.index is None else jax.ShapeDtypeStruct(avals[r.index].shape, avals[r.index].dtype)
@@ -182,19 +182,19 @@ def _outputs(program: Program) -> Any:
     return jax.tree_util.tree_unflatten(program.result_tree, leaves)["last"]
 
 
-def _kinds(outputs: Any) -> dict[str, str]:
+def _output_types(outputs: Any) -> dict[str, str]:
     """The dtype and shape of each output, by its path."""
-    kinds = {}
+    types = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(outputs))[0]:
         array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
         dtype = array.dtype if is_key(array.dtype) else jax.dtypes.canonicalize_dtype(array.dtype)
-        kinds[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
-    return kinds
+        types[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
+    return types
 
 
 def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], where: str) -> str:
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
-    was, now = (kinds.get(path, "missing") for kinds in (expected, found))
+    was, now = (types.get(path, "missing") for types in (expected, found))
     return (
         f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
         "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one "

@@ -12,8 +12,9 @@ from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array, strongly_typed
 from replicax.errors import ContextError, TraceError
 from replicax.execution.replica_values import ARRAYS
+from replicax.execution.tracing.communicator import own_components
 from replicax.pytrees import is_leaf, registered
-from replicax.values import Local, PerReplica
+from replicax.values import PerReplica
 from replicax.variables.aggregation import Aggregation, combined
 from replicax.variables.variable import Variable
 
@@ -78,7 +79,8 @@ class MultiStepContext:
             is_leaf=is_leaf,
         )
         if context.get_replica_context() is None:
-            self.last_step_outputs[name] = _reduced_across(op, value)
+            value = value if op is None else context.get_strategy().extended.reduce_to(op, value)
+            self.last_step_outputs[name] = own_components(value)
             return
         if op is None:
             raise ValueError(
@@ -162,18 +164,3 @@ def _as_output(name: str, leaf: Any) -> Any:
             "objects there is set_non_tensor_output"
         )
     return strongly_typed(as_array(leaf, f"set_last_step_output: {name}"))
-
-
-def _reduced_across(op: Aggregation | None, value: Any) -> Any:
-    """An output in cross-replica context: as the replicas see it, and the same for all if it is combined."""
-
-    def one(leaf: Any) -> Any:
-        if not isinstance(leaf, PerReplica) or not isinstance(leaf.form, Local):
-            return leaf
-        if op is Aggregation.ONLY_FIRST_REPLICA:
-            return leaf.form.communicator.from_first(leaf.form.value)
-        return leaf.form.value
-
-    if op in (Aggregation.SUM, Aggregation.MEAN):
-        return context.get_strategy().reduce(op.value, value)
-    return jax.tree_util.tree_map(one, value, is_leaf=is_leaf)

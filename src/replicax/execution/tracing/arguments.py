@@ -95,8 +95,8 @@ class Arguments:
         padded: list[tuple[int, ExampleMask, int | None]] = []
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
-            kind: Any = type(leaf)
-            if kind is PerReplica:
+            cls: Any = type(leaf)
+            if cls is PerReplica:
                 form = leaf.form
                 if type(form) is not Stacked:
                     if type(form) is not Ragged:
@@ -112,11 +112,11 @@ class Arguments:
                 else:
                     padded.append((position, leaf.mask, leaf.dim))
                     keys.append((T, array.shape, array.dtype, False, leaf.dim))
-            elif kind is Variable:
+            elif cls is Variable:
                 self._statics.append((position, leaf))
-                keys.append((_STATIC, kind, leaf.slot))  # one for each variable, and compared without its ==
-            elif kind in _array_types or isinstance(leaf, jax.Array):
-                if kind not in _array_types:
+                keys.append((_STATIC, cls, leaf.slot))  # one for each variable, and compared without its ==
+            elif cls in _array_types or isinstance(leaf, jax.Array):
+                if cls not in _array_types:
                     self._check_concrete(leaf, position)
                 self.arrays.append(leaf)
                 keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
@@ -134,15 +134,15 @@ class Arguments:
                 if dtype != leaf.dtype:
                     check_integers(leaf, functools.partial(path_of, self._tree, position), dtype)
                 keys.append((M, leaf.shape, dtype, False))
-            elif kind is int or kind is float or kind is complex:
+            elif cls is int or cls is float or cls is complex:
                 if position in module_numbers(self._tree):
                     self._statics.append((position, leaf))
-                    keys.append((_STATIC, kind, repr(leaf)))
+                    keys.append((_STATIC, cls, repr(leaf)))
                     continue
-                if kind is int and not _LOWEST <= leaf <= _HIGHEST:
+                if cls is int and not _LOWEST <= leaf <= _HIGHEST:
                     check_integers(leaf, functools.partial(path_of, self._tree, position))
                 self.arrays.append(leaf)
-                keys.append((M, (), jax.dtypes.canonicalize_dtype(kind), True))
+                keys.append((M, (), jax.dtypes.canonicalize_dtype(cls), True))
             elif register(leaf):
                 self.__init__(args, kwargs)  # type: ignore[misc]  # again, now that its container is known
                 return
@@ -150,7 +150,7 @@ class Arguments:
                 raise is_a_mutable_array(self._tree, position)
             else:
                 self._statics.append((position, leaf))
-                keys.append((_STATIC, kind, leaf if kind in _jax.BY_VALUE else _static_key(leaf)))
+                keys.append((_STATIC, cls, leaf if cls in _jax.BY_VALUE else _static_key(leaf)))
         if padded:
             self.mask = common_mask(padded, self._tree)
             if self.is_ragged:
@@ -317,7 +317,7 @@ def now_per_replica(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
     (old_tree, old_keys), (new_tree, new_keys) = old, new
     if old_tree != new_tree or len(old_keys) != len(new_keys):
         return []
-    kinds = []
+    changed = []
     for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True)):
         if a != b:
             if a[0] is not M or b[0] is not T:
@@ -325,8 +325,8 @@ def now_per_replica(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
             was, now = TracedKey(*a), TracedKey(*b)
             if (was.shape, was.dtype) != (now.local_shape, now.dtype):
                 return []
-            kinds.append((path_of(new_tree, i), (was.shape, was.dtype)))
-    return kinds
+            changed.append((path_of(new_tree, i), (was.shape, was.dtype)))
+    return changed
 
 
 def describe_difference(old: Any, new: Any) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from replicax import collectives, context
+from replicax import collectives
 from replicax.collectives import COMBINED, Communicator, ReduceOp, ReplicaExamples
+from replicax.communication import CommunicationOptions
 from replicax.devices.host_values import as_array
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.marks import asks_p
@@ -29,24 +30,24 @@ class SpmdCommunicator:
     timeout: float | None = None
     sums_own = False
 
-    def __init__(self, examples: ReplicaExamples | None = None, options: context.Options = None) -> None:
+    def __init__(self, examples: ReplicaExamples | None = None, options: CommunicationOptions | None = None) -> None:
         self.examples = examples
         self._options = options
 
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
 
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         return collectives.all_reduce(op, arrays, self._noted(options))
 
-    def sum_unless_reduced(self, arrays: Sequence[Any], options: context.Options = None) -> list[Any]:
+    def sum_unless_reduced(self, arrays: Sequence[Any], options: CommunicationOptions | None = None) -> list[Any]:
         self.sums_own = True
         return collectives.sum_unless_reduced(arrays, self._noted(options))
 
-    def all_gather(self, array: Any, axis: int, options: context.Options = None) -> Any:
+    def all_gather(self, array: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         return collectives.all_gather(array, axis, self._noted(options))
 
-    def _noted(self, options: context.Options) -> context.Options:
+    def _noted(self, options: CommunicationOptions | None) -> CommunicationOptions | None:
         options = self._options if options is None else options
         if options is not None and options.timeout_seconds is not None:
             self.timeout = max(self.timeout or 0.0, options.timeout_seconds)
@@ -94,10 +95,13 @@ def merge_here(
         leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
         args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
-    return jax.tree_util.tree_map(_back, registered(fn(*args, **kwargs)), is_leaf=is_leaf)
+    return own_components(registered(fn(*args, **kwargs)))
 
 
-def _back(leaf: Any) -> Any:
-    if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local):
-        return leaf.form.value
-    return leaf
+def own_components(tree: Any) -> Any:
+    """A pytree of cross-replica context as the replica sees it that is being traced."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf
+
+    return jax.tree_util.tree_map(one, tree, is_leaf=is_leaf)

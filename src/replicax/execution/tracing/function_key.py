@@ -49,12 +49,12 @@ class FunctionKey(_jax.Hashed):
         self.places = places
         self._wrapped: dict[Hashable, FunctionKey] = {}
 
-    def wrapped(self, wrapper: Hashable) -> FunctionKey:
-        """The key of this step in a :class:`Wrapper` of that kind."""
-        key = self._wrapped.get(wrapper)
+    def wrapped(self, wrapper_key: Hashable) -> FunctionKey:
+        """The key of this step in a :class:`Wrapper` with that ``wrapper_key``."""
+        key = self._wrapped.get(wrapper_key)
         if key is None:
-            captured = ("wrapper", wrapper), *self.captured
-            key = self._wrapped[wrapper] = FunctionKey(self.code, captured, self.places)
+            captured = ("wrapper", wrapper_key), *self.captured
+            key = self._wrapped[wrapper_key] = FunctionKey(self.code, captured, self.places)
         return key
 
     @property
@@ -64,18 +64,18 @@ class FunctionKey(_jax.Hashed):
 
 
 class Wrapper:
-    """A callable that makes another step of a function; two of one kind around one function are the same step.
+    """A callable that makes another step of a function; with an equal ``wrapper_key`` and function it is the same step.
 
     Attributes:
-      kind: its type, and what distinguishes it from other wrappers of the function.
+      wrapper_key: its type, and what distinguishes it from other wrappers of the function.
       argument: the name of its only argument; ``None`` if its arguments are those of the function.
     """
 
     argument: str | None = None
 
-    def __init__(self, fn: Callable[..., Any], *kind: Hashable) -> None:
+    def __init__(self, fn: Callable[..., Any], *distinction: Hashable) -> None:
         self.fn = fn
-        self.kind = (type(self), *kind)
+        self.wrapper_key = (type(self), *distinction)
         self.__name__ = function_name(fn)
 
 
@@ -90,7 +90,7 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
         if entry is not None and _are_current(entry[0]):
             return entry[1]
     if isinstance(fn, Wrapper):
-        return function_key(fn.fn).wrapped(fn.kind)
+        return function_key(fn.fn).wrapped(fn.wrapper_key)
     return _new_key(fn)
 
 
@@ -130,7 +130,7 @@ _changed_by_tracing: dict[tuple[types.CodeType, str], set[Any]] = {}
 
 def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     if isinstance(fn, Wrapper):
-        return _new_key(fn.fn).wrapped(fn.kind)
+        return _new_key(fn.fn).wrapped(fn.wrapper_key)
     collector = _Collector(fn)
     key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
     if isinstance(fn, types.FunctionType):
@@ -236,8 +236,8 @@ class _Collector(IdentityKeys):
     def of_other(self, value: Any) -> Any:
         if isinstance(value, ByKey):
             return value.key
-        kind: Any = type(value)
-        is_fixed = not may_change(kind) or isinstance(value, _jax.CONTAINERS)
+        cls: Any = type(value)
+        is_fixed = not may_change(cls) or isinstance(value, _jax.CONTAINERS)
         return super().of_other(value) if self._is_captured or is_fixed else ObjectKey(value)
 
     def of_function(self, fn: Any) -> Any:

@@ -36,8 +36,8 @@ class ObjectKey(_jax.ById):
 
     def __init__(self, value: Any) -> None:
         self.reads: dict[tuple[int, str], Attribute] = {}
-        kind: Any = type(value)
-        if kind.__hash__ not in (None, object.__hash__):
+        cls: Any = type(value)
+        if cls.__hash__ not in (None, object.__hash__):
             try:
                 self._hash, self._ref, self._strong = hash(value), None, value
                 return
@@ -109,7 +109,7 @@ class _Recording:
         self.found: dict[int, tuple[Any, ObjectKey]] = {}
         self._captured: dict[int, tuple[Any, ObjectKey]] = {}
         self._set: set[tuple[int, str]] = set()  # by the step itself
-        self._kinds: set[type] = set()
+        self._classes: set[type] = set()
 
     def add(self, value: Any, key: ObjectKey, is_captured: bool = False) -> None:
         """Record for ``key`` what is read of this object, or of those in this container, function or class.
@@ -119,27 +119,27 @@ class _Recording:
         todo, recorded = [value], self._captured if is_captured else self.found
         while todo:
             value = todo.pop()
-            kind: Any = type(value)
-            if id(value) in recorded or not may_change(kind):
+            cls: Any = type(value)
+            if id(value) in recorded or not may_change(cls):
                 continue
             recorded[id(value)] = value, key
             if isinstance(value, _jax.CONTAINERS):
                 todo += value.values() if isinstance(value, dict) else value
-            todo += (getattr(value, name) for name in _PARTS.get(kind, ()))
-            if kind is types.FunctionType:
+            todo += (getattr(value, name) for name in _PARTS.get(cls, ()))
+            if cls is types.FunctionType:
                 self._note_captured(value, key)
-            if is_captured or kind in _PARTS:
+            if is_captured or cls in _PARTS:
                 continue
             if isinstance(value, type | types.FunctionType):
                 self._note_all(value, key)
-            elif kind not in self._kinds:
-                todo += self._specials(kind)
+            elif cls not in self._classes:
+                todo += self._specials(cls)
                 try:
-                    self._replace(kind, "__getattribute__", self._note_read)
-                    self._replace(kind, "__setattr__", lambda value, name: self._set.add((id(value), name)))
-                    self._kinds.add(kind)
+                    self._replace(cls, "__getattribute__", self._note_read)
+                    self._replace(cls, "__setattr__", lambda value, name: self._set.add((id(value), name)))
+                    self._classes.add(cls)
                 except TypeError:  # Python can't change its class: all attributes count
-                    if kind.__dictoffset__:
+                    if cls.__dictoffset__:
                         self._note_read(value, "__dict__")
 
     def _note_captured(self, fn: types.FunctionType, key: ObjectKey) -> None:
@@ -151,13 +151,13 @@ class _Recording:
             self.add(self.note(owner, name, key, CapturedVariable), key, is_captured=True)
         self.add(self.note(fn, "", key, Definition), key, is_captured=True)
 
-    def _specials(self, kind: type) -> list[Any]:
+    def _specials(self, cls: type) -> list[Any]:
         """The methods that Python calls without reading an attribute, such as operators."""
-        found = {name: fn for owner in reversed(kind.__mro__) for name, fn in vars(owner).items() if name[:2] == "__"}
+        found = {name: fn for owner in reversed(cls.__mro__) for name, fn in vars(owner).items() if name[:2] == "__"}
         own = {name for name, fn in found.items() if getattr(fn, "__globals__", None) is self._module}
         own = own - {"__init__", "__new__", "__del__"} | {"__call__"}
         called = [fn for name, fn in found.items() if name in own]
-        return [kind, *called] if any(map(asks_class, called)) else called
+        return [cls, *called] if any(map(asks_class, called)) else called
 
     def _note_all(self, value: Any, key: ObjectKey) -> None:
         for owner in getattr(value, "__mro__", (value,)):
@@ -165,7 +165,7 @@ class _Recording:
                 if not name.startswith("__") and not hasattr(type(item), "__get__"):
                     self.add(self.note(owner, name, key), key)
 
-    def _replace(self, kind: Any, name: str, note: Callable[[Any, str], Any]) -> None:
+    def _replace(self, cls: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         def noted(value: Any, attribute: str, *new: Any) -> Any:
             if id(value) in self.found and threading.get_ident() == self._thread not in _threads_that_note:
                 with _noting():
@@ -173,9 +173,9 @@ class _Recording:
             return original(value, attribute, *new)
 
         with _lock:
-            original, own = getattr(kind, name), vars(kind).get(name)
-            type.__setattr__(kind, name, functools.wraps(original)(noted))
-            _undo.callback(*(type.__delattr__, kind, name) if own is None else (type.__setattr__, kind, name, own))
+            original, own = getattr(cls, name), vars(cls).get(name)
+            type.__setattr__(cls, name, functools.wraps(original)(noted))
+            _undo.callback(*(type.__delattr__, cls, name) if own is None else (type.__setattr__, cls, name, own))
 
     def _note_read(self, value: Any, name: str) -> None:
         if name != "__class__":  # isinstance asks for that
@@ -183,12 +183,12 @@ class _Recording:
             now = self.note(value, "__dict__" if name == "__getstate__" else name, key)  # copies ask for the state
             self.add((now, type(value)) if asks_class(now) else now, key)
 
-    def note(self, owner: Any, name: str, key: ObjectKey, kind: type[Attribute] = Attribute) -> Any:
+    def note(self, owner: Any, name: str, key: ObjectKey, cls: type[Attribute] = Attribute) -> Any:
         """Let ``key`` depend on this attribute; return its value if that is new."""
         place = id(owner), name
         if place in key.reads or place in self._set:
             return None
-        key.reads[place] = kind(owner, name)
+        key.reads[place] = cls(owner, name)
         return key.reads[place].now
 
 
@@ -220,8 +220,8 @@ _undo = contextlib.ExitStack()
 
 
 @functools.lru_cache(1024)
-def may_change(kind: Any) -> bool:
+def may_change(cls: Any) -> bool:
     """Return whether values of this class have attributes or items that a step may read, and that may change."""
     fixed = (types.ModuleType, jax.Array, np.ndarray, np.generic)
-    package = str(kind.__module__).partition(".")[0]
-    return kind not in _jax.BY_VALUE and not issubclass(kind, fixed) and package not in ("jax", "jaxlib", "replicax")
+    package = str(cls.__module__).partition(".")[0]
+    return cls not in _jax.BY_VALUE and not issubclass(cls, fixed) and package not in ("jax", "jaxlib", "replicax")

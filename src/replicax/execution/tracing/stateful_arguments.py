@@ -54,13 +54,13 @@ class ObjectsState(Protocol):
 class Adapter(Protocol):
     """The interface to the objects of the library."""
 
-    def holds(self, kind: type) -> bool:
+    def holds(self, cls: type) -> bool:
         """Return whether objects of this class hold state that steps change in place."""
 
     def state_of(self, objects: tuple[Any, ...], replicas: Replicas) -> ObjectsState:
         """Their state, after what has been assigned to them since the last step is assigned to their variables."""
 
-    def updates(self, kind: type) -> bool:
+    def updates(self, cls: type) -> bool:
         """Return whether :meth:`update` takes objects of this class: those that it holds, and their cells."""
 
     def update(self, value: Any, other: Any) -> None:
@@ -254,12 +254,12 @@ def _adapter() -> Adapter | None:
     return _load_adapter() if LIBRARY in sys.modules else None
 
 
-_is_held: Callable[[type], bool] = functools.cache(lambda kind: _load_adapter().holds(kind))
+_is_held: Callable[[type], bool] = functools.cache(lambda cls: _load_adapter().holds(cls))
 
 
-def _holds(kind: type) -> bool:
+def _holds(cls: type) -> bool:
     """Return whether objects of this class hold state."""
-    return LIBRARY in sys.modules and _is_held(kind)
+    return LIBRARY in sys.modules and _is_held(cls)
 
 
 def holds_state(value: Any) -> bool:
