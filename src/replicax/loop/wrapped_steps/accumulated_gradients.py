@@ -121,13 +121,13 @@ class _Ratios(Dataflow[int]):
                 "by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have several "
                 "replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
             )
-        shapes = [getattr(v.aval, "shape", ()) for v in equation.outvars]
+        shapes, operands = ([getattr(v.aval, "shape", ()) for v in vs] for vs in (equation.outvars, equation.invars))
         is_number = not any(shapes)
         if not is_number or name not in _LINEAR:
             fact &= ~_RATIO
         if name in SLICES and shapes[0][:1] == (1,):
             fact &= ~_OF_BATCH  # as in an iteration
-        if name in SUMS and fact & _OF_BATCH and 0 in dims_along(equation.params, equation.invars[0].aval.ndim):
+        if name in SUMS and fact & _OF_BATCH and 0 in dims_along(equation.params, len(operands[0])):
             fact |= _SUMMED
         if name in _OVER_REPLICAS and not all(isinstance(v, _jax.Literal) and v.val == 1 for v in equation.invars):
             fact |= _SUMMED  # a sum of ones is the number of replicas
