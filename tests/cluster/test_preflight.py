@@ -194,6 +194,7 @@ def test_where_the_chief_listens(group, monkeypatch) -> None:
     elsewhere = dataclasses.replace(group, coordinator="192.0.2.1:80")  # no machine has this one
     assert bind_address(elsewhere) in ("[::]:80", "0.0.0.0:80")
     assert (is_elsewhere(elsewhere), is_elsewhere(group)) == (True, False)
+    assert not is_elsewhere(dataclasses.replace(group, coordinator="0.0.0.0:80"))
     for host in ("localhost", "0.0.0.0", *(["::"] if has_ipv6() else [])):
         with listening_socket(host) as listens:
             socket.create_connection(("localhost", listens.getsockname()[1])).close()

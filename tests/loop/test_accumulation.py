@@ -169,6 +169,32 @@ def test_a_mean_over_the_tokens_of_a_micro_batch_is_told_with_its_cures() -> Non
     assert of_tokens(shared_strategy(4, 2), 1, "sum", masks) == expected
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ratios_that_are_no_means_over_the_tokens_of_a_micro_batch(replicas: int) -> None:
+    """Of the sums of one example, in a Python loop; by the number of replicas; in a penalty for each micro-batch."""
+    strategy, rows = strategy_of(replicas), np.arange(1, 25, dtype=np.float32).reshape(8, 3)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32), name="w")
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def loss_of(x: Any) -> Any:
+        norms = jnp.sum(x, axis=1)
+        ratios = sum(jnp.sum(row * w) / jnp.sum(row) + jnp.sum(w) / norms[i] for i, row in enumerate(x))
+        share = ratios / replicax.get_replica_context().all_reduce("sum", 1) / (8 / replicas)
+        return replicax.as_share(share) + replicax.scale_regularization_loss(
+            jnp.sum(w**2) * jnp.sum(x) / jnp.sum(norms)
+        )
+
+    def step(x: Any) -> None:
+        _, gradients = replicax.value_and_grad(lambda: loss_of(x), [w])()
+        optimizer.apply_gradients(zip(gradients, [w], strict=True))
+
+    [batch] = strategy.distribute_dataset([rows])
+    strategy.run(accumulated(step, 2), args=(batch,))
+    sums = rows.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(w.numpy(), 0.8 - 0.1 * np.mean((rows + 1) / sums, axis=0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("how", ["value_and_grad", "jax.grad", "jitted", "nnx"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: int, how: str) -> None:

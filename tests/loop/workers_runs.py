@@ -212,13 +212,13 @@ def saved(folder: str, when: str | None, steps: int) -> tuple[str, list[int], li
     manager = replicax.CheckpointManager(checkpoint, folder, every_steps=10)
     dataset = strategy.distribute_dataset(strategy.make_numpy_dataset(data).seed(5).shuffle().batch(8).repeat())
     if when == "restoring" and jax.process_index() == 1:
-        take = checkpoint._take
+        restore = checkpoint._restore_from
 
-        def hit_take(*args: Any) -> None:
-            take(*args)
+        def hit_restore(*args: Any) -> None:
+            restore(*args)
             kill(signal.SIGTERM)
 
-        checkpoint.__dict__["_take"] = hit_take
+        checkpoint.__dict__["_restore_from"] = hit_restore
     try:
         run = replicax.train(
             step,

@@ -128,7 +128,7 @@ class OurOwnError(KeyError):
         (replicax.errors.LocalityError("no"), replicax.errors.LocalityError("no")),
         (OurOwnError("gone"), replicax.errors.WorkerError("OurOwnError: 'gone'")),
         (ValueError(Undeclared), replicax.errors.WorkerError(f"ValueError: {Undeclared}")),
-        (KeyboardInterrupt(), replicax.errors.WorkerError("KeyboardInterrupt: ")),
+        (KeyboardInterrupt(), replicax.errors.WorkerError("KeyboardInterrupt")),
     ],
 )
 def test_errors_are_made_anew_or_become_a_named_one(error: BaseException, expected: Exception) -> None:

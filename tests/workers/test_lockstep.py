@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import jax
 import pytest
 
 from replicax.errors import DeadlockError, WorkerError
@@ -68,6 +69,16 @@ def test_an_error_of_one_is_raised_by_all_and_they_stay_together(error: Exceptio
     [note] = caught.__notes__
     assert note.startswith("(raised by replica 3 of 4 on worker 1, at ")
     assert "test_lockstep.py" in note
+
+
+def test_an_error_is_raised_although_the_service_that_would_tell_the_others_has_gone() -> None:
+    def exchange(*args: Any, **kwargs: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: failed to connect to all addresses")
+
+    worker = SimulatedWorkers.of(2)[1]
+    worker.exchange = exchange  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the disk is full"), Lockstep(worker).failing_together("a restore"):
+        raise OSError("the disk is full")
 
 
 def test_an_error_that_all_raise_is_told_to_nobody() -> None:

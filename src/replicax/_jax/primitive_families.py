@@ -59,6 +59,8 @@ MOVING = primitives_with("also", "moving")
 CUTTING = primitives_with("also", "cutting")
 """Their results may lack elements of the operand."""
 
+SLICES = primitives_named("slice dynamic_slice")
+
 SUMS = primitives_named("reduce_sum")
 
 IDEMPOTENT_REDUCTIONS = primitives_with("also", "idempotent")

@@ -61,7 +61,9 @@ def host_to_listen_on(host: str) -> str:
 def is_elsewhere(group: WorkerGroup) -> bool:
     """Return whether the coordinator's address is none of this machine's, though it may be forwarded to it."""
     host, _ = host_and_port(group.coordinator, "the coordinator")
-    return not os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") and host_to_listen_on(host) in _ALL_INTERFACES
+    if os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or host in _ALL_INTERFACES:
+        return False
+    return host_to_listen_on(host) in _ALL_INTERFACES
 
 
 def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:

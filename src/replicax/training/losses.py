@@ -135,7 +135,8 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     replica = _replica("scale_regularization_loss")
     loss = _float(regularization_loss, "scale_regularization_loss: regularization_loss")
     examples = replica._communicator.examples
-    return share_p.bind(loss / (replica._replicas.in_sync * (1 if examples is None else examples.parts)))[0]
+    share = loss / (replica._replicas.in_sync * (1 if examples is None else examples.parts))
+    return share_p.bind(share, of_each=True)[0]
 
 
 def as_share(loss: Any) -> jax.Array:

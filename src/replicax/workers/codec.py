@@ -187,7 +187,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def error_as_data(error: BaseException) -> tuple[str, str, bytes | None]:
     """The class of an error and its text; and its arguments, if another worker can rebuild the error from them."""
-    name, text = type(error).__name__, f"{type(error).__name__}: {error}"
+    name, text = type(error).__name__, f"{type(error).__name__}: {error}".rstrip(": ")
     if not isinstance(error, Exception) or _class_of_errors(name) is not type(error):
         return name, text, None
     try:

@@ -180,7 +180,8 @@ class Lockstep:
         if not self.several or error is self._told:
             return
         self._told = error
-        with contextlib.suppress(Cancelled):  # they come later
+        # They come later; or the service has gone, and they learn of that themselves.
+        with contextlib.suppress(Cancelled, jax.errors.JaxRuntimeError):
             self._series.exchange(
                 dumps(_Message("fails", "", None, self._launched(), _Failure.of(error, who))), is_cancelled=lambda: True
             )

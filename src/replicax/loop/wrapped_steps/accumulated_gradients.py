@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replicax import _jax
+from replicax._jax.operation_params import dims_along
 from replicax._jax.primitive_families import (
     ADDITIONS,
     ALIKE_ALONG_AXIS,
@@ -16,6 +17,7 @@ from replicax._jax.primitive_families import (
     NEGATIONS,
     PRODUCTS,
     QUOTIENTS,
+    SLICES,
     SUMS,
 )
 from replicax.collectives import all_reduce_p, alone_p, share_back_p, share_p
@@ -111,7 +113,7 @@ class _Ratios(Dataflow[int]):
 
     def operation(self, equation: _jax.Equation, facts: list[int], control: Control, final: bool) -> Found[int]:
         name, fact = equation.primitive.name, self.join(facts)
-        if final and equation.primitive is share_p and fact & _RATIO:
+        if final and equation.primitive is share_p and fact & _RATIO and not equation.params.get("of_each", False):
             raise ValueError(
                 f"{self._name}: the loss at {_jax.source_line(equation)} is divided by a sum over one micro-batch, "
                 "such as the number of its tokens. The gradients of micro-batches are added up, so it must be divided "
@@ -119,11 +121,16 @@ class _Ratios(Dataflow[int]):
                 "by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have several "
                 "replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
             )
-        is_number = not any(getattr(v.aval, "shape", ()) for v in equation.outvars)
+        shapes, operands = ([getattr(v.aval, "shape", ()) for v in vs] for vs in (equation.outvars, equation.invars))
+        is_number = not any(shapes)
         if not is_number or name not in _LINEAR:
             fact &= ~_RATIO
-        if name in _OVER_REPLICAS or (name in SUMS and fact & _OF_BATCH):
+        if name in SLICES and shapes[0][:1] == (1,):
+            fact &= ~_OF_BATCH  # as in an iteration
+        if name in SUMS and fact & _OF_BATCH and 0 in dims_along(equation.params, len(operands[0])):
             fact |= _SUMMED
+        if name in _OVER_REPLICAS and not all(isinstance(v, _jax.Literal) and v.val == 1 for v in equation.invars):
+            fact |= _SUMMED  # a sum of ones is the number of replicas
         if name in QUOTIENTS and is_number and facts[1] & _SUMMED:
             fact |= _RATIO
         return [fact] * len(equation.outvars), facts
