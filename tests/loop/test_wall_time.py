@@ -201,7 +201,7 @@ def test_a_slower_worker_joins_as_many_steps_as_the_chief() -> None:
 
 @pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "two"])
 def test_steps_per_call_is_a_number_of_at_least_1(steps_per_call: object) -> None:
-    with pytest.raises(ValueError, match="steps_per_call"):
+    with pytest.raises(ValueError, match=r"steps_per_call=…\) must be an int of at least 1, or None to have it chosen"):
         replicax.train(
             lambda x: x.sum(),
             strategy_of(1).distribute_dataset([np.ones(2)]),
