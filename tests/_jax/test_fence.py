@@ -36,6 +36,7 @@ OWN_PARAMETERS = frozenset(
         "index",
         "mark_id",
         "number",
+        "of_each",
         "options",
         "own",
         "per_device",
