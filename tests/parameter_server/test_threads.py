@@ -101,6 +101,25 @@ def test_threads_that_read_and_assign_see_what_was_there() -> None:
         assert v.numpy().tolist() == [60.0] * 8
 
 
+def test_closing_ends_the_wait_of_another_thread() -> None:
+    strategy, ended = replicax.ParameterServerStrategy(num_workers=1), []
+
+    def join() -> None:
+        try:
+            coordinator.join()
+        except replicax.errors.WorkerError as error:
+            ended.append(str(error))
+
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: time.sleep(1))
+        joining = threading.Thread(target=join, daemon=True)
+        joining.start()
+        time.sleep(0.1)  # it waits
+        coordinator.close()
+        joining.join(WAIT / 10)
+        assert "closed" in ended[0]
+
+
 def test_a_start_that_fails_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(ThreadActors):
         def start(self, kind: type, *args: Any, env: Any) -> Any:

@@ -227,12 +227,14 @@ def test_the_speed_is_that_of_all_replicas_together() -> None:
 
 def test_of_a_long_buffer_the_line_is_whole_on_80_columns(plan) -> None:
     long = {"type": "bfloat16[4,4096,12,50257]", "name": "transpose(jvp(checkpoint))/while/body/dot_general"}
-    buffer = dataclasses.replace(plan.memory.buffers[0], where="language_model.py:1234", count=32, **long)
+    alike = {"bytes": 2**20, "count": 32, **long}
+    buffer = dataclasses.replace(plan.memory.buffers[0], where="language_model.py:1234", **alike)
     found = dataclasses.replace(plan, memory=dataclasses.replace(plan.memory, buffers=(buffer,)))
     console = rich.console.Console(file=io.StringIO(), width=80)
     print_plan(found, console)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     at = next(i for i, line in enumerate(lines) if line.endswith("language_model.py:1234"))
+    assert lines[at].split()[:4] == ["32.00", "MiB", "32", "×"]
     heading = next(line for line in lines if line.split()[-1:] == ["line"])
     start = heading.index("type")
     folded = [line[start : heading.index("kind")].strip() for line in lines[at : at + 5]]
