@@ -61,6 +61,9 @@ CUTTING = primitives_with("also", "cutting")
 
 SLICES = primitives_named("slice dynamic_slice")
 
+UNSTACKS = primitives_named("unstack")
+"""Their results are the slices along a dim; JAX 0.12 goes through the rows of an array this way."""
+
 SUMS = primitives_named("reduce_sum")
 
 IDEMPOTENT_REDUCTIONS = primitives_with("also", "idempotent")

@@ -19,6 +19,7 @@ from replicax._jax.primitive_families import (
     QUOTIENTS,
     SLICES,
     SUMS,
+    UNSTACKS,
 )
 from replicax.collectives import all_reduce_p, alone_p, share_back_p, share_p
 from replicax.errors import TraceError
@@ -125,7 +126,7 @@ class _Ratios(Dataflow[int]):
         is_number = not any(shapes)
         if not is_number or name not in _LINEAR:
             fact &= ~_RATIO
-        if name in SLICES and shapes[0][:1] == (1,):
+        if name in UNSTACKS or (name in SLICES and shapes[0][:1] == (1,)):
             fact &= ~_OF_BATCH  # as in an iteration
         if name in SUMS and fact & _OF_BATCH and 0 in dims_along(equation.params, len(operands[0])):
             fact |= _SUMMED
