@@ -147,7 +147,7 @@ class SavedRuns:
         manager.objects[NAME]["state"] = self._state()
         metrics = dict(evaluation or {})
         if manager.best is not None:
-            metrics.setdefault(manager.best[0], math.nan)  # not evaluated, so it is not the best
+            metrics.setdefault(manager.best[0], math.nan)  # a step without an evaluation is never the best
         self._at = step
         return manager.save(step, metrics, force=True)
 
