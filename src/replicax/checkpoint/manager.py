@@ -280,6 +280,10 @@ class CheckpointManager(NameHints):
             )
         return numbers
 
+    def _metrics_of(self, step: int) -> dict[str, float]:
+        """The metrics of a checkpoint that was restored, with those that were added later; for ``replicax.train``."""
+        return self._steps[step]
+
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
         self.wait()

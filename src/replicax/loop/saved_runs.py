@@ -98,7 +98,11 @@ class SavedRuns:
         self._at = step
         state = json.loads(self._objects[NAME]["state"])
         self.evaluated = state["evaluated"]
-        self._run.numbers, self._run.evaluation = state["numbers"], state["evaluation"]
+        run = self._run
+        run.numbers, run.evaluation = state["numbers"], state["evaluation"]
+        evaluation = {n: value for n, value in self._manager._metrics_of(step).items() if not math.isnan(value)}
+        if self.evaluated != step >= run.steps and evaluation:  # by a run that had only the last evaluation to make
+            self.evaluated, run.evaluation = step, evaluation
         for name, callback in self._callbacks.items():
             if state["callbacks"].get(name) is not None:
                 callback.set_state(state["callbacks"][name])
