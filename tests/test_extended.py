@@ -438,3 +438,24 @@ def test_hints(pair) -> None:
     assert extended.should_save_summary
     assert not extended.between_graph
     assert extended.experimental_should_init
+
+
+def test_a_traced_step_is_shown_in_a_screenful(pair) -> None:
+    with pair.scope():
+        variables = [replicax.Variable(0.0, name=f"w{i}") for i in range(40)]
+
+    def step(x, y):
+        total = replicax.get_replica_context().all_reduce("sum", y)
+        for variable in variables:
+            variable.assign_add(total)
+        return x * y, total
+
+    traced = pair.extended.trace(step, args=(jnp.ones(3), ids(pair)))
+    shown = repr(traced).splitlines()
+    assert shown[0] == "Executable of Program 'step' on 2 replica(s)"
+    assert "  takes float32[3] (mirrored), float32[] (per_replica)" in shown
+    assert "  returns float32[3], float32[]" in shown
+    assert "  localities of the results: per_replica, mirrored" in shown
+    assert "  writes w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, and 30 more" in shown
+    assert shown[-1] == "All operations: program.jaxpr; what each device runs: compiled_text(), collectives()"
+    assert repr(traced.program).splitlines() == [shown[0].removeprefix("Executable of "), *shown[1:5]]

@@ -248,9 +248,15 @@ def line_of(error: BaseException) -> str:
 
 def shown_line(file: str, line: int) -> str:
     """``file.py:12``; of a notebook's cell, whose file does not exist, its number as in tracebacks there."""
+    cell = _cell(file)
+    return f"{file}:{line}" if cell is None else f"{cell}, line {line}"
+
+
+def _cell(file: str) -> str | None:
+    """The name of the notebook's cell that has this file, ``Cell In[3]``; ``None`` if none has."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     cell = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
-    return f"{file}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"  # Cell In[3], line 12
+    return None if cell is None else " ".join(cell)
 
 
 def users_line() -> str:
@@ -267,7 +273,11 @@ def users_place() -> tuple[str, int]:
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning about the user's line."""
-    warnings.warn(message, kind, stacklevel=_current_frame()[1])
+    frame, level = _current_frame()
+    if frame is None or _cell(frame.f_code.co_filename) is None:
+        warnings.warn(message, kind, stacklevel=level)
+    else:  # all cells are one module to Python, which would warn once of the same line of several
+        warn_at(message, kind, frame.f_code.co_filename, frame.f_lineno)
 
 
 __warningregistry__: dict[Any, Any] = {}
@@ -275,7 +285,8 @@ __warningregistry__: dict[Any, Any] = {}
 
 def warn_at(message: str, kind: type[Warning], file: str, line: int) -> None:
     """Warn of a mistake in a line; under Python's usual filters once, however often a step is traced."""
-    warnings.warn_explicit(message, kind, file, line, registry=__warningregistry__)
+    place = _cell(file) or file
+    warnings.warn_explicit(message, kind, place, line, registry=__warningregistry__.setdefault(place, {}))
 
 
 def _current_frame() -> tuple[types.FrameType | None, int]:

@@ -118,7 +118,7 @@ def test_a_second_chief_is_told_apart_from_another_program(group) -> None:
 
 def test_a_second_chief_on_another_machine(group, monkeypatch) -> None:
     """As if all hosts had the same TF_CONFIG: it can listen, and nothing tells it from a chief behind a gateway."""
-    monkeypatch.setattr(preflight, "_ELSEWHERE", 0.05)
+    monkeypatch.setattr(preflight, "_LOOK", 0.05)
     monkeypatch.setattr(preflight, "_PATIENCE", 0.2)
     monkeypatch.setattr(preflight, "is_elsewhere", lambda group: group.source == "elsewhere")
     other = dataclasses.replace(group, source="elsewhere")
@@ -130,6 +130,18 @@ def test_a_second_chief_on_another_machine(group, monkeypatch) -> None:
     error = called(other, 0, 4 * SOON)  # its address leads to itself
     assert isinstance(error, TimeoutError)
     assert "127.0.0.1 is no address of " in str(error)
+
+
+def test_two_lists_of_workers_in_different_order(group, monkeypatch) -> None:
+    """The first worker of each list listens at another address, and they see each other there."""
+    monkeypatch.setattr(preflight, "_LOOK", 0.05)
+    turned = dataclasses.replace(
+        group, coordinator=group.addresses[1], addresses=group.addresses[1::-1] + group.addresses[2:]
+    )
+    with threads() as pool:
+        for error in [f.result() for f in [pool.submit(called, group, 0), pool.submit(called, turned, 0)]]:
+            assert isinstance(error, RuntimeError)
+            assert "are both worker 0, by different lists of workers. Give all the same list" in str(error)
 
 
 def test_two_processes_are_one_worker(group) -> None:

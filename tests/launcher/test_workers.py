@@ -149,7 +149,7 @@ def test_a_dry_run_that_nobody_reads(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     with unread_output():
-        assert main(["launch", "--workers", "2", "--dry-run", "train.py"]) == 1
+        assert main(["launch", "--workers", "2", "--dry-run", "train.py"]) == 141
     assert capsys.readouterr().err == ""
 
 

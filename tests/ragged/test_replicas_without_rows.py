@@ -127,10 +127,8 @@ def test_the_gradient_of_another_collective_is_missed_with_an_error_that_says_wh
         share, gradients = replicax.value_and_grad(loss, [w])()
         w.assign_sub(here().all_reduce("sum", (share, gradients))[1][0])
 
-    with (
-        pytest.warns(replicax.errors.ExecutorWarning, match="as one compiled program"),
-        pytest.raises(replicax.errors.DeadlockError, match="not all replicas reach the same collective") as caught,
-    ):
+    with pytest.raises(replicax.errors.DeadlockError, match="not all replicas reach the same collective") as caught:
         strategy.run(step, args=batches(strategy, (2, 2, 1, 0)))
-    assert any("JAX drops the gradients of operations such as jnp.where" in note for note in caught.value.__notes__)
+    for said in ("JAX drops the gradients of operations such as jnp.where", "as one compiled program"):
+        assert any(said in note for note in caught.value.__notes__)
     np.testing.assert_array_equal(w.numpy(), WEIGHTS)

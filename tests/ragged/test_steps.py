@@ -552,7 +552,7 @@ def _returns_other_structures(x: Any, w: Any) -> Any:
     [
         (
             _gathers_in_a_loop,
-            r"the scan at .*test_steps.py:\d+ .* has one inside, and works on arrays that differ in size",
+            r"the scan at .*test_steps.py:\d+ .* has a collective inside, and works on arrays that differ in size",
         ),
         (_meets_in_loops_of_its_own, r"the scan at .*test_steps.py:\d+ .* does something else for each size"),
         (_writes_only_if_many, "replicas of different sizes write different variables"),
@@ -576,11 +576,9 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         strategy.run(step, args=(x,), options=COMPILED)
     traced = strategy.extended.programs
     if program is _returns_other_structures:
-        with (
-            pytest.warns(replicax.errors.ExecutorWarning, match=why),
-            pytest.raises(ValueError, match="same structure"),
-        ):
+        with pytest.raises(ValueError, match="same structure") as caught:
             strategy.run(step, args=(x,))
+        assert re.search(why, "".join(caught.value.__notes__))
         return
     with pytest.warns(replicax.errors.ExecutorWarning, match=why + "(?s:.*)So it does now"):
         result = strategy.run(step, args=(x,))
@@ -589,6 +587,41 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         again = strategy.run(step, args=(x,))  # said once, and not tried again
     assert len(traced._refused) == 1
     check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "combine"),
+    [
+        ("all_gather", lambda x: jax.lax.all_gather(x, replicax.REPLICA_AXIS, tiled=True)),
+        ("psum", lambda x: jax.lax.pmean(x, replicax.REPLICA_AXIS)),
+        ("ppermute", lambda x: jax.lax.ppermute(x, replicax.REPLICA_AXIS, [(0, 1), (1, 0)])),
+        ("all_reduce", lambda x: here().all_reduce("sum", x)),
+    ],
+)
+def test_collectives_of_rows_that_differ_in_number_are_one_error(name: str, combine: Callable[[Any], Any]) -> None:
+    """As no executor could compute them, none is promised; the error names a collective that can."""
+    strategy = strategy_of(2)
+    x = rows(strategy, (2, 1))
+    said = rf"the {name} at .*test_steps.py:\d+ .*float32\[2, 3\], float32\[1, 3\].*get_replica_context\(\).all_gather"
+    with pytest.raises(ValueError, match=said):
+        strategy.run(lambda x: combine(x), args=(x,))
+    gathered = strategy.run(lambda x: here().all_gather(x, 0), args=(x,))
+    np.testing.assert_array_equal(np.asarray(gathered), np.concatenate(strategy.local_results(x)))
+
+
+def test_a_step_that_neither_executor_can_run_warns_of_none() -> None:
+    """A collective of jax.lax in a loop over arrays of several sizes; the error has the reason of the executor."""
+    strategy = strategy_of(2)
+
+    def step(x: Any) -> Any:
+        def body(total: Any, _: Any) -> Any:
+            return jax.lax.psum(x.sum(), replicax.REPLICA_AXIS) + total, None
+
+        return jax.lax.scan(body, 0.0, None, length=2)[0]
+
+    with pytest.raises(NameError, match="Collectives for both executors") as caught:
+        strategy.run(step, args=(rows(strategy, (2, 1)),))
+    assert re.search(r"per-replica executor: .*because the scan at .*test_steps.py", "".join(caught.value.__notes__))
 
 
 def test_what_is_no_one_program_leaves_an_optimizer_unbuilt() -> None:

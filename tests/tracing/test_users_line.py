@@ -74,20 +74,42 @@ def test_a_collective_inside_another_library(pair) -> None:
         pair.run(step, args=(x,))
 
 
-def test_a_line_in_a_cell_of_a_notebook(pair, monkeypatch) -> None:
-    """It has the number of the cell: its file has the name of a temporary one, and does not exist."""
-    names = {"/tmp/ipykernel_7/123.py": ("Cell", "In[3]")}
+@pytest.fixture
+def names(monkeypatch) -> dict[str, tuple[str, str]]:
+    """The files of a notebook's cells: they have the names of temporary ones, and do not exist."""
+    names = {f"/tmp/ipykernel_7/{i}.py": ("Cell", f"In[{i}]") for i in (3, 4)}
     shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=names.get))
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    return names
+
+
+def test_a_line_in_a_cell_of_a_notebook(pair, names) -> None:
     with pair.scope():
         cell = {"w": replicax.Variable(0.0, name="w")}
-    exec(compile("def step(x):\n    w.assign(x[0])\ndef named(x):\n    int(x[0])", *names, "exec"), cell)
+    exec(compile("def step(x):\n    w.assign(x[0])\ndef named(x):\n    int(x[0])", min(names), "exec"), cell)
     x = pair.distribute_values_from_function(lambda ctx: np.ones(2, np.float32))
     with pytest.raises(replicax.errors.LocalityError, match=r"at Cell In\[3\], line 2 \(step\)"):
         pair.run(cell["step"], args=(x,))
     with pytest.raises(jax.errors.ConcretizationTypeError, match=r"step 'named' at Cell In\[3\], line 4"):
         pair.run(cell["named"], args=(x,))
     assert errors.shown_line("train.py", 3) == "train.py:3"
+
+
+def test_a_warning_in_a_cell_of_a_notebook(pair, names) -> None:
+    """Each cell has its own, also if the lines have one number."""
+    with pair.scope():
+        w = replicax.Variable(1.0, name="w")
+    x = pair.distribute_values_from_function(lambda ctx: np.ones(4, np.float32))
+    cell = {"jnp": jnp, "warn": errors.warn, "run": pair.run, "x": x, "w": w, "gradients": replicax.value_and_grad}
+    step = "w.assign_sub(ctx().all_reduce('sum', gradients(lambda: jnp.mean(x * w.value), [w])()[1][0]) * rate)"
+    cell["ctx"] = replicax.get_replica_context
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for rate, file in enumerate(names):
+            exec(compile(f"warn('careful')\nrun(lambda x, rate={rate}: {step}, (x,))", file, "exec"), cell)
+    places = [(w.filename, w.lineno, w.category) for w in caught]
+    warned = ((1, UserWarning), (2, replicax.errors.ShareWarning))
+    assert places == [(f"Cell In[{i}]", *where) for i in (3, 4) for where in warned]
 
 
 def test_a_warning_inside_another_library() -> None:

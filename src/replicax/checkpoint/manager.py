@@ -81,14 +81,12 @@ class CheckpointManager(NameHints):
             raise TypeError(f"CheckpointManager: checkpoint must be a replicax.Checkpoint, got {checkpoint!r}")
         self.checkpoint = checkpoint
         self._max_to_keep = _count(max_to_keep, "max_to_keep")
-        self.every_steps = _count(every_steps, "every_steps")
+        self._every_steps = _count(every_steps, "every_steps")
         if every_seconds is not None and not (is_number(every_seconds) and every_seconds > 0):
             raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
-        self.best = _checked_best(best)
+        self._best = _checked_best(best)
         self._folder = Folder(os.path.abspath(checked_path(directory, "CheckpointManager: directory")))
         self._lockstep = checkpoint._lockstep
-        self.objects = checkpoint._objects  # by name, and those of replicax.train
-        self.every_seconds = every_seconds
         self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
         self._prepare()
         self._last = 0
@@ -125,9 +123,14 @@ class CheckpointManager(NameHints):
         return max(self._steps, default=None)
 
     @property
+    def best(self) -> Best | None:
+        """The metric by which a checkpoint is the best, and ``"min"`` or ``"max"``; ``None`` if none was given."""
+        return self._best
+
+    @property
     def best_step(self) -> int | None:
         """The latest step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
-        return best_of(self._steps, self.best)
+        return best_of(self._steps, self._best)
 
     @heartbeat.phase(Phase.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
@@ -253,10 +256,14 @@ class CheckpointManager(NameHints):
 
     def _is_due(self, step: int) -> bool:
         """Return whether a save is due; all workers call it together, as ``replicax.train`` does."""
-        if self.every_steps is None and self._alarm is None:
+        if self._every_steps is None and self._alarm is None:
             return True
-        is_time = self.every_steps is not None and step // self.every_steps > self._last // self.every_steps
+        is_time = self._every_steps is not None and step // self._every_steps > self._last // self._every_steps
         return is_time or (self._alarm is not None and self._alarm.is_over())
+
+    def _steps_between_saves(self) -> int | None:
+        """The number of steps between saves, for ``replicax.train``; ``None`` if they are not at fixed steps."""
+        return 1 if self._every_steps is None and self._alarm is None else self._every_steps
 
     def _checked_metrics(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         if not isinstance(metrics, Mapping | None):
@@ -267,11 +274,15 @@ class CheckpointManager(NameHints):
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
-        if self.best is not None and self.best[0] not in numbers:
+        if self._best is not None and self._best[0] not in numbers:
             raise ValueError(
-                f"CheckpointManager.save: best={self.best!r} needs the metric {self.best[0]!r}, got {sorted(numbers)}"
+                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
             )
         return numbers
+
+    def _metrics_of(self, step: int) -> dict[str, float]:
+        """The metrics of a checkpoint that was restored, with those that were added later; for ``replicax.train``."""
+        return self._steps[step]
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint that was saved or restored; all workers call it together."""
@@ -288,7 +299,7 @@ class CheckpointManager(NameHints):
         if not self._leads:
             return
         try:
-            self._folder.keep(self._max_to_keep, self.best)
+            self._folder.keep(self._max_to_keep, self._best)
         except OSError as error:
             raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
 

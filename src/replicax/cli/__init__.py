@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from replicax import __version__
 from replicax.cli import demo, doctor, env, launch, plan
-from replicax.cli.command_line import InputError, OutputError, Parser, add_absent, standard_streams
+from replicax.cli.command_line import UNREAD, InputError, OutputError, Parser, add_absent, standard_streams
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       0 if all went well, 1 if the command ran and reports a failure or standard output can't be written, 2 if its
       input was wrong (one line on standard error says how, and nothing was run), 3 if a file could not be written
-      after all, 130 if it was interrupted.
+      after all, 130 if it was interrupted, 141 if the reader of standard output has closed it.
     """
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
     parser.add_argument("--version", action="version", version=f"replicax {__version__}")
@@ -55,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{error.program or f'{parser.prog} {args.command}'}: error: {error}", file=sys.stderr)
         return 2
     except OutputError as error:
-        if not isinstance(error.__cause__, BrokenPipeError):  # which is usual, as in "| head"
-            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        if isinstance(error.__cause__, BrokenPipeError):  # which is usual, as in "| head"
+            return UNREAD
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

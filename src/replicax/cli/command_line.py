@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 PROGRAMS = frozenset({".py", ".ipynb"})
 """The ends of the names of programs, in whose place no report is written."""
+UNREAD = 141
+"""The exit status if the reader of standard output has closed it: in a shell, that of a process ended by SIGPIPE."""
 NOT_WRITTEN = 3
 """The exit status if the work was done but a file could not be written."""
 
@@ -39,6 +41,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)", self.prog)
 
 
+def is_unread(error: BaseException) -> bool:
+    """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    return isinstance(cause, BrokenPipeError)
+
+
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
     """Opens closed streams, reports failures of standard output, and escapes characters that its encoding lacks.
@@ -56,6 +64,10 @@ def standard_streams() -> Iterator[None]:
         yield
     except OSError:
         _write_out("\n")  # fails again if it was standard output that could not be written
+        raise
+    except SystemExit as error:
+        if is_unread(error):
+            raise OutputError("standard output can't be written (Broken pipe)") from error.__context__
         raise
     finally:
         _write_out("")

@@ -15,7 +15,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_float, positive_int, why_not_writable, written
+from replicax.cli.command_line import (
+    NOT_WRITTEN,
+    InputError,
+    is_unread,
+    positive_float,
+    positive_int,
+    why_not_writable,
+    written,
+)
 from replicax.cli.search.case_processes import end_with_search
 from replicax.cli.user_function import check_keywords, last_line, load, once
 from replicax.errors import shortened
@@ -173,9 +181,9 @@ def run(args: argparse.Namespace) -> int:
             args.case.write_text(json.dumps(pruned))
             return 1
         found = replicax.plan(strategy, step, element, chip=chip)
-    except (InputError, BrokenPipeError):  # as after "| head", where the user's code prints
-        raise
     except (Exception, SystemExit) as error:  # raised by the user's code
+        if isinstance(error, InputError) or is_unread(error):
+            raise
         print(f"{_PROG}: {args.target}{last_line(error)}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if args.case is not None:

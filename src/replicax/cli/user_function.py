@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from replicax.cli.command_line import InputError
+from replicax.cli.command_line import InputError, is_unread
 
 _FOLDER = "{} is a folder: expected a Python file, or a module"
 
@@ -26,14 +26,14 @@ def load(target: str) -> tuple[ModuleType, Callable[..., Any]]:
     is_path = place.endswith(".py") or place.startswith(".") or os.sep in place
     try:
         module = _from_file(Path(place)) if is_path else _from_name(place)
-    except (InputError, BrokenPipeError):  # as after "| head", where the module prints
-        raise
-    except SystemExit as error:
-        raise InputError(
-            f"{place} ended the program while it was imported (sys.exit({error.code!r})): put what is "
-            "to run only when it is the main program under if __name__ == '__main__'"
-        ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, InputError) or is_unread(error):
+            raise
+        if isinstance(error, SystemExit):
+            raise InputError(
+                f"{place} ended the program while it was imported (sys.exit({error.code!r})): put what is "
+                "to run only when it is the main program under if __name__ == '__main__'"
+            ) from error
         raise InputError(f"{place} can't be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

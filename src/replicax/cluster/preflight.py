@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import socket
@@ -27,8 +28,8 @@ _RETRY = 0.05
 """Seconds between two attempts to reach the coordinator, at first; later up to a second."""
 _PATIENCE = 1.0
 """For how many seconds the coordinator waits for the first line of a stranger."""
-_ELSEWHERE = 2.0
-"""Seconds between two looks at the coordinator's address for another worker 0, if it is not this machine's."""
+_LOOK = 2.0
+"""Seconds between two looks for another worker 0, at an address where there may be one: see :func:`_listen`."""
 _ALL_INTERFACES = ("::", "0.0.0.0")
 
 
@@ -85,6 +86,11 @@ def run_preflight(group: WorkerGroup, bind: str, deadline: float) -> None:
 
 
 def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
+    """Wait for the others, and look where another worker 0 may listen.
+
+    That is at the coordinator's address if it is not this machine's, and at those of missing workers: of two lists of
+    workers in different order, each has another one as its first.
+    """
     started, elsewhere = time.monotonic(), is_elsewhere(group)
     me = {**_about(group), "token": secrets.token_hex(8)}
     with contextlib.ExitStack() as open_:
@@ -92,14 +98,18 @@ def _listen(group: WorkerGroup, bind: str, deadline: float) -> None:
         arrived = {0: me}
         connections: dict[int, socket.socket] = {}
         problem: str | None = None
+        looks = 0
         while problem is None and len(arrived) < group.count:
             left = deadline - time.monotonic()
-            server.settimeout(max(0.001, min(left, _ELSEWHERE) if elsewhere else left))
+            places = [address for i, address in enumerate(group.addresses) if i not in arrived]
+            places += [group.coordinator] if elsewhere else []
+            server.settimeout(max(0.001, min(left, _LOOK) if places else left))
             try:
                 connection = open_.enter_context(server.accept()[0])
             except TimeoutError:
-                if time.monotonic() < deadline:
-                    problem = _answer_of_another(group, me, deadline)
+                if places and time.monotonic() < deadline:
+                    problem = _answer_of_another(places[looks % len(places)], me, deadline)
+                    looks += 1
                     continue
                 _forget_who_has_gone(arrived, connections)
                 missing = [group.name_of(i) for i in range(group.count) if i not in arrived]
@@ -144,7 +154,7 @@ def _server(group: WorkerGroup, bind: str, me: dict[str, Any], deadline: float) 
                 f"worker 0 can't listen at {bind}, where workers should connect ({group.source}): {error.strerror}. "
                 "Set JAX_COORDINATOR_BIND_ADDRESS to an address of this machine"
             ) from error
-        problem = _answer_of_another(group, me, deadline)
+        problem = _answer_of_another(group.coordinator, me, deadline)
         if problem is not None:
             raise RuntimeError(problem) from error
         raise RuntimeError(
@@ -153,12 +163,12 @@ def _server(group: WorkerGroup, bind: str, me: dict[str, Any], deadline: float) 
         ) from error
 
 
-def _answer_of_another(group: WorkerGroup, me: dict[str, Any], deadline: float) -> str | None:
-    """What another worker 0, at the coordinator's address, answers to this one; ``None`` if none listens there."""
-    host, port = host_and_port(group.coordinator, "the coordinator")
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_PATIENCE) as connection:
-        _send(connection, me)
-        answer = _message(connection, min(deadline, time.monotonic() + 2 * _PATIENCE))
+def _answer_of_another(address: str, me: dict[str, Any], deadline: float) -> str | None:
+    """What another worker 0 answers to this one, at an address; ``None`` if none listens there."""
+    with contextlib.suppress(OSError, ValueError):  # an address that only its own worker uses may be none
+        with socket.create_connection(host_and_port(address, "a worker"), timeout=_PATIENCE) as connection:
+            _send(connection, me)
+            answer = _message(connection, min(deadline, time.monotonic() + 2 * _PATIENCE))
         return None if answer is None else answer.get("problem")
     return None
 
@@ -169,6 +179,11 @@ def _problem(group: WorkerGroup, arrived: dict[int, dict[str, Any]], greeting: d
         return (
             f"the workers do not agree how many they are: worker 0 ({_where(arrived[0])}) knows of {group.count}, "
             f"and worker {index} ({_where(greeting)}) of {greeting['count']}. Give all the same cluster"
+        )
+    if index in arrived and greeting.get("list") != arrived[index]["list"]:
+        return (
+            f"{_where(arrived[index])} and {_where(greeting)} are both worker {index}, by different lists of workers. "
+            "Give all the same list, in the same order (--hosts of replicax launch, 'cluster' in TF_CONFIG)"
         )
     if index in arrived:
         return (
@@ -217,7 +232,7 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
                 hint = (
                     "the name of the host is not known here"
                     if isinstance(error, socket.gaierror)
-                    else "worker 0 must run, and listen there"
+                    else "worker 0 must run and listen there, and all workers must have one list of workers"
                 )
                 raise TimeoutError(
                     f"{group.name_of(group.index)} could not reach the coordinator at {group.coordinator} within "
@@ -235,7 +250,14 @@ def _error(problem: str) -> Exception:
 
 
 def _about(group: WorkerGroup) -> dict[str, Any]:
-    return {"index": group.index, "count": group.count, "host": socket.gethostname(), "pid": os.getpid()}
+    listed = hashlib.sha256(" ".join(group.addresses).encode()).hexdigest()
+    return {
+        "index": group.index,
+        "count": group.count,
+        "list": listed,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
 
 
 def _where(about: dict[str, Any]) -> str:

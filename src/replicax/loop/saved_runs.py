@@ -62,7 +62,8 @@ class SavedRuns:
         self._before: list[tuple[Variable, Any]] = []
         if manager is None:
             return
-        objects = {name: value for name, value in manager.objects.items() if name != NAME}
+        self._objects = manager.checkpoint._objects
+        objects = {name: value for name, value in self._objects.items() if name != NAME}
         leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(registered(objects), is_leaf=is_leaf)}
         added: dict[str, Any] = {"state": ""}
         if id(input.iterator) not in leaves:
@@ -80,11 +81,7 @@ class SavedRuns:
     @property
     def every_steps(self) -> int | None:
         """The number of steps between checkpoints; ``None`` if they are not at fixed steps."""
-        if self._manager is None:
-            return None
-        if self._manager.every_steps is None and self._manager.every_seconds is None:
-            return 1
-        return self._manager.every_steps
+        return None if self._manager is None else self._manager._steps_between_saves()
 
     @property
     def directory(self) -> str | None:
@@ -99,9 +96,13 @@ class SavedRuns:
         if step is None:
             return None
         self._at = step
-        state = json.loads(self._manager.objects[NAME]["state"])
+        state = json.loads(self._objects[NAME]["state"])
         self.evaluated = state["evaluated"]
-        self._run.numbers, self._run.evaluation = state["numbers"], state["evaluation"]
+        run = self._run
+        run.numbers, run.evaluation = state["numbers"], state["evaluation"]
+        evaluation = {n: value for n, value in self._manager._metrics_of(step).items() if not math.isnan(value)}
+        if self.evaluated != step >= run.steps and evaluation:  # by a run that had only the last evaluation to make
+            self.evaluated, run.evaluation = step, evaluation
         for name, callback in self._callbacks.items():
             if state["callbacks"].get(name) is not None:
                 callback.set_state(state["callbacks"][name])
@@ -118,7 +119,7 @@ class SavedRuns:
         """Raise a ValueError if the first call of the step has changed a variable that is not saved."""
         if self._manager is None or not self._before:
             return
-        saved = {variable for _, variable in Leaves(self._manager.objects).variables()}
+        saved = {variable for _, variable in Leaves(self._objects).variables()}
         before, self._before = self._before, []
         for variable, array in before:
             if variable.slot.array is not array and variable not in saved and not variable.name.startswith(OWN):
@@ -144,7 +145,7 @@ class SavedRuns:
         manager = self._manager
         if manager is None or self._at == step:
             return False
-        manager.objects[NAME]["state"] = self._state()
+        self._objects[NAME]["state"] = self._state()
         metrics = dict(evaluation or {})
         if manager.best is not None:
             metrics.setdefault(manager.best[0], math.nan)  # a step without an evaluation is never the best

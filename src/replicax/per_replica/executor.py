@@ -65,17 +65,20 @@ def run_per_replica(
 ) -> Any:
     """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`. If it fails, no variable has changed.
 
-    If ``why`` says that it can't be one compiled program, warn once of each reason.
+    If ``why`` says that it can't be one compiled program, warn once of each reason, or add it to the error.
     """
     mask = _check_components(args, kwargs, programs.replicas)
-    if why is not None and str(why) not in (said := _warned.setdefault(programs, set())):
+    with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.RLock()):
+        return _run_and_store(programs, fn, args, kwargs, mask, why)
+
+
+def _warn_once(programs: ProgramCache, why: NotOneProgramError) -> None:
+    if str(why) not in (said := _warned.setdefault(programs, set())):
         said.add(str(why))
         warn(
             f"{why} So it does now, and so will others like it: right, but much slower than one compiled program.",
             ExecutorWarning,
         )
-    with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.RLock()):
-        return _run_and_store(programs, fn, args, kwargs, mask)
 
 
 _warned: weakref.WeakKeyDictionary[ProgramCache, set[str]] = weakref.WeakKeyDictionary()
@@ -92,6 +95,7 @@ def _run_and_store(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     mask: ExampleMask | None,
+    why: NotOneProgramError | None,
 ) -> Any:
     replicas, key = programs.replicas, function_key(fn)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
@@ -100,8 +104,12 @@ def _run_and_store(
     created = Creations(replicas, variables)
     try:
         results, new = _run(programs, fn, (tuple(args), dict(kwargs or {})), mask, created)
-    except BaseException:
+        if why is not None:
+            _warn_once(programs, why)
+    except BaseException as error:
         created.undo()
+        if why is not None and not isinstance(error, ExecutorWarning):
+            error.add_note(f"(raised on the per-replica executor: {why})")
         raise
     finally:
         programs.keep_created(variables, fn, key)

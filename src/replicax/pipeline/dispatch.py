@@ -180,7 +180,7 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> li
     return results
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class PlacedExecutable(Executable):
     """A program whose operations are placed on logical devices: a program for each region.
 

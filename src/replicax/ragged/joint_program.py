@@ -49,6 +49,20 @@ def joined(programs: Sequence[Program], size_of: Sequence[int], replicas: Replic
     return _Joining(programs, size_of, replicas).program()
 
 
+_OF_DIFFERENT_SIZES = (
+    "{} works on arrays that differ in size between replicas: {}. Of the collectives only all_gather of the replica "
+    "context takes any number of rows: replicax.get_replica_context().all_gather(x, axis=0). Otherwise combine each "
+    "replica's rows first, as in all_reduce('sum', x.sum(0)), or have small batches padded: "
+    "strategy.distribute_dataset(dataset, replicax.InputOptions(partial_batch='pad')), or 'drop'."
+)
+
+
+def _shown(kinds: Sequence[Sequence[tuple[tuple[int, ...], Any]]]) -> str:
+    """The first operand that differs, of each size."""
+    column = next(column for column in zip(*kinds, strict=False) if len(set(column)) > 1)
+    return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in dict.fromkeys(column))
+
+
 class _Joining:
     def __init__(self, programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> None:
         self.programs = programs
@@ -104,8 +118,10 @@ class _Joining:
                 continue
             kinds = [[(v.aval.shape, v.aval.dtype) for v in o.equation.invars] for o in operations]
             if any(other != kinds[0] for other in kinds):
+                if replicas_meet(first):  # no executor could combine them
+                    raise ValueError(_OF_DIFFERENT_SIZES.format(at, _shown(kinds)))
                 raise CantJoinError(
-                    f"{at} is a collective, or has one inside, and works on arrays that differ in size between replicas"
+                    f"{at} has a collective inside, and works on arrays that differ in size between replicas"
                 )
             if len({self.numbers.what(o.equation) for o in operations}) > 1:
                 raise CantJoinError(f"{at} has a collective inside, and does something else for each size")

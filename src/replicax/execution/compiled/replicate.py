@@ -124,6 +124,13 @@ class Executable:
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """The results of :meth:`repeated`, by the number of steps."""
 
+    def __repr__(self) -> str:
+        found = ", ".join(locality.name.lower() for locality in self.localities)
+        return (
+            f"Executable of {self.program!r}\n  localities of the results: {found or 'none'}\n"
+            "All operations: program.jaxpr; what each device runs: compiled_text(), collectives()"
+        )
+
     @property
     def loops(self) -> bool:
         """Whether :meth:`repeated` can run it several times in one call."""

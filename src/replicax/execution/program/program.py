@@ -101,6 +101,14 @@ class Program:
     """The dim of each argument along which the examples of a padded batch lie: ``None`` if it is unknown, ``()`` if it
     has none. Two more arguments follow then: the mask, and how many examples all replicas have."""
 
+    def __repr__(self) -> str:
+        """What it takes and gives; its operations are in :attr:`jaxpr`."""
+        taken = [f"{_shown(aval)} ({locality.name.lower()})" for aval, locality in self.arguments]
+        names = [[use.name for use in uses] for uses in (self.reads, self.writes)]
+        given = [_shown(v.aval) for v in self.jaxpr.outvars[len(self.writes) :]]
+        rows = zip(("takes", "reads", "writes", "returns"), (taken, *names, given), strict=True)
+        return "\n  ".join([f"Program {self.name!r} on {self.replicas} replica(s)", *(_row(*row) for row in rows)])
+
     @property
     def uses(self) -> dict[Slot, Use]:
         """The variables that it reads or writes."""
@@ -149,3 +157,12 @@ class Program:
         """The locality of each input of the jaxpr."""
         variables = [use.layout.locality for use in self.reads]
         return [*variables, *(locality for _, locality in self.arguments), *[M] * len(self.constants)]
+
+
+def _shown(aval: Any) -> str:
+    return f"{aval.dtype.name}{list(aval.shape)}"
+
+
+def _row(what: str, items: list[str], most: int = 10) -> str:
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return f"{what} {', '.join([*items[:most], *more]) or 'nothing'}"
