@@ -48,16 +48,12 @@ class ArrayLeaf(abc.ABC):
     """An array in a checkpoint.
 
     The methods are those for an array that all workers have as a whole; subclasses for others replace them.
-
-    Attributes:
-      kind: must be the same when the array is restored.
-      owner: the object that has the array: one with two names is written once.
-      is_on_host: whether :meth:`here` returns memory that others change: that of a CPU device, which the next step
-        takes over, or of the user's array. Other devices send their data to new memory.
     """
 
-    kind: ArrayKind
-    owner: Any
+    kind: ArrayKind  # must be the same when the array is restored
+    owner: Any  # the object that has the array: one with two names is written once
+    # Whether :meth:`here` returns memory that others change: that of a CPU device, which the next step takes over, or
+    # of the user's array. Other devices send their data to new memory.
     is_on_host = True
     workers: int
 

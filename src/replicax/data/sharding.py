@@ -14,19 +14,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSharding:
-    """The division of a dataset among workers.
+    """The division of a dataset among workers."""
 
-    Attributes:
-      policy: FILE, DATA or OFF.
-      why: the reason.
-      one_stream: whether all workers read the same stream of batches.
-    """
-
-    policy: AutoShardPolicy
-    why: str
+    policy: AutoShardPolicy  # FILE, DATA or OFF
+    why: str  # the reason
 
     @property
     def one_stream(self) -> bool:
+        """Return whether all workers read the same stream of batches."""
         return self.policy is AutoShardPolicy.DATA
 
 

@@ -15,18 +15,13 @@ from replicax.pytrees import registered
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A dataset of another library, converted.
+    """A dataset of another library, converted."""
 
-    Attributes:
-      batches: its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if it has random access, or a
-        re-iterable.
-      length: the number of elements of a pass; None if unknown or infinite.
-      unrepeatable: why a second pass, or one in another process, could have other elements or another order, and the
-        remedy; None if it has the same. An iterator can then be restored by repeating the pass up to its place.
-    """
-
+    # Its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if it has random access, or a re-iterable.
     batches: Any
-    length: int | None
+    length: int | None  # the number of elements of a pass; None if unknown or infinite
+    # Why a second pass, or one in another process, could have other elements or another order, and the remedy; None if
+    # it has the same. An iterator can then be restored by repeating the pass up to its place.
     unrepeatable: str | None = None
 
 

@@ -86,19 +86,12 @@ class LaunchedProgram:
 @declared
 @dataclasses.dataclass(frozen=True)
 class RunningProgram:
-    """A program that has not ended, as its worker reports it to others.
+    """A program that has not ended, as its worker reports it to others."""
 
-    Attributes:
-      name: the name of the program.
-      count: how many programs the worker has launched, including this one.
-      communicates: whether it needs the other workers.
-      recent: the last launches: for each the count, the hash and the program's name.
-    """
-
-    name: str
-    count: int
-    communicates: bool
-    recent: tuple[tuple[int, int, str], ...]
+    name: str  # the name of the program
+    count: int  # how many programs the worker has launched, including this one
+    communicates: bool  # whether it needs the other workers
+    recent: tuple[tuple[int, int, str], ...]  # the last launches: for each the count, the hash and the program's name
 
 
 class LaunchLog:

@@ -25,15 +25,10 @@ _DYING = 0.3
 
 
 class Check(NamedTuple):
-    """A check of one thing.
+    """A check of one thing."""
 
-    Attributes:
-      topic: the subject, for a finding if the check does not end.
-      run: runs the check, given its number of seconds; it should end by then.
-    """
-
-    topic: str
-    run: Callable[[float], Sequence[Finding]]
+    topic: str  # the subject, for a finding if the check does not end
+    run: Callable[[float], Sequence[Finding]]  # runs the check, given its number of seconds; it should end by then
 
 
 def run_checks(checks: Sequence[Check], seconds: float) -> list[Finding]:

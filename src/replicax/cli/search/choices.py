@@ -21,15 +21,12 @@ DECLARED = "SEARCH"
 class SearchCase:
     """One combination of choices.
 
-    Attributes:
-      values: the name and the value of each choice, as on the command line.
-
     >>> from replicax.cli.search.choices import SearchCase
     >>> SearchCase((("strategy", "sharded"), ("remat", "none"))).arguments()
     ['--strategy', 'sharded', '--with', 'remat=none']
     """
 
-    values: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, str], ...]  # the name and the value of each choice, as on the command line
 
     def arguments(self) -> list[str]:
         """The arguments of ``replicax plan`` for this case."""

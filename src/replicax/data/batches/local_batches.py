@@ -16,54 +16,37 @@ from replicax.data.options import PartialBatch
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """The division of batches over replicas.
+    """The division of batches over replicas."""
 
-    Attributes:
-      source: a description of the dataset, for messages.
-      replicas: the number on all workers.
-      mine: this worker's replicas.
-      partial: what to do with a batch that is not full.
-      whole: whether a batch is for one replica, rather than for all.
-      examples: whether it is one example of a replica, whose arrays need have no rows.
-      rows: each replica's number of rows of a full batch; ``None``: as many as of the first batch.
-      examples_of_workers: how many examples of a batch each worker reads; empty if all read the same batches.
-      new: whether each batch is in new arrays that no other code holds.
-    """
-
-    source: str
-    replicas: int
-    mine: range
-    partial: PartialBatch
-    whole: bool = False
-    examples: bool = False
+    source: str  # a description of the dataset, for messages
+    replicas: int  # the number on all workers
+    mine: range  # this worker's replicas
+    partial: PartialBatch  # what to do with a batch that is not full
+    whole: bool = False  # whether a batch is for one replica, rather than for all
+    examples: bool = False  # whether it is one example of a replica, whose arrays need have no rows
+    # Each replica's number of rows of a full batch; ``None``: as many as of the first batch.
     rows: tuple[int, ...] | None = None
+    # How many examples of a batch each worker reads; empty if all read the same batches.
     examples_of_workers: tuple[int, ...] = ()
-    new: bool = False
+    new: bool = False  # whether each batch is in new arrays that no other code holds
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
-    """This worker's part of one element, on the host.
+    """This worker's part of one element, on the host."""
 
-    Attributes:
-      tree: the structure.
-      parts: the rows of each of its replicas.
-      sizes: the number of rows of each replica of all workers; until these agree, if each reads batches of its own, of
-        each of this worker's replicas.
-      joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
-        because the dataset may fill their arrays again.
-      nbytes: the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it.
-      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
-      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
-    """
-
-    tree: Any
-    parts: list[BatchRows]
+    tree: Any  # the structure
+    parts: list[BatchRows]  # the rows of each of its replicas
+    # The number of rows of each replica of all workers; until these agree, if each reads batches of its own, of each of
+    # this worker's replicas.
     sizes: tuple[int, ...]
+    # All parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied, because the
+    # dataset may fill their arrays again.
     joined: BatchRows | None = None
-    nbytes: int = 0
+    nbytes: int = 0  # the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it
+    # For each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
     kinds: tuple[tuple[Leaf, ...], ...] | None = None
-    filled: list[Any] | None = None
+    filled: list[Any] | None = None  # the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``
 
     @property
     def alike(self) -> bool:

@@ -22,13 +22,9 @@ _LOOK = 0.2
 
 
 class PassStage(Protocol):
-    """A stage of a pass: makes items from those of the stage before it.
+    """A stage of a pass: makes items from those of the stage before it."""
 
-    Attributes:
-      is_placing: whether it is putting something on the devices.
-    """
-
-    is_placing: bool
+    is_placing: bool  # whether it is putting something on the devices
 
     def __next__(self) -> Any:
         """The next item."""

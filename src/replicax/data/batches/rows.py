@@ -21,17 +21,11 @@ Leaf = tuple[tuple[int, ...], Any]
 
 @dataclasses.dataclass(frozen=True)
 class BatchRows:
-    """Rows of a batch; or one example, whose arrays have no rows.
+    """Rows of a batch; or one example, whose arrays have no rows."""
 
-    Attributes:
-      leaves: arrays ``[size, …]``; for one example of any shape.
-      size: the number of rows.
-      is_example: whether it is one example, which is never divided.
-    """
-
-    leaves: list[Any]
-    size: int
-    is_example: bool = False
+    leaves: list[Any]  # arrays ``[size, …]``; for one example of any shape
+    size: int  # the number of rows
+    is_example: bool = False  # whether it is one example, which is never divided
 
     @property
     def nbytes(self) -> int:

@@ -27,17 +27,11 @@ _flatten = jax.tree_util.default_registry.flatten  # called by jax.tree_util.tre
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch, divided over the replicas.
+    """A batch, divided over the replicas."""
 
-    Attributes:
-      data: the arguments that Keras gives a step: ``(x, y, sample_weight)``, perhaps without the last ones.
-      sizes: the number of rows of each replica.
-      copies: the number of replicas with the same rows: 1, or all of them.
-    """
-
-    data: Any
-    sizes: tuple[int, ...]
-    copies: int
+    data: Any  # the arguments that Keras gives a step: ``(x, y, sample_weight)``, perhaps without the last ones
+    sizes: tuple[int, ...]  # the number of rows of each replica
+    copies: int  # the number of replicas with the same rows: 1, or all of them
 
     @property
     def rows(self) -> int:
