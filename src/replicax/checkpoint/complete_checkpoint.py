@@ -73,7 +73,6 @@ def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
 
     There are several if a disk has come back from another run.
 
-    >>> from replicax.checkpoint.complete_checkpoint import _in_order
     >>> _in_order([("a", 1.0, []), ("b", 2.0, []), ("c", 3.0, []), ("b", 2.0, [])])
     ['b', 'c', 'a']
     """

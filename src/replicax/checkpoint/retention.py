@@ -166,7 +166,6 @@ def _give_name(file: str, name: str) -> None:
 def best_of(steps: Mapping[int, Mapping[str, float]], best: Best | None) -> int | None:
     """The latest step with the best metric; ``None`` if no step has the metric.
 
-    >>> from replicax.checkpoint.retention import best_of
     >>> best_of({1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": float("nan")}, 4: {}}, ("loss", "min"))
     2
     """

@@ -98,7 +98,6 @@ def joined_steps(seconds: float, period: int, size: int) -> int:
 
     A step takes so many ``seconds``, and an element has ``size`` bytes.
 
-    >>> from replicax.loop.steps_per_call import joined_steps
     >>> joined_steps(0.0005, 100, 1000), joined_steps(0.0005, 0, 1000), joined_steps(0.05, 100, 1000)
     (25, 40, 1)
     """

@@ -18,7 +18,6 @@ def split_address(address: str, what: str) -> tuple[str, int | None]:
       TypeError: it is not a string.
       ValueError: it is not an address, or its port is not a number from 1 to 65535.
 
-    >>> from replicax.system.addresses import split_address
     >>> split_address("node0:2222", "the chief"), split_address("[::1]:80", "the chief"), split_address("::1", "")
     (('node0', 2222), ('::1', 80), ('::1', None))
     """

@@ -15,7 +15,6 @@ DEFAULT_FRACTION = 0.75
 def memory_fraction(environment: Mapping[str, str]) -> float:
     """The fraction that JAX takes; the default if the environment has none, or no number above 0.
 
-    >>> from replicax.system.gpu_memory import memory_fraction
     >>> memory_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}), memory_fraction({})
     (0.9, 0.75)
     """

@@ -77,7 +77,6 @@ class Workers(Protocol):
 class Alone:
     """A single process.
 
-    >>> from replicax.workers.exchange import Alone
     >>> Alone().exchange("greeting", b"hello")
     [b'hello']
     """
@@ -188,7 +187,6 @@ class DistributedWorkers:
 class Series:
     """A series of numbered exchanges of workers about one topic.
 
-    >>> from replicax.workers.exchange import Alone, Series
     >>> steps = Series(Alone(), "steps")
     >>> steps.exchange(b"first"), steps.exchange(b"second")
     ([b'first'], [b'second'])

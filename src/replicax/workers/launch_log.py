@@ -154,7 +154,6 @@ class LaunchLog:
 def first_difference(ours: Sequence[tuple[int, int, str]], theirs: Sequence[tuple[int, int, str]]) -> Any:
     """Find where two workers' recent launches first differ: the count, and both programs; ``None`` if nowhere.
 
-    >>> from replicax.workers.launch_log import first_difference
     >>> first_difference([(1, 7, "a"), (2, 9, "b")], [(2, 8, "c"), (3, 5, "a")])
     (2, 'b', 'c')
     """

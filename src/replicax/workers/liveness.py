@@ -372,7 +372,6 @@ class Liveness:
 def is_of_connections(text: str) -> bool:
     """Return whether the text of an error reports a lost connection between workers.
 
-    >>> from replicax.workers.liveness import is_of_connections
     >>> is_of_connections("INTERNAL: Gloo all-reduce failed: Connection reset by peer"), is_of_connections("a NaN")
     (True, False)
     """

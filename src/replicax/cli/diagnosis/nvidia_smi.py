@@ -75,7 +75,6 @@ def ask(arguments: Sequence[str], seconds: float) -> Output:
 def parsed_report(text: str) -> Report | None:
     """Parse the report ``nvidia-smi -q -x``; ``None`` if the text is not one.
 
-    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_report
     >>> gpu = "<gpu><product_name>NVIDIA L4</product_name></gpu>"
     >>> parsed_report(f"<nvidia_smi_log><driver_version>550.54</driver_version>{gpu}</nvidia_smi_log>").gpus[0].name
     'NVIDIA L4'
@@ -93,7 +92,6 @@ def parsed_report(text: str) -> Report | None:
 def parsed_links(text: str) -> Links:
     r"""Parse a table of ``nvidia-smi topo``: its rows and columns of GPUs.
 
-    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_links
     >>> parsed_links("        GPU0    GPU1    CPU Affinity\nGPU0     X      NV12    0-7\nGPU1    NV12     X      0-7")
     Links(between={(0, 1): 'NV12'}, cards=())
     """

@@ -51,7 +51,6 @@ _PATTERNS = [(re.compile(pattern), words) for pattern, words in _WORDS]
 def translated(text: str) -> str:
     """Translate a message of the core.
 
-    >>> from replicax.compat.v1.error_translation import translated
     >>> translated("a replica context, and all replicas of /tmp/replica.py; strategy.local_results(value)")
     'a tower context, and all towers of /tmp/replica.py; distribution.unwrap(value)'
     """

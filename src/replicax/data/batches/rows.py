@@ -57,7 +57,6 @@ def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
 def rows_per_replica(rows: int, replicas: int) -> list[int]:
     """Divide ``rows`` among replicas: the first ones get equally many, the last ones the rest, perhaps none.
 
-    >>> from replicax.data.batches.rows import rows_per_replica
     >>> rows_per_replica(5, 4)
     [2, 2, 1, 0]
     """

@@ -65,7 +65,6 @@ def flops_of(jaxpr: Any) -> int:
     Two for each multiplication and its addition. Loops and branches count as in ``_jax.executed_sum``.
 
     >>> import jax, jax.numpy as jnp
-    >>> from replicax.loop.logs.speed import flops_of
     >>> flops_of(jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((4, 8)), jnp.ones((8, 3))).jaxpr)
     192
     """
@@ -86,7 +85,6 @@ def peak_of(strategy: Strategy) -> float | None:
     """Return the peak of all devices of a strategy together, in bfloat16 FLOPs per second; ``None`` if unknown.
 
     >>> import replicax
-    >>> from replicax.loop.logs.speed import peak_of
     >>> peak_of(replicax.MirroredStrategy(["cpu:0", "cpu:1"])) is None
     True
     """

@@ -53,7 +53,6 @@ def sizes_of(rows: int, replicas: int) -> tuple[tuple[int, ...], int]:
     Rows are divided as evenly as possible. If a batch has fewer rows than there are replicas, each replica gets all of
     it: without rows a replica's layers would compute means of nothing.
 
-    >>> from replicax.models.keras.batches import sizes_of
     >>> sizes_of(8, 4), sizes_of(6, 4), sizes_of(3, 4)
     (((2, 2, 2, 2), 1), ((2, 2, 1, 1), 1), ((3, 3, 3, 3), 4))
     """

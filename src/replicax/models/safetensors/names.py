@@ -104,7 +104,6 @@ def _name_of(path: str, names: Mapping[str, Name]) -> Name:
 def matches(pattern: str, text: str) -> tuple[str, ...] | None:
     """The parts of ``text`` that the ``{}`` of ``pattern`` stand for; ``None`` if it is not like the pattern.
 
-    >>> from replicax.models.safetensors.names import matches
     >>> matches("h.{}.attn.bias", "h.11.attn.bias")
     ('11',)
     """
