@@ -86,11 +86,7 @@ def run_process(
 ) -> tuple[str, str, int | None]:
     """Run a command, and kill it after ``seconds``; does not wait for it if it does not die.
 
-    Returns:
-      Its output, its errors, and its exit code; ``None`` if it was killed.
-
-    Raises:
-      OSError: it can't be started.
+    Returns its output, its errors, and its exit code (``None`` if it was killed); raises an OSError if it can't start.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

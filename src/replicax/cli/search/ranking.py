@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +84,6 @@ class CaseOutcome:
         else:
             found = self.state + (f": {self.reason}" if self.reason else "")
         return f"{self.case}: {found}"
-
-
-def command(words: Sequence[str]) -> str:
-    """A command line, quoted for a shell."""
-    return shlex.join(["replicax", "plan", *words])
 
 
 def as_data(rows: Sequence[CaseOutcome], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:
