@@ -16,8 +16,7 @@ from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.groups import BatchGroup
-    from replicax.data.batches.local_batches import HostBatch
+    from replicax.data.batches.local_batches import BatchGroup, HostBatch
 
 
 @dataclasses.dataclass(frozen=True)

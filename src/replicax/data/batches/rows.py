@@ -104,12 +104,9 @@ class Filler:
 
 
 class Checker:
-    """Takes batches apart, and checks that each is like the first.
+    """Takes batches apart, and checks that each is like the first; or ``examples``, whose arrays need have no rows.
 
-    Args:
-      replicas: the number of replicas to divide a batch over; for messages.
-      examples: whether each is one example, whose arrays need have no rows.
-      source: a description of the dataset, for messages.
+    Messages name the number of ``replicas`` and the ``source``, a description of the dataset.
     """
 
     def __init__(self, replicas: int, examples: bool, source: str) -> None:
