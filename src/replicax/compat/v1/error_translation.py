@@ -79,11 +79,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def also(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let keyword arguments have the names, too, that another revision of the documents gives them.
-
-    Args:
-      names: by the other name, the name of the parameter.
-    """
+    """Let parameters have other names, too, those of another revision of the documents: ``other="parameter"``."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
