@@ -101,8 +101,9 @@ class VariableLeaf(ArrayLeaf):
             store_each({variable.slot: variable.to_storage(key)})
             return variable
         sharding, shape = self._laid_out()
-        places = device_blocks(sharding, shape)
-        _free_large(variable, [block for block, _ in places])
+        if any(is_large(block, variable.dtype) for block, _ in device_blocks(sharding, shape)):
+            # Two copies may exceed the memory.
+            store_each({variable.slot: LostArray("it was let go to be restored, and the restore was broken off")})
         laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled_block(block, self.kind, read))
         store_each({variable.slot: variable.layout.to_stored(laid_out, variable.replicas.mesh)})
         return variable
@@ -333,12 +334,6 @@ def weakly_typed(array: jax.Array) -> jax.Array:
     zero = np.zeros((), array.dtype).item()
     sharding = array.sharding if array.committed else None
     return compute(lambda x: jnp.full(x.shape, zero).at[...].set(x), (array,), sharding)
-
-
-def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
-    """Free the arrays of large variables: two copies may exceed the memory."""
-    if any(is_large(block, variable.dtype) for block in blocks):
-        store_each({variable.slot: LostArray("it was let go to be restored, and the restore was broken off")})
 
 
 def _filled_block(block: Block, kind: ArrayKind, read: Read) -> HostArray:

@@ -38,7 +38,8 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
     All workers call this, each with its own path.
     """
     disk_index, problem = look_at(path)
-    told = lockstep.exchange("looks for a checkpoint", (_summary_of(disk_index), problem), path)
+    own = None if disk_index is None else (disk_index.id, disk_index.time, _places(disk_index))
+    told = lockstep.exchange("looks for a checkpoint", (own, problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
     summaries = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
     for id in _in_order(list(summaries.values())):
@@ -62,10 +63,6 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
             return CompleteCheckpoint(path, index, holders), _summary(problems, lockstep)
         problems[first] = f"no worker has all of {lacking}"
     return None, _summary(problems, lockstep) or "there is no such folder"
-
-
-def _summary_of(index: CheckpointIndex | None) -> tuple[str, float, list[Place]] | None:
-    return None if index is None else (index.id, index.time, _places(index))
 
 
 def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
