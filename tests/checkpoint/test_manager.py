@@ -14,7 +14,6 @@ import pytest
 
 import replicax
 from replicax.checkpoint import retention, saving
-from replicax.checkpoint.storage import folder_lock
 
 
 @pytest.fixture
@@ -234,12 +233,12 @@ def test_an_unfinished_save_of_another_manager_is_left_alone(checkpoint, tmp_pat
 
 
 def test_a_lock_is_not_kept_by_a_process_that_was_forked_meanwhile(tmp_path) -> None:
-    (tmp_path / folder_lock.NAME).touch()
-    with folder_lock.locked(str(tmp_path)):
+    (tmp_path / retention.OWNER).touch()
+    with retention.locked(str(tmp_path)):
         numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
-        [number] = [n for n in numbers if os.readlink(f"/proc/self/fd/{n}") == str(tmp_path / folder_lock.NAME)]
+        [number] = [n for n in numbers if os.readlink(f"/proc/self/fd/{n}") == str(tmp_path / retention.OWNER)]
         copy = os.dup(number)  # as the process would have one
-    with folder_lock.locked(str(tmp_path), alone=True) as is_free:
+    with retention.locked(str(tmp_path), alone=True) as is_free:
         assert is_free
     os.close(copy)
 

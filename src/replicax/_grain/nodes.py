@@ -44,28 +44,19 @@ class Iterated(grain.IterDataset):
 
 
 class OwnRows:
-    """The rows of a batch for a worker's replicas.
-
-    Attributes:
-      rows: a pytree of arrays; with one row too many if there is none (a batch of no examples can't be made).
-      size: the size of the whole batch.
-    """
+    """The rows of a batch for a worker's replicas."""
 
     def __init__(self, rows: Any, size: int) -> None:
-        self.rows = rows
-        self.size = size
+        self.rows = rows  # a pytree of arrays; with one row if there is none: no batch of no examples can be made
+        self.size = size  # of the whole batch
 
 
 class Batches(grain.MapDataset):
-    """The batches of one of Grain's nodes, read in another way.
+    """The batches of one of Grain's nodes, ``batch``, read in another way.
 
-    Args:
-      batch: Grain's node.
-      own: for a batch of so many rows, the first row of this worker and the number of its rows; elements are then
-        :class:`OwnRows`. ``None``: reads whole batches.
-      batched: whether to request all examples of a batch in one call, instead of one by one as Grain does. Each
-        node then gets all of its parent's examples at once; a class derived from one of Grain's may not support
-        such calls.
+    With ``own``, which returns the first row of this worker and the number of its rows for a batch of so many rows,
+    elements are :class:`OwnRows`. If they are ``batched``, all examples of a batch are requested in one call, instead
+    of one by one as Grain does; a class derived from one of Grain's may not support such calls.
     """
 
     def __init__(self, batch: Any, own: Callable[[int], tuple[int, int]] | None, batched: bool) -> None:

@@ -48,16 +48,12 @@ class ArrayLeaf(abc.ABC):
     """An array in a checkpoint.
 
     The methods are those for an array that all workers have as a whole; subclasses for others replace them.
-
-    Attributes:
-      kind: must be the same when the array is restored.
-      owner: the object that has the array: one with two names is written once.
-      is_on_host: whether :meth:`here` returns memory that others change: that of a CPU device, which the next step
-        takes over, or of the user's array. Other devices send their data to new memory.
     """
 
-    kind: ArrayKind
-    owner: Any
+    kind: ArrayKind  # must be the same when the array is restored
+    owner: Any  # the object that has the array: one with two names is written once
+    # Whether :meth:`here` returns memory that others change: that of a CPU device, which the next step takes over, or
+    # of the user's array. Other devices send their data to new memory.
     is_on_host = True
     workers: int
 
@@ -105,8 +101,9 @@ class VariableLeaf(ArrayLeaf):
             store_each({variable.slot: variable.to_storage(key)})
             return variable
         sharding, shape = self._laid_out()
-        places = device_blocks(sharding, shape)
-        _free_large(variable, [block for block, _ in places])
+        if any(is_large(block, variable.dtype) for block, _ in device_blocks(sharding, shape)):
+            # Two copies may exceed the memory.
+            store_each({variable.slot: LostArray("it was let go to be restored, and the restore was broken off")})
         laid_out = assembled(sharding, shape, variable.dtype, lambda block: _filled_block(block, self.kind, read))
         store_each({variable.slot: variable.layout.to_stored(laid_out, variable.replicas.mesh)})
         return variable
@@ -337,12 +334,6 @@ def weakly_typed(array: jax.Array) -> jax.Array:
     zero = np.zeros((), array.dtype).item()
     sharding = array.sharding if array.committed else None
     return compute(lambda x: jnp.full(x.shape, zero).at[...].set(x), (array,), sharding)
-
-
-def _free_large(variable: Variable, blocks: Sequence[Block]) -> None:
-    """Free the arrays of large variables: two copies may exceed the memory."""
-    if any(is_large(block, variable.dtype) for block in blocks):
-        store_each({variable.slot: LostArray("it was let go to be restored, and the restore was broken off")})
 
 
 def _filled_block(block: Block, kind: ArrayKind, read: Read) -> HostArray:

@@ -18,9 +18,9 @@ from replicax.checkpoint.background_save import BackgroundSave, Write
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint, find_complete
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
 from replicax.checkpoint.restoration import restored
+from replicax.checkpoint.retention import locked
 from replicax.checkpoint.saving import Save, carry_out
 from replicax.checkpoint.snapshot import SavePlan, plain_entries
-from replicax.checkpoint.storage.folder_lock import locked
 from replicax.checkpoint.storage.shared_disks import Groups, groups_sharing
 from replicax.errors import CheckpointError, ContextError
 from replicax.execution.tracing.stateful_arguments import updated

@@ -38,7 +38,8 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
     All workers call this, each with its own path.
     """
     disk_index, problem = look_at(path)
-    told = lockstep.exchange("looks for a checkpoint", (_summary_of(disk_index), problem), path)
+    own = None if disk_index is None else (disk_index.id, disk_index.time, _places(disk_index))
+    told = lockstep.exchange("looks for a checkpoint", (own, problem), path)
     problems = {worker: text for worker, (_, text) in enumerate(told) if text is not None}
     summaries = {worker: theirs for worker, (theirs, _) in enumerate(told) if theirs is not None}
     for id in _in_order(list(summaries.values())):
@@ -64,16 +65,11 @@ def find_complete(path: str, lockstep: Lockstep) -> tuple[CompleteCheckpoint | N
     return None, _summary(problems, lockstep) or "there is no such folder"
 
 
-def _summary_of(index: CheckpointIndex | None) -> tuple[str, float, list[Place]] | None:
-    return None if index is None else (index.id, index.time, _places(index))
-
-
 def _in_order(found: Sequence[tuple[str, float, list[Place]]]) -> list[str]:
     """The ids of the saves that disks have under one name: the most frequent first, then the newest.
 
     There are several if a disk has come back from another run.
 
-    >>> from replicax.checkpoint.complete_checkpoint import _in_order
     >>> _in_order([("a", 1.0, []), ("b", 2.0, []), ("c", 3.0, []), ("b", 2.0, [])])
     ['b', 'c', 'a']
     """

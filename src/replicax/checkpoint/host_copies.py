@@ -131,7 +131,6 @@ class _Memory:
     def reserve(self) -> Bytes:
         """The bytes, uninitialized; the same memory as before unless an array still refers to it.
 
-        >>> from replicax.checkpoint.host_copies import _Memory
         >>> memory = _Memory(8)
         >>> part = memory.reserve()[2:4]
         >>> np.shares_memory(part, memory.reserve())

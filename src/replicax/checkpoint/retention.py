@@ -7,6 +7,7 @@ none, or with files that were not written with them belong to others and stay.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import math
@@ -14,13 +15,12 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from replicax.checkpoint.complete_checkpoint import look_at, problem_of
 from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
-from replicax.checkpoint.storage.folder_lock import NAME as OWNER, locked
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
 from replicax.system.json_files import read_json
 
@@ -28,6 +28,9 @@ log = logging.getLogger("replicax")
 
 Best = tuple[str, Literal["min", "max"]]
 """The name of a metric, and whether the lowest or the highest value is best."""
+
+OWNER = "manager.json"
+"""The file with the folder's id, which managers lock while they save."""
 
 METRICS = "metrics.json"
 """The file with the metrics that were not known when their checkpoint was saved, by its id."""
@@ -153,6 +156,26 @@ class Folder:
         return not more
 
 
+@contextlib.contextmanager
+def locked(folder: str, alone: bool = False) -> Iterator[bool]:
+    """Lock a manager's folder, together with others or alone; alone it does not wait for them.
+
+    Yields whether others have no lock now: then every unfinished checkpoint in the folder is of a save that was broken
+    off. File systems without locks can't tell.
+    """
+    is_free = True
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(os.path.join(folder, OWNER), "rb+" if alone else "rb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # in processes that were forked meanwhile, too
+        except BlockingIOError:
+            is_free = False
+        except OSError:
+            pass  # a file system without locks
+        yield is_free
+
+
 def _give_name(file: str, name: str) -> None:
     """Make ``name`` a name of ``file``, unless another process has made one of that name meanwhile."""
     try:
@@ -166,7 +189,6 @@ def _give_name(file: str, name: str) -> None:
 def best_of(steps: Mapping[int, Mapping[str, float]], best: Best | None) -> int | None:
     """The latest step with the best metric; ``None`` if no step has the metric.
 
-    >>> from replicax.checkpoint.retention import best_of
     >>> best_of({1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": float("nan")}, 4: {}}, ("loss", "min"))
     2
     """

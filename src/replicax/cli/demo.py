@@ -102,10 +102,8 @@ def _check_replicas(args: argparse.Namespace, batch: int) -> int:
         raise InputError(f"--strategy one_device has 1 replica, got --replicas {args.replicas}; leave one of them out")
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     replicas: int | None = args.replicas
-    if replicas is None and args.strategy == "one_device":
-        replicas = 1
     if replicas is None:
-        limit = _REPLICAS if _is_emulated() else len(_local_devices())
+        limit = 1 if args.strategy == "one_device" else _REPLICAS if _is_emulated() else len(_local_devices())
         replicas = max(n for n in divisors if n <= limit)
     if replicas not in divisors:
         possible = ", ".join(map(str, divisors))

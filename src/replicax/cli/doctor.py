@@ -13,6 +13,7 @@ from replicax.cli.command_line import seconds
 from replicax.system.process_age import process_age
 
 if TYPE_CHECKING:
+    from replicax.cli.diagnosis.check_runner import Check
     from replicax.cli.diagnosis.findings import Finding
 
 _TOTAL = 9.0
@@ -55,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     from replicax.cli.diagnosis import reachability
     from replicax.cli.diagnosis.check_runner import Check, run_checks
     from replicax.cli.diagnosis.findings import State
-    from replicax.cli.diagnosis.machine_checks import machine_checks
 
     began = time.monotonic()
     checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
@@ -69,6 +69,28 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(findings, took)
     return 0 if is_well else 1
+
+
+def machine_checks(directory: Path | None = None) -> list[Check]:
+    """The checks of this machine alone, in the order of their findings."""
+    from replicax.cli.diagnosis import (
+        device_check,
+        environment_variables,
+        host_machine,
+        installed_packages,
+        nvidia_gpus,
+    )
+    from replicax.cli.diagnosis.check_runner import Check
+
+    disk = [] if directory is None else [Check("disk", lambda seconds: host_machine.look_at_disk(directory))]
+    return [
+        Check("software", installed_packages.check),
+        Check("devices", device_check.check),
+        Check("GPUs", nvidia_gpus.check),
+        Check("machine", host_machine.check),
+        *disk,
+        Check("environment", environment_variables.check),
+    ]
 
 
 def _print(findings: Sequence[Finding], took: float) -> None:

@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, even if a check fails."""
     from replicax.cli.diagnosis.check_runner import run_checks
-    from replicax.cli.diagnosis.machine_checks import machine_checks
+    from replicax.cli.doctor import machine_checks
 
     report = _report(run_checks(machine_checks(), args.timeout))
     print(json.dumps(report, indent=2) if args.json else _text(report))

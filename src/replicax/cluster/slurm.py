@@ -120,7 +120,6 @@ def expand_hostlist(hostlist: str) -> list[str]:
     Raises:
       ValueError: it is not such a list.
 
-    >>> from replicax.cluster.slurm import expand_hostlist
     >>> expand_hostlist("node[01-03,07],login,rack[1-2]n[8,10]-ib")
     ['node01', 'node02', 'node03', 'node07', 'login', 'rack1n8-ib', 'rack1n10-ib', 'rack2n8-ib', 'rack2n10-ib']
     """
@@ -145,7 +144,6 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
     Raises:
       ValueError: it is not such a list.
 
-    >>> from replicax.cluster.slurm import expand_tasks_per_node
     >>> expand_tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
     """

@@ -5,6 +5,7 @@ This module imports Grain, so it is imported only when a dataset is created.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,26 +20,15 @@ from replicax.data.batches.global_batches import WHY_EMPTY, GlobalBatches
 from replicax.data.batches.local_batches import Division, LocalBatches
 from replicax.data.batches.rows import BatchRows, Checker, own_rows
 from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
-from replicax.data.reading.batches import READ_NOTHING_AHEAD, State, reading_of
+from replicax.data.reading.batches import READ_NOTHING_AHEAD, Reading, State, reading_of
 from replicax.data.reading.sources import as_source
 from replicax.data.same_dataset import check_same_dataset
-from replicax.data.sharding import DatasetSharding, sharding_of
 from replicax.data.workers import InputContext, InputWorkers
 from replicax.extended.array_specs import PaddedShapeDtypeStruct
 
 
 class InputPipeline:
-    """This worker's way of reading a dataset. The arguments are those of ``DistributedDataset``.
-
-    Attributes:
-      workers: the workers that the dataset is for.
-      options: the user's.
-      whole: whether each batch is for one replica, rather than for all.
-      examples: whether it is one example of a replica, whose arrays need have no rows.
-      source: the dataset.
-      reading: how to read its batches.
-      sharding: how workers divide it.
-    """
+    """This worker's way of reading a dataset. The arguments are those of ``DistributedDataset``."""
 
     def __init__(
         self,
@@ -51,8 +41,8 @@ class InputPipeline:
     ) -> None:
         self.workers = workers
         self.options = options
-        self.whole = dataset_fn is not None
-        self.examples = examples
+        self.whole = dataset_fn is not None  # each batch is for one replica, rather than for all
+        self.examples = examples  # a batch is one example of a replica, whose arrays need have no rows
         self.source = as_source(dataset if dataset_fn is None else dataset_fn(workers.context), method)
         self.reading = reading_of(self.source)
         policy = options.auto_shard_policy
@@ -226,3 +216,42 @@ class InputPipeline:
         new = self.reading.gives_new_arrays
         kind = self.source.kind
         return Division(kind, workers.replicas, workers.mine, partial, self.whole, self.examples, rows, own, new)
+
+
+# --- how workers divide a dataset -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSharding:
+    """The division of a dataset among workers."""
+
+    policy: AutoShardPolicy  # FILE, DATA or OFF
+    why: str  # the reason
+
+    @property
+    def one_stream(self) -> bool:
+        """Return whether all workers read the same stream of batches."""
+        return self.policy is AutoShardPolicy.DATA
+
+
+def sharding_of(reading: Reading, policy: AutoShardPolicy, workers: InputWorkers) -> DatasetSharding:
+    """Choose how ``workers`` divide the dataset that ``reading`` reads."""
+    files, count = reading.files, workers.count
+    enough = files is not None and len(files) >= count
+    if policy is AutoShardPolicy.AUTO:
+        if files is None:
+            return DatasetSharding(AutoShardPolicy.DATA, f"AUTO: {reading.why_no_files}")
+        if not enough:
+            return DatasetSharding(AutoShardPolicy.DATA, f"AUTO: {len(files)} file(s) are too few for {count} workers")
+        if reading.examples is not None and not all(workers.rows_of_workers(reading.examples)):
+            return DatasetSharding(
+                AutoShardPolicy.DATA, f"AUTO: batches of {reading.examples} are too small for {count} workers"
+            )
+        return DatasetSharding(AutoShardPolicy.FILE, f"AUTO: there are {len(files)} files for {count} worker(s)")
+    if policy is AutoShardPolicy.FILE and not enough:
+        have = reading.why_no_files if files is None else f"there are {len(files)} file(s)"
+        raise ValueError(
+            f"auto_shard_policy='file' gives each of {count} workers at least one file, but {have}. Make more files, "
+            "or share by 'data'."
+        )
+    return DatasetSharding(policy, "as asked for")

@@ -16,8 +16,7 @@ from replicax.workers.lockstep import Lockstep
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.groups import BatchGroup
-    from replicax.data.batches.local_batches import HostBatch
+    from replicax.data.batches.local_batches import BatchGroup, HostBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +64,14 @@ class InputContext:
 
 @dataclasses.dataclass(frozen=True)
 class InputWorkers:
-    """The workers of a dataset.
+    """The workers of a dataset."""
 
-    Attributes:
-      lockstep: the lockstep of the workers.
-      ranges: the replicas that each worker feeds.
-      placer: makes the function that puts elements on the devices.
-      name: identifies the dataset, the same on all workers.
-      owner: the replicas that the elements are for.
-    """
-
-    lockstep: Lockstep
-    ranges: tuple[range, ...]
+    lockstep: Lockstep  # the lockstep of the workers
+    ranges: tuple[range, ...]  # the replicas that each worker feeds
+    # Makes the function that puts elements on the devices.
     placer: Callable[[], Callable[[HostBatch | BatchGroup], Any]]
-    name: str = "input"
-    owner: Replicas | None = None
+    name: str = "input"  # identifies the dataset, the same on all workers
+    owner: Replicas | None = None  # the replicas that the elements are for
 
     @property
     def count(self) -> int:

@@ -15,26 +15,18 @@ from replicax.pytrees import registered
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A dataset of another library, converted.
+    """A dataset of another library, converted."""
 
-    Attributes:
-      batches: its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if it has random access, or a
-        re-iterable.
-      length: the number of elements of a pass; None if unknown or infinite.
-      unrepeatable: why a second pass, or one in another process, could have other elements or another order, and the
-        remedy; None if it has the same. An iterator can then be restored by repeating the pass up to its place.
-    """
-
+    # Its elements as pytrees of NumPy arrays: a ``grain.MapDataset`` if it has random access, or a re-iterable.
     batches: Any
-    length: int | None
+    length: int | None  # the number of elements of a pass; None if unknown or infinite
+    # Why a second pass, or one in another process, could have other elements or another order, and the remedy; None if
+    # it has the same. An iterator can then be restored by repeating the pass up to its place.
     unrepeatable: str | None = None
 
 
 def adapted(dataset: Any) -> Adapted | None:
-    """Convert a tf.data, PyTorch or Hugging Face dataset to one of NumPy arrays.
-
-    Returns:
-      None if ``dataset`` is none of these.
+    """Convert a tf.data, PyTorch or Hugging Face dataset to one of NumPy arrays; ``None`` if it is none of these.
 
     Raises:
       TypeError: it holds values other than arrays of numbers, such as strings.
@@ -83,13 +75,7 @@ class Converted:
 
 
 def convert_leaves(element: Any, where: str, convert: Callable[[Any, str], Any]) -> Any:
-    """Convert every leaf of ``element``; containers stay what they are.
-
-    Args:
-      element: a pytree.
-      where: its name in messages.
-      convert: maps a leaf and its path to a new leaf.
-    """
+    """The pytree ``element``, called ``where`` in messages, with ``convert(leaf, path)`` for each leaf."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: convert(leaf, where + jax.tree_util.keystr(path)), registered(element)
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replicax.launcher import LaunchError
-from replicax.system.addresses import join_address
+from replicax.system.addresses import ip_of, join_address
 
 LOOPBACK = "127.0.0.1"
 _LOWEST = 20000  # below are those of well-known services
@@ -46,7 +46,8 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchR
       LaunchError: the port is taken, or ``bind`` is not an address of this machine.
     """
     host = bind or LOOPBACK
-    reached_at = LOOPBACK if _is_any(host) else host
+    ip = ip_of(host)
+    reached_at = LOOPBACK if ip is not None and ip.is_unspecified else host
     check_free(host, port or 0)
     ports = [port] if port is not None else []
     while len(ports) < workers:
@@ -79,11 +80,7 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
 
 
 def own_node_rank(hosts: Sequence[str]) -> int:
-    """The number of this machine among the hosts, by its name.
-
-    Raises:
-      LaunchError: it is none of them, or several.
-    """
+    """The number of this machine among the hosts, by its name; raises a LaunchError unless it is one of them."""
     name = socket.gethostname()
     names = {name, name.partition(".")[0]}
     found = [i for i, host in enumerate(hosts) if host in names or host.partition(".")[0] in names]
@@ -112,11 +109,7 @@ def free_port(host: str) -> int:
 
 
 def check_free(host: str, port: int, to_do: str = _OF_BIND) -> None:
-    """Raise unless the chief can listen there; ``to_do`` is what to change if this machine has no such address.
-
-    Raises:
-      LaunchError: the port is taken, or the address is not of this machine.
-    """
+    """Raise a LaunchError unless the chief can listen there; ``to_do`` says what to change if the address is wrong."""
     try:
         taken = is_taken(host, port)
     except OSError as error:
@@ -146,13 +139,6 @@ def is_taken(host: str, port: int) -> bool:
 
 def _socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def _is_loopback(host: str) -> bool:

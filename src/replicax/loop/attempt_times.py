@@ -67,7 +67,6 @@ class Attempts:
 def added_up(attempts: Sequence[PastAttempt]) -> dict[str, float]:
     """The seconds of attempts, in their order, by kind; what came after the step that later ones went on from is lost.
 
-    >>> from replicax.loop.attempt_times import PastAttempt, added_up
     >>> first = PastAttempt(
     ...     0, [(0, {"start": 1.0}), (10, {"start": 1.0, "steps": 5.0}), (14, {"start": 1.0, "steps": 7.0})]
     ... )

@@ -30,7 +30,6 @@ def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
     functions that the step calls.
 
     >>> import replicax
-    >>> from replicax.loop.step_objects import objects_of
     >>> w = replicax.Variable(0.0, name="w")
     >>> def loss():
     ...     return w.value**2

@@ -36,7 +36,6 @@ class WallTime:
 
     The first kind, ``"start"``, began at ``began``, or begins now.
 
-    >>> from replicax.loop.wall_time import WallTime
     >>> times = iter([0.0, 2.0, 2.5, 6.0])
     >>> wall = WallTime(clock=lambda: next(times))
     >>> wall.switch("input"), wall.switch("steps")
@@ -111,7 +110,6 @@ class WallTime:
 def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
     """Return the table that is printed at the end of a run.
 
-    >>> from replicax.loop.wall_time import table
     >>> print(table({"start": 1.0, "steps": 6.5, "saving": 0.0, "lost work": 2.5}, attempts=2))
     wall time of 2 attempts
       start            1.0 s   10.0%  before the loop: Python, imports, building the model

@@ -17,7 +17,7 @@ import numpy as np
 from replicax.argument_checks import checked_integer, is_number
 from replicax.devices.mesh import slice_of
 from replicax.gpu.gpu_models import MODELS, SOURCES, model_of
-from replicax.system.gpu_memory import FRACTION_VARIABLES, memory_fraction
+from replicax.system.environment import FRACTION_VARIABLES, memory_fraction
 from replicax.tpu.generations import generation_of
 
 _GIB = 2**30

@@ -8,42 +8,36 @@ EXPECTED = "'HOST:PORT', such as 'node0:2222', '10.0.0.1:2222' or '[::1]:2222'"
 
 
 def split_address(address: str, what: str) -> tuple[str, int | None]:
-    """The host of an address, without brackets, and its port; ``None`` if it has none.
-
-    Args:
-      address: such as ``"node0:2222"``.
-      what: the task that it belongs to, for errors.
+    """The host of the address of a task, ``what``, without brackets, and its port; ``None`` if it has none.
 
     Raises:
       TypeError: it is not a string.
       ValueError: it is not an address, or its port is not a number from 1 to 65535.
 
-    >>> from replicax.system.addresses import split_address
     >>> split_address("node0:2222", "the chief"), split_address("[::1]:80", "the chief"), split_address("::1", "")
     (('node0', 2222), ('::1', 80), ('::1', None))
     """
     if not isinstance(address, str):
         raise TypeError(f"{what}: expected an address as a string, {EXPECTED}; got {address!r}")
-    host, port = address, ""
+    host, port, wrong = address, "", f"{what}: expected an address, {EXPECTED}; got {address!r}"
     if address.startswith("["):
         host, bracket, rest = address[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")) or rest == ":":
-            raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+            raise ValueError(wrong)
         port = rest[1:]
     elif address.count(":") == 1:
         host, _, port = address.partition(":")
         if not port:
-            raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}, whose port is empty")
-    elif address.count(":") > 1 and not _is_ip(address):
-        raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+            raise ValueError(f"{wrong}, whose port is empty")
+    elif address.count(":") > 1 and ip_of(address) is None:
+        raise ValueError(wrong)
     if not host or any(c.isspace() or c == "/" for c in host):
-        raise ValueError(f"{what}: expected an address, {EXPECTED}; got {address!r}")
+        raise ValueError(wrong)
     try:
         host.encode("idna")  # as sockets do
     except UnicodeError as error:
         raise ValueError(
-            f"{what}: expected an address, {EXPECTED}; got {address!r}, whose host is not a valid name: each part "
-            "between dots has 1 to 63 characters"
+            f"{wrong}, whose host is not a valid name: each part between dots has 1 to 63 characters"
         ) from error
     if not port:
         return host, None
@@ -72,12 +66,13 @@ def join_address(host: str, port: int) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name stands for this machine, under an address that no other machine can reach."""
-    return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+    ip = ip_of(host)
+    return host == "localhost" or (ip is not None and ip.is_loopback)
 
 
-def _is_ip(host: str) -> bool:
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that ``host`` is; ``None`` if it is a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None

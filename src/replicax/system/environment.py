@@ -1,10 +1,17 @@
-"""Environment variables that hold for a while, and the one for XLA's threads."""
+"""Environment variables that hold for a while, and those for XLA's threads and a GPU's memory."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
+
+FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""The variables, a new and an old one, that set the part of a GPU's memory that JAX takes."""
+
+_DEFAULT_FRACTION = 0.75
+"""The part without them."""
 
 
 @contextlib.contextmanager
@@ -25,3 +32,22 @@ def chosen_threads(environment: Mapping[str, str]) -> int | None:
         return max(1, int(environment.get("NPROC", "")))
     except ValueError:
         return None
+
+
+def memory_fraction(environment: Mapping[str, str]) -> float:
+    """The fraction that JAX takes; the default if the environment has none, or no number above 0.
+
+    >>> memory_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}), memory_fraction({})
+    (0.9, 0.75)
+    """
+    text = next((environment[name] for name in FRACTION_VARIABLES if environment.get(name)), "")
+    return fraction_in(text) or _DEFAULT_FRACTION
+
+
+def fraction_in(text: str) -> float | None:
+    """The fraction that ``text`` is; ``None`` if it is no number above 0."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        return None
+    return fraction if math.isfinite(fraction) and fraction > 0 else None

@@ -22,7 +22,6 @@ def check_installed(what: str, package: str, extra: str) -> None:
     Raises:
       ImportError: the message says which extra brings it.
 
-    >>> from replicax.system.packages import check_installed
     >>> check_installed("Topology.plot", "no_package", "pictures")
     Traceback (most recent call last):
     ImportError: Topology.plot needs the package no_package, which is not installed: pip install 'replicax[pictures]'

@@ -8,7 +8,6 @@ import unicodedata
 def printable(text: str) -> str:
     r"""``text`` with escapes for what would act on a terminal, or may be in no file or SVG.
 
-    >>> from replicax.system.printable import printable
     >>> printable("w\x1b[31m"), printable("two\nlines")
     ('w\\x1b[31m', 'two\nlines')
     """

@@ -17,7 +17,6 @@ def unit_of(amount: float, units: Sequence[tuple[float, str]]) -> tuple[float, s
 def bytes_in_words(size: float) -> str:
     """Format a size of memory.
 
-    >>> from replicax.system.quantities import bytes_in_words
     >>> bytes_in_words(3 * 2**29), bytes_in_words(12)
     ('1.50 GiB', '12 B')
     """
@@ -28,7 +27,6 @@ def bytes_in_words(size: float) -> str:
 def count_in_words(number: float) -> str:
     """Format a large number with three digits; the name of the counted thing follows.
 
-    >>> from replicax.system.quantities import count_in_words
     >>> count_in_words(17514876633088), count_in_words(12)
     ('17.5 T', '12 ')
     """
@@ -39,7 +37,6 @@ def count_in_words(number: float) -> str:
 def seconds_in_words(seconds: float) -> str:
     """Format a time with three digits.
 
-    >>> from replicax.system.quantities import seconds_in_words
     >>> seconds_in_words(0.0417), seconds_in_words(3.2e-6), seconds_in_words(0)
     ('41.7 ms', '3.2 µs', '0 s')
     """
@@ -57,7 +54,6 @@ def hours_in_words(seconds: float) -> str:
 def counted(number: int, what: str) -> str:
     """A number of things, which ``what`` calls one of.
 
-    >>> from replicax.system.quantities import counted
     >>> counted(1, "replica"), counted(1024, "replica")
     ('1 replica', '1,024 replicas')
     """

@@ -59,7 +59,6 @@ def loads(data: bytes) -> Any:
       ValueError: the bytes are not such a message; says what is wrong.
 
     >>> import jax.numpy as jnp
-    >>> from replicax.workers.codec import dumps, loads
     >>> loads(dumps({"x": (jnp.ones(2, jnp.bfloat16), None)}))
     {'x': (Array([1, 1], dtype=bfloat16), None)}
     """

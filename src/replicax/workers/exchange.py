@@ -43,17 +43,11 @@ def never() -> bool:
 
 
 class Workers(Protocol):
-    """The processes that run one program together, seen from one of them.
+    """The processes that run one program together, seen from one of them."""
 
-    Attributes:
-      index: which one this is, from 0; worker 0 is the *chief*.
-      count: how many there are.
-      liveness: watches their processes; ``None`` where they can't end one by one.
-    """
-
-    index: int
-    count: int
-    liveness: Liveness | None
+    index: int  # which one this is, from 0; worker 0 is the *chief*
+    count: int  # how many there are
+    liveness: Liveness | None  # watches their processes; ``None`` where they can't end one by one
 
     def exchange(
         self, topic: str, data: bytes, timeout: float = DEFAULT_TIMEOUT, is_cancelled: Callable[[], bool] = never
@@ -83,7 +77,6 @@ class Workers(Protocol):
 class Alone:
     """A single process.
 
-    >>> from replicax.workers.exchange import Alone
     >>> Alone().exchange("greeting", b"hello")
     [b'hello']
     """
@@ -194,7 +187,6 @@ class DistributedWorkers:
 class Series:
     """A series of numbered exchanges of workers about one topic.
 
-    >>> from replicax.workers.exchange import Alone, Series
     >>> steps = Series(Alone(), "steps")
     >>> steps.exchange(b"first"), steps.exchange(b"second")
     ([b'first'], [b'second'])

@@ -26,12 +26,9 @@ _SMALL, _FEW = 4096, 8
 
 
 class Label:
-    """Identifies a program, by the same number on all workers.
+    """Identifies a program by its ``number`` in the order of first launches, the same on all workers; 0 before.
 
-    Attributes:
-      number: in the order in which programs are first launched; 0 before that.
-      name: the name of the program.
-      communicates: whether its replicas communicate in collectives, so that none of them can end alone.
+    ``communicates`` says whether its replicas meet in collectives, so that none of them can end alone.
     """
 
     __slots__ = ("communicates", "name", "number")
@@ -41,20 +38,14 @@ class Label:
 
 
 class LaunchedProgram:
-    """One launch of a program. Any thread can see whether the program has ended.
-
-    Attributes:
-      label: the program's label.
-      since: the time of its launch, by ``time.monotonic``.
-      has_returned: whether JAX's call has.
-      failure: the error of this worker's part, as text.
-    """
+    """One launch of a program, at ``since`` by ``time.monotonic``. Any thread can see whether the program has ended."""
 
     __slots__ = ("_output", "failure", "has_returned", "label", "since")
 
     def __init__(self, label: Label) -> None:
-        self.label, self.since, self.has_returned = label, time.monotonic(), False
-        self.failure: str | None = None
+        self.label, self.since = label, time.monotonic()
+        self.has_returned = False  # JAX's call
+        self.failure: str | None = None  # the error of this worker's part
         self._output: Any = None
 
     def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:
@@ -86,19 +77,12 @@ class LaunchedProgram:
 @declared
 @dataclasses.dataclass(frozen=True)
 class RunningProgram:
-    """A program that has not ended, as its worker reports it to others.
+    """A program that has not ended, as its worker reports it to others."""
 
-    Attributes:
-      name: the name of the program.
-      count: how many programs the worker has launched, including this one.
-      communicates: whether it needs the other workers.
-      recent: the last launches: for each the count, the hash and the program's name.
-    """
-
-    name: str
-    count: int
-    communicates: bool
-    recent: tuple[tuple[int, int, str], ...]
+    name: str  # the name of the program
+    count: int  # how many programs the worker has launched, including this one
+    communicates: bool  # whether it needs the other workers
+    recent: tuple[tuple[int, int, str], ...]  # the last launches: for each the count, the hash and the program's name
 
 
 class LaunchLog:
@@ -161,7 +145,6 @@ class LaunchLog:
 def first_difference(ours: Sequence[tuple[int, int, str]], theirs: Sequence[tuple[int, int, str]]) -> Any:
     """Find where two workers' recent launches first differ: the count, and both programs; ``None`` if nowhere.
 
-    >>> from replicax.workers.launch_log import first_difference
     >>> first_difference([(1, 7, "a"), (2, 9, "b")], [(2, 8, "c"), (3, 5, "a")])
     (2, 'b', 'c')
     """

@@ -29,7 +29,6 @@ from replicax.workers.launch_log import LaunchLog
 class Lockstep:
     """Exchanges of the workers of a strategy about one topic, in one order, with a timeout in seconds.
 
-    >>> from replicax.workers.lockstep import Lockstep
     >>> from replicax.workers.exchange import Alone
     >>> Lockstep(Alone()).exchange("counts its rows", 5)
     [5]

@@ -20,7 +20,6 @@ def whole_block(shape: Sequence[int]) -> Block:
 def block_at(index: Sequence[slice], shape: Sequence[int]) -> Block:
     """The block that slices with step 1 select.
 
-    >>> from replicax.checkpoint.storage.blocks import block_at
     >>> block_at((slice(2, None), slice(None)), (4, 3))
     ((2, 4), (0, 3))
     """
@@ -40,7 +39,6 @@ def size_of(block: Block) -> int:
 def common(a: Block, b: Block) -> Block | None:
     """The intersection of two blocks; ``None`` if it is empty.
 
-    >>> from replicax.checkpoint.storage.blocks import common
     >>> common(((0, 3),), ((2, 5),))
     ((2, 3),)
     """
@@ -58,7 +56,6 @@ def pieces_of(block: Block, itemsize: int, most: int = PIECE_BYTES) -> list[Bloc
 
     The result depends on nothing else, so all workers split alike.
 
-    >>> from replicax.checkpoint.storage.blocks import pieces_of
     >>> pieces_of(((0, 5), (0, 4)), itemsize=4, most=32)
     [((0, 2), (0, 4)), ((2, 4), (0, 4)), ((4, 5), (0, 4))]
     """

@@ -24,21 +24,16 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class ArrayKind:
-    """The properties that a saved array and its target must share.
+    """The properties that a saved array and its target must share."""
 
-    Attributes:
-      shape: the shape of its numbers.
-      dtype: the name of their dtype.
-      generator: for random keys, the name of their implementation; then the numbers are the keys' data.
-      copies: the number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
-      is_weak: true if the dtype yields to that of other operands, as a Python number's does; false if the array is
-        NumPy's, which becomes an array of JAX's in a step; may differ.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # the shape of its numbers
+    dtype: str  # the name of their dtype
+    # For random keys, the name of their implementation; then the numbers are the keys' data.
     generator: str | None = None
+    # The number of replicas, if each one's copy of an on-read variable is saved; dim 0 numbers the copies.
     copies: int | None = None
+    # True if the dtype yields to that of other operands, as a Python number's does; false if the array is NumPy's,
+    # which becomes an array of JAX's in a step; may differ.
     is_weak: bool | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -81,15 +76,11 @@ class IteratorEntry:
 @declared
 @dataclasses.dataclass(frozen=True)
 class OptimizerEntry:
-    """An optimizer, whose slots are separate entries.
+    """An optimizer, whose slots are separate entries."""
 
-    Attributes:
-      built: whether it had slots.
-      parameters: the pytree of its variables, with their names in the checkpoint as leaves; ``None`` if they are not in
-        it, or in containers that are not Python's.
-    """
-
-    built: bool
+    built: bool  # whether it had slots
+    # The pytree of its variables, with their names in the checkpoint as leaves; ``None`` if they are not in it, or in
+    # containers that are not Python's.
     parameters: Any
 
 

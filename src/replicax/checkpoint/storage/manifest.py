@@ -26,19 +26,12 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The manifest of a checkpoint.
+    """The manifest of a checkpoint."""
 
-    Attributes:
-      id: the id of the save; another save has another id, even of the same step.
-      manager: the id of the manager that wrote it; ``None`` if there was none.
-      step: the number of steps before the save; ``None`` without a manager.
-      files: sizes and hashes of all files, by their paths in the folder.
-    """
-
-    id: str
-    manager: str | None
-    step: int | None
-    files: Mapping[str, tuple[int, str]]
+    id: str  # the id of the save; another save has another id, even of the same step
+    manager: str | None  # the id of the manager that wrote it; ``None`` if there was none
+    step: int | None  # the number of steps before the save; ``None`` without a manager
+    files: Mapping[str, tuple[int, str]]  # sizes and hashes of all files, by their paths in the folder
 
     def dumps(self) -> str:
         """Return the manifest as JSON."""

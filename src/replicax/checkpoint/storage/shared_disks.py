@@ -35,7 +35,6 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
 def _connected(seen: list[list[bool]]) -> Groups:
     """The groups, from which worker sees whose file.
 
-    >>> from replicax.checkpoint.storage.shared_disks import _connected
     >>> _connected([[True, False, True], [False, True, False], [True, False, True]])
     ((0, 2), (1,))
     """

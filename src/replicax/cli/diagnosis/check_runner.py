@@ -25,15 +25,10 @@ _DYING = 0.3
 
 
 class Check(NamedTuple):
-    """A check of one thing.
+    """A check of one thing."""
 
-    Attributes:
-      topic: the subject, for a finding if the check does not end.
-      run: runs the check, given its number of seconds; it should end by then.
-    """
-
-    topic: str
-    run: Callable[[float], Sequence[Finding]]
+    topic: str  # the subject, for a finding if the check does not end
+    run: Callable[[float], Sequence[Finding]]  # runs the check, given its number of seconds; it should end by then
 
 
 def run_checks(checks: Sequence[Check], seconds: float) -> list[Finding]:
@@ -91,11 +86,7 @@ def run_process(
 ) -> tuple[str, str, int | None]:
     """Run a command, and kill it after ``seconds``; does not wait for it if it does not die.
 
-    Returns:
-      Its output, its errors, and its exit code; ``None`` if it was killed.
-
-    Raises:
-      OSError: it can't be started.
+    Returns its output, its errors, and its exit code (``None`` if it was killed); raises an OSError if it can't start.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.errors import shortened
-from replicax.system.environment import chosen_threads
-from replicax.system.gpu_memory import FRACTION_VARIABLES
+from replicax.system.environment import FRACTION_VARIABLES, chosen_threads, fraction_in
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
 _PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_CLIENT_", "XLA_PYTHON_CLIENT_")
@@ -80,7 +79,7 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
 def _memory_mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
     there = [name for name in FRACTION_VARIABLES if environment.get(name)]
     for name in there:
-        if not _is_fraction(environment[name]):
+        if fraction_in(environment[name]) is None:
             yield wrong("environment", f"{name}={environment[name]}", "expected a number above 0, such as 0.9")
     if len(there) > 1:
         yield wrong("environment", f"{' and '.join(there)} are both set: JAX refuses that", f"unset {there[1]}")
@@ -88,10 +87,3 @@ def _memory_mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
     if allocator.lower() not in _ALLOCATORS:
         to_do = f"expected one of {', '.join(_ALLOCATORS)}"
         yield wrong("environment", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator}", to_do)
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False

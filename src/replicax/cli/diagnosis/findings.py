@@ -19,21 +19,13 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-      topic: the subject, in a word or two.
-      state: the severity.
-      what: the result of the check.
-      to_do: what to change, if something is wrong.
-      data: the same as plain data.
-    """
-
-    topic: str
+    topic: str  # the subject, in a word or two
     state: State
-    what: str
-    to_do: str = ""
-    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    what: str  # the result of the check
+    to_do: str = ""  # what to change, if something is wrong
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)  # the same as plain data
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as plain data."""

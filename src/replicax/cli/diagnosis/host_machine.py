@@ -22,17 +22,11 @@ def check(seconds: float) -> list[Finding]:
     return [_cores(), _memory(), _shared_memory(), _open_files()]
 
 
-def usable_cores() -> float:
-    """The number of cores that this process may use: by its affinity, and at most its container's limit."""
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _read_text(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, int(quota) / int(period))
-    return cores
-
-
 def _cores() -> Finding:
-    usable, there = usable_cores(), os.cpu_count() or 1
+    usable, there = float(len(os.sched_getaffinity(0))), os.cpu_count() or 1
+    quota, _, period = _read_text(_CGROUP / "cpu.max").partition(" ")  # the container's limit
+    if quota.isdigit() and period.strip().isdigit():
+        usable = min(usable, int(quota) / int(period))
     chosen = chosen_threads(os.environ)
     made = chosen or there
     what = f"{usable:g} of {there} cores; XLA takes {made} threads"

@@ -17,7 +17,7 @@ from replicax.cli.diagnosis.environment_variables import environment_at_start, h
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.cli.diagnosis.installed_packages import version_of
 from replicax.cli.diagnosis.nvidia_smi import Gpu, Links, Output, Report
-from replicax.system.gpu_memory import memory_fraction
+from replicax.system.environment import memory_fraction
 
 _GIB = 2**30
 _PLUGINS = {12: "jax-cuda12-plugin", 13: "jax-cuda13-plugin"}
@@ -66,7 +66,7 @@ def _no_report(answer: Output, seconds: float) -> Finding:
     if answer.code is None:
         to_do = "the driver hangs: look at `dmesg | grep -i nvrm`, and restart the machine; if it is slow: --timeout 60"
         return wrong("GPUs", f"nvidia-smi did not end within {0.9 * seconds:.1f} s", to_do)
-    said = " ".join(_lines(answer.text)[:2])[:300] or "nothing"
+    said = " ".join([line.strip() for line in answer.text.splitlines() if line.strip()][:2])[:300] or "nothing"
     if answer.code == 0:
         return warning("GPUs", f"nvidia-smi -q -x printed no report: {said}", "see what it prints, and report it")
     to_do = "make the driver work first: `nvidia-smi` must list the GPUs"
@@ -258,7 +258,8 @@ def _nccl(joined: bool, refused: bool, links: Links, environment: Mapping[str, s
         if "NCCL_SHM_DISABLE" in off:
             way = "the network, inside of this machine, too"
     else:
-        way = "NVLink" if joined else "NVLink and PCIe, GPU to GPU" if _any_nvlink(links) else "PCIe, GPU to GPU"
+        some = any(word.startswith("NV") for word in links.between.values())
+        way = "NVLink" if joined else "NVLink and PCIe, GPU to GPU" if some else "PCIe, GPU to GPU"
     cards = (
         f"; {len(links.cards)} network card(s) for other hosts ({', '.join(links.cards[:4])})" if links.cards else ""
     )
@@ -268,11 +269,3 @@ def _nccl(joined: bool, refused: bool, links: Links, environment: Mapping[str, s
         to_do = f"unset {' and '.join(off)}, which switched off {gone}"
         return warning("NCCL", what, to_do, way=way, version=version)
     return ok("NCCL", what, way=way, version=version, cards=list(links.cards))
-
-
-def _any_nvlink(links: Links) -> bool:
-    return any(word.startswith("NV") for word in links.between.values())
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]

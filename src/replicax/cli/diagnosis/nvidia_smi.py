@@ -20,74 +20,47 @@ _NOTHING = {"", "N/A", "[N/A]", "None", "Not Supported", "Requested functionalit
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The result of a command.
+    """The result of a command."""
 
-    Attributes:
-      text: its output, including errors.
-      code: its exit code; ``None`` if it was killed, or does not exist.
-      is_there: whether the command exists.
-    """
-
-    text: str
-    code: int | None
-    is_there: bool = True
+    text: str  # its output, including errors
+    code: int | None  # its exit code; ``None`` if it was killed, or does not exist
+    is_there: bool = True  # whether the command exists
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU in the report ``nvidia-smi -q -x``.
+    """A GPU in the report ``nvidia-smi -q -x``."""
 
-    Attributes:
-      name: the name of the product.
-      total, used: bytes of its memory; ``None`` if unknown.
-      mig: whether MIG is on.
-      mig_changes: whether a reset will switch MIG on or off.
-      instances: the number of MIG instances.
-      fabric: the state of the NVSwitch fabric and its status, such as ``"Completed, Success"``; empty if it has none.
-      compute_mode: such as ``"Default"`` or ``"Prohibited"``.
-      problems: faults that the driver reports, in a few words each.
-      lanes, most_lanes: of PCIe, now and at most; ``None`` if unknown.
-    """
-
-    name: str
-    total: int | None = None
-    used: int | None = None
-    mig: bool = False
-    mig_changes: bool = False
-    instances: int = 0
+    name: str  # of the product
+    total: int | None = None  # its memory, in bytes; ``None`` if unknown
+    used: int | None = None  # of that
+    mig: bool = False  # whether MIG is on
+    mig_changes: bool = False  # whether a reset will switch MIG on or off
+    instances: int = 0  # the number of MIG instances
+    # The state of the NVSwitch fabric and its status, such as ``"Completed, Success"``; empty if it has none.
     fabric: str = ""
-    compute_mode: str = ""
-    problems: tuple[str, ...] = ()
-    lanes: int | None = None
-    most_lanes: int | None = None
+    compute_mode: str = ""  # such as ``"Default"`` or ``"Prohibited"``
+    problems: tuple[str, ...] = ()  # faults that the driver reports, in a few words each
+    lanes: int | None = None  # of PCIe, now; ``None`` if unknown
+    most_lanes: int | None = None  # at most
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The report ``nvidia-smi -q -x``.
+    """The report ``nvidia-smi -q -x``."""
 
-    Attributes:
-      driver: its version, such as ``"550.54.15"``.
-      cuda: the newest CUDA that it runs, such as ``"12.4"``.
-      gpus: all GPUs of the machine, in the order of their PCI addresses.
-    """
-
-    driver: str
-    cuda: str
-    gpus: tuple[Gpu, ...]
+    driver: str  # its version, such as ``"550.54.15"``
+    cuda: str  # the newest CUDA that it runs, such as ``"12.4"``
+    gpus: tuple[Gpu, ...]  # all GPUs of the machine, in the order of their PCI addresses
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """The tables ``nvidia-smi topo -m`` and ``nvidia-smi topo -p2p r``.
+    """The tables ``nvidia-smi topo -m`` and ``nvidia-smi topo -p2p r``."""
 
-    Attributes:
-      between: of each pair of GPUs by their numbers, the smaller first: ``"NV18"``, ``"PIX"``, ``"SYS"``, ``"OK"``, ….
-      cards: the names of the network cards in the table.
-    """
-
+    # Of each pair of GPUs by their numbers, the smaller first: ``"NV18"``, ``"PIX"``, ``"SYS"``, ``"OK"``, ….
     between: Mapping[tuple[int, int], str]
-    cards: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()  # the names of the network cards in the table
 
 
 def ask(arguments: Sequence[str], seconds: float) -> Output:
@@ -102,7 +75,6 @@ def ask(arguments: Sequence[str], seconds: float) -> Output:
 def parsed_report(text: str) -> Report | None:
     """Parse the report ``nvidia-smi -q -x``; ``None`` if the text is not one.
 
-    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_report
     >>> gpu = "<gpu><product_name>NVIDIA L4</product_name></gpu>"
     >>> parsed_report(f"<nvidia_smi_log><driver_version>550.54</driver_version>{gpu}</nvidia_smi_log>").gpus[0].name
     'NVIDIA L4'
@@ -120,7 +92,6 @@ def parsed_report(text: str) -> Report | None:
 def parsed_links(text: str) -> Links:
     r"""Parse a table of ``nvidia-smi topo``: its rows and columns of GPUs.
 
-    >>> from replicax.cli.diagnosis.nvidia_smi import parsed_links
     >>> parsed_links("        GPU0    GPU1    CPU Affinity\nGPU0     X      NV12    0-7\nGPU1    NV12     X      0-7")
     Links(between={(0, 1): 'NV12'}, cards=())
     """

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 import urllib.request
-from collections.abc import Mapping
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
@@ -77,22 +76,16 @@ def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
     late = f"no answer within {limit:.1f} s"
     outcomes = {address: answers.get(number, late) for number, address in enumerate(addresses)}
     problems = {address: why for address, why in outcomes.items() if why is not None}
-    return _findings_of_problems(group, len(addresses), problems)
-
-
-def _findings_of_problems(group: WorkerGroup, count: int, problems: Mapping[str, str]) -> list[Finding]:
+    if not problems:
+        what = f"the hosts of {len(addresses)} addresses are known and answer"
+        return [ok("network", what, addresses=len(addresses))]
     findings = []
-    for address, why in list(problems.items())[:_SHOWN]:
+    for address, why in [*problems.items()][:_SHOWN]:
         who = next((f"worker {i}" for i, a in enumerate(group.addresses) if a == address), "the coordinator")
         to_do = "correct the name or the network; a firewall must let the workers through"
         findings.append(wrong("network", f"{who} at {address}: {why}", to_do, address=address))
-    if len(problems) > _SHOWN:
-        more = len(problems) - _SHOWN
-        findings.append(
-            wrong("network", f"{more} more hosts can't be reached", "as above", addresses=[*problems][_SHOWN:])
-        )
-    if not problems:
-        findings.append(ok("network", f"the hosts of {count} addresses are known and answer", addresses=count))
+    if more := [*problems][_SHOWN:]:
+        findings.append(wrong("network", f"{len(more)} more hosts can't be reached", "as above", addresses=more))
     return findings
 
 

@@ -79,16 +79,10 @@ def outcomes(
     deadline: float,
     folder: Path,
 ) -> Generator[CaseOutcome]:
-    """Plan the cases, several at once, and yield the result of each as soon as it is known.
+    """Plan the cases, ``jobs`` at once, and yield the result of each as soon as it is known.
 
-    When the iteration ends, by an interrupt or by the caller, all processes end.
-
-    Args:
-      cases: in the order of their start.
-      arguments: returns those of ``replicax plan`` for a case.
-      jobs: the number of processes at once.
-      deadline: for each case, in seconds.
-      folder: an empty one, for their output.
+    ``arguments`` returns those of ``replicax plan`` for a case, which has ``deadline`` seconds; its output is put into
+    ``folder``. All processes end when the iteration does, by an interrupt or by the caller.
     """
     waiting = list(enumerate(cases))
     running: list[_CaseProcess] = []

@@ -21,15 +21,11 @@ DECLARED = "SEARCH"
 class SearchCase:
     """One combination of choices.
 
-    Attributes:
-      values: the name and the value of each choice, as on the command line.
-
-    >>> from replicax.cli.search.choices import SearchCase
     >>> SearchCase((("strategy", "sharded"), ("remat", "none"))).arguments()
     ['--strategy', 'sharded', '--with', 'remat=none']
     """
 
-    values: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, str], ...]  # the name and the value of each choice, as on the command line
 
     def arguments(self) -> list[str]:
         """The arguments of ``replicax plan`` for this case."""
@@ -45,7 +41,6 @@ class SearchCase:
 def parsed(texts: Sequence[str]) -> dict[str, list[str]]:
     """The choices of a command line: ``NAME=VALUE,VALUE``.
 
-    >>> from replicax.cli.search.choices import parsed
     >>> parsed(["strategy=mirrored,groups:4", "remat=none,layers"])
     {'strategy': ['mirrored', 'groups:4'], 'remat': ['none', 'layers']}
     """
@@ -80,7 +75,6 @@ def default_choices(replicas: int, slices: int) -> dict[str, list[str]]:
 
     Groups of variables are the slices if there are several, and otherwise about as many as a group has replicas.
 
-    >>> from replicax.cli.search.choices import default_choices
     >>> default_choices(64, 1)
     {'strategy': ['mirrored', 'sharded', 'groups:8'], 'microbatches': ['1', '2', '4']}
     """
@@ -96,7 +90,6 @@ def default_choices(replicas: int, slices: int) -> dict[str, list[str]]:
 def cases_of(choices: Mapping[str, Sequence[str]]) -> list[SearchCase]:
     """All combinations; the last name varies fastest.
 
-    >>> from replicax.cli.search.choices import cases_of
     >>> [str(case) for case in cases_of({"strategy": ["mirrored", "sharded"], "microbatches": ["1", "2"]})]
     ['mirrored, microbatches 1', 'mirrored, microbatches 2', 'sharded, microbatches 1', 'sharded, microbatches 2']
     """

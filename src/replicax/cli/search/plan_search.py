@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.cli.command_line import NOT_WRITTEN, InputError, written
 from replicax.cli.search.case_processes import outcomes
 from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
-from replicax.cli.search.ranking import CaseOutcome, as_data, command, print_ranking
+from replicax.cli.search.ranking import CaseOutcome, as_data, print_ranking
 from replicax.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -37,11 +38,8 @@ def search(
 ) -> int:
     """Run ``replicax plan --search``; returns 0, 1 if no case fits, 3 if a file can't be written, 130 if interrupted.
 
-    Args:
-      args: the arguments of the command line.
-      module: the user's, which may offer choices.
-      check: raises if the function does not take these arguments; gets their names, with arbitrary values.
-      checks: for each option that may be varied, a function that raises for an invalid value.
+    The user's ``module`` may offer choices. ``check`` raises unless the function takes arguments of these names, and
+    ``checks`` have a function for each option that may be varied, which raises for an invalid value.
     """
     cases = cases_of(_choices(args, module, checks))
     check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
@@ -64,10 +62,15 @@ def search(
 
         cases_in_words = counted(len(cases), "case")
         console.print(f"{cases_in_words}, {jobs} at once, each for at most {deadline:g} s", style="bold")
-        results, is_interrupted = _followed_outcomes(outcomes(cases, arguments, jobs, deadline, folder), cases, console)
+        found = outcomes(cases, arguments, jobs, deadline, folder)
+        results, is_interrupted = _followed_outcomes(found, len(cases), console)
     rows = sorted(results, key=lambda row: row.key)
     unfinished = [case for case in cases if case not in {row.case for row in rows}]
-    commands = {row.case: command([*common, *row.case.arguments(), *_batch(args, row), *_chip(args)]) for row in rows}
+    given = [] if args.chip is None else ["--chip", str(args.chip)]
+    commands = {}
+    for row in rows:
+        batch = [] if args.batch is not None or row.examples is None else ["--batch", str(row.examples)]
+        commands[row.case] = shlex.join(["replicax", "plan", *common, *row.case.arguments(), *batch, *given])
     failure = None
     if args.json is not None:
         text = json.dumps(as_data(rows, commands, unfinished), indent=2)
@@ -138,15 +141,6 @@ def _common(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _batch(args: argparse.Namespace, row: CaseOutcome) -> list[str]:
-    """The batch that the case had, if none was given."""
-    return [] if args.batch is not None or row.examples is None else ["--batch", str(row.examples)]
-
-
-def _chip(args: argparse.Namespace) -> list[str]:
-    return [] if args.chip is None else ["--chip", str(args.chip)]
-
-
 def _measured(path: Path, devices: int, console: Console) -> Path:
     """Measure what emulated devices can do on this machine; returns the file."""
     console.print(f"measuring what each of {devices} emulated devices can do here", style="dim")
@@ -175,35 +169,26 @@ def _console(goes_on: bool) -> Console:
     return kind(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
-def _followed_outcomes(
-    found: Generator[CaseOutcome], cases: list[SearchCase], console: Console
-) -> tuple[list[CaseOutcome], bool]:
-    """Return all results, and whether the user interrupted; each is shown as it comes."""
-    known: list[CaseOutcome] = []
-    with contextlib.closing(found), _progress(len(cases), console) as advance:
-        try:
-            for outcome in found:
-                known.append(outcome)
-                advance(f"{len(known)} of {len(cases)}  {outcome.in_a_line}")
-        except KeyboardInterrupt:
-            return known, True
-    return known, False
+def _followed_outcomes(found: Generator[CaseOutcome], total: int, console: Console) -> tuple[list[CaseOutcome], bool]:
+    """Return all results, and whether the user interrupted.
 
-
-@contextlib.contextmanager
-def _progress(total: int, console: Console) -> Iterator[Callable[[str], None]]:
-    """A function that prints a line for each case, above a progress bar on a terminal."""
+    Each result gets a line as it comes, above a progress bar on a terminal.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.completed} of {task.total} cases"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance(line: str) -> None:
-            console.print(line, markup=False, soft_wrap=True)
-            bar.advance(task)
-
-        yield advance
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("", total=total)
+    known: list[CaseOutcome] = []
+    with contextlib.closing(found), bar:
+        try:
+            for outcome in found:
+                known.append(outcome)
+                console.print(f"{len(known)} of {total}  {outcome.in_a_line}", markup=False, soft_wrap=True)
+                bar.advance(task)
+        except KeyboardInterrupt:
+            return known, True
+    return known, False
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,34 +20,21 @@ _ORDER = ("fits", "does not fit", "failed")
 
 @dataclasses.dataclass(frozen=True)
 class CaseOutcome:
-    """A case with its result.
-
-    Attributes:
-      case: the case.
-      state: ``"fits"``, also if the size of the memory is unknown; ``"does not fit"``; or ``"failed"``: it
-        could not be planned.
-      reason: why it does not fit, or could not be planned.
-      seconds: the predicted time of a step, by its schedule; ``None`` if there is no prediction.
-      at_least: a lower bound of that time.
-      bound_by: the part that takes longest.
-      memory: what it needs on one device, in bytes.
-      capacity: the memory of one device, in bytes.
-      examples: in a step, on all replicas; ``None`` if it takes none.
-      replicas: the number of replicas.
-      planned_in: how long tracing and compiling took, in seconds, with everything around it.
-    """
+    """A case with its result."""
 
     case: SearchCase
+    # ``"fits"``, also if the size of the memory is unknown; ``"does not fit"``; or ``"failed"``: it could not be
+    # planned.
     state: str
-    reason: str = ""
-    seconds: float | None = None
-    at_least: float | None = None
-    bound_by: str = ""
-    memory: int | None = None
-    capacity: int | None = None
-    examples: int | None = None
+    reason: str = ""  # why it does not fit, or could not be planned
+    seconds: float | None = None  # the predicted time of a step, by its schedule; ``None`` if there is no prediction
+    at_least: float | None = None  # a lower bound of that time
+    bound_by: str = ""  # the part that takes longest
+    memory: int | None = None  # what it needs on one device, in bytes
+    capacity: int | None = None  # the memory of one device, in bytes
+    examples: int | None = None  # in a step, on all replicas; ``None`` if it takes none
     replicas: int | None = None
-    planned_in: float = 0.0
+    planned_in: float = 0.0  # how long tracing and compiling took, in seconds, with everything around it
 
     @classmethod
     def failed(cls, case: SearchCase, reason: str, planned_in: float = 0.0) -> CaseOutcome:
@@ -98,11 +84,6 @@ class CaseOutcome:
         else:
             found = self.state + (f": {self.reason}" if self.reason else "")
         return f"{self.case}: {found}"
-
-
-def command(words: Sequence[str]) -> str:
-    """A command line, quoted for a shell."""
-    return shlex.join(["replicax", "plan", *words])
 
 
 def as_data(rows: Sequence[CaseOutcome], commands: dict[SearchCase, str], unfinished: Sequence[SearchCase]) -> Any:

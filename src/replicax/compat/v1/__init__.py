@@ -19,14 +19,14 @@ as when the original runs eagerly.
 """
 
 from replicax.compat.v1.aggregation import VariableAggregation
-from replicax.compat.v1.current_distribution import (
+from replicax.compat.v1.datasets import Operation, PerDeviceDataset, PerDeviceIterator
+from replicax.compat.v1.distribution import (
+    DistributionStrategy,
     get_cross_tower_context,
     get_distribution_strategy,
     get_tower_context,
     has_distribution_strategy,
 )
-from replicax.compat.v1.datasets import Operation, PerDeviceDataset, PerDeviceIterator
-from replicax.compat.v1.distribution import DistributionStrategy
 from replicax.compat.v1.map import MapOutput
 from replicax.compat.v1.optimizer import GradientDescentOptimizer, MomentumOptimizer, Optimizer
 from replicax.compat.v1.placements import MirroredStrategy, OneDeviceStrategy, TPUStrategy

@@ -32,15 +32,9 @@ class VariableAggregation(enum.Enum):
 
 
 def parse(aggregation: Any, what: str, none: bool = False) -> VariableAggregation:
-    """Parse an aggregation: a member, its name in any case, or the core's.
+    """Parse an aggregation of the method ``what``: a member, its name in any case, or the core's.
 
-    Args:
-      aggregation: the user's argument.
-      what: the name of the method, for errors.
-      none: whether NONE is allowed.
-
-    Raises:
-      ValueError: it is not an aggregation, or ``NONE`` where that is not allowed.
+    Raises a ValueError if it is not an aggregation, or NONE where ``none`` is not allowed.
     """
     name = "none" if aggregation is None else getattr(aggregation, "value", aggregation)  # of enums, also the core's
     wanted = name.lower().replace("replica", "tower") if isinstance(name, str) else None

@@ -51,7 +51,6 @@ _PATTERNS = [(re.compile(pattern), words) for pattern, words in _WORDS]
 def translated(text: str) -> str:
     """Translate a message of the core.
 
-    >>> from replicax.compat.v1.error_translation import translated
     >>> translated("a replica context, and all replicas of /tmp/replica.py; strategy.local_results(value)")
     'a tower context, and all towers of /tmp/replica.py; distribution.unwrap(value)'
     """
@@ -80,11 +79,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def also(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let keyword arguments have the names, too, that another revision of the documents gives them.
-
-    Args:
-      names: by the other name, the name of the parameter.
-    """
+    """Let parameters have other names, too, those of another revision of the documents: ``other="parameter"``."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.compat.v1.aggregation import VariableAggregation, parse
-from replicax.compat.v1.current_distribution import get_tower_context
-from replicax.compat.v1.distribution import DistributionStrategy
+from replicax.compat.v1.distribution import DistributionStrategy, get_tower_context
 from replicax.compat.v1.error_translation import translating_errors
 from replicax.compat.v1.variables import trainable_variables
 from replicax.errors import ContextError

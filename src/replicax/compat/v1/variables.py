@@ -126,9 +126,6 @@ class TowerStep(Wrapper):
     """A tower's function as a step: its new variables are registered as its own, under this thread's scopes.
 
     In the per-replica executor each tower has a thread, which has its own scopes.
-
-    Args:
-      fn: the function.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:

@@ -39,13 +39,9 @@ _MOST_BYTES = 16 * 1024 * 1024
 class AgreedBatches(GlobalBatches):
     """Global batches on which workers agree.
 
-    Args:
-      exchange: the exchanges of the workers.
-      one_stream: whether all workers should have the same batches, and end together. Otherwise each reads batches of
-        its own, and a worker whose stream has ended has parts of size 0.
-      ahead: whether to read on during an exchange; otherwise there is an exchange for each element.
-      local_batches: the local batches of this worker.
-      others: further arguments of :class:`GlobalBatches`.
+    With ``one_stream`` all workers should have the same batches, and end together. Otherwise each reads batches of its
+    own, and a worker whose stream has ended has parts of size 0. Workers read on during an exchange if they may read
+    ``ahead``; otherwise there is an exchange for each element. The ``others`` are :class:`GlobalBatches`' arguments.
     """
 
     _local_batches: Prefetcher

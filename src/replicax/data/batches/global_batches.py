@@ -7,8 +7,15 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.batches.groups import BatchGroup, HostGroup
-from replicax.data.batches.local_batches import END, Division, HostBatch, LocalBatches, UnfitBatchError
+from replicax.data.batches.local_batches import (
+    END,
+    BatchGroup,
+    Division,
+    HostBatch,
+    HostGroup,
+    LocalBatches,
+    UnfitBatchError,
+)
 from replicax.data.batches.prefetch import Prefetcher
 from replicax.data.batches.rows import Filler
 from replicax.data.options import PartialBatch
@@ -22,13 +29,9 @@ WHY_EMPTY = (
 
 
 class GlobalBatches:
-    """The elements of one pass, if all workers read the same batches; passes each to ``place``.
+    """The elements of one pass, from number ``position`` on, if all workers read the same batches.
 
-    Args:
-      local_batches: the local batches of this worker; closed with this object.
-      division: how batches are divided over the replicas.
-      place: puts a :class:`HostBatch` on the devices.
-      position: the number of the first element.
+    ``place`` puts each on the devices. The ``local_batches`` of this worker are closed with this object.
     """
 
     def __init__(
@@ -150,8 +153,7 @@ class GlobalBatches:
     def _local_batch(self) -> HostBatch:
         """This worker's part of the next element."""
         try:
-            local_batch: HostBatch = next(self._local_batches, END)
-            return local_batch
+            return next(self._local_batches, END)
         except UnfitBatchError as error:
             unfit = error
         raise unfit.named(self._where())

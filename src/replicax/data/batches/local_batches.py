@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -16,54 +16,37 @@ from replicax.data.options import PartialBatch
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """The division of batches over replicas.
+    """The division of batches over replicas."""
 
-    Attributes:
-      source: a description of the dataset, for messages.
-      replicas: the number on all workers.
-      mine: this worker's replicas.
-      partial: what to do with a batch that is not full.
-      whole: whether a batch is for one replica, rather than for all.
-      examples: whether it is one example of a replica, whose arrays need have no rows.
-      rows: each replica's number of rows of a full batch; ``None``: as many as of the first batch.
-      examples_of_workers: how many examples of a batch each worker reads; empty if all read the same batches.
-      new: whether each batch is in new arrays that no other code holds.
-    """
-
-    source: str
-    replicas: int
-    mine: range
-    partial: PartialBatch
-    whole: bool = False
-    examples: bool = False
+    source: str  # a description of the dataset, for messages
+    replicas: int  # the number on all workers
+    mine: range  # this worker's replicas
+    partial: PartialBatch  # what to do with a batch that is not full
+    whole: bool = False  # whether a batch is for one replica, rather than for all
+    examples: bool = False  # whether it is one example of a replica, whose arrays need have no rows
+    # Each replica's number of rows of a full batch; ``None``: as many as of the first batch.
     rows: tuple[int, ...] | None = None
+    # How many examples of a batch each worker reads; empty if all read the same batches.
     examples_of_workers: tuple[int, ...] = ()
-    new: bool = False
+    new: bool = False  # whether each batch is in new arrays that no other code holds
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
-    """This worker's part of one element, on the host.
+    """This worker's part of one element, on the host."""
 
-    Attributes:
-      tree: the structure.
-      parts: the rows of each of its replicas.
-      sizes: the number of rows of each replica of all workers; until these agree, if each reads batches of its own, of
-        each of this worker's replicas.
-      joined: all parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied,
-        because the dataset may fill their arrays again.
-      nbytes: the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it.
-      kinds: for each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
-      filled: the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``.
-    """
-
-    tree: Any
-    parts: list[BatchRows]
+    tree: Any  # the structure
+    parts: list[BatchRows]  # the rows of each of its replicas
+    # The number of rows of each replica of all workers; until these agree, if each reads batches of its own, of each of
+    # this worker's replicas.
     sizes: tuple[int, ...]
+    # All parts, concatenated, in arrays that no other code holds; ``None`` if the parts have to be copied, because the
+    # dataset may fill their arrays again.
     joined: BatchRows | None = None
-    nbytes: int = 0
+    nbytes: int = 0  # the memory that it keeps, in bytes: that of all of a batch, if the parts are views of it
+    # For each replica of all workers, shape and dtype of each leaf's rows; ``None``: the same for all.
     kinds: tuple[tuple[Leaf, ...], ...] | None = None
-    filled: list[Any] | None = None
+    filled: list[Any] | None = None  # the arrays ``[len(parts), rows, …]`` of a padded element; else ``None``
 
     @property
     def alike(self) -> bool:
@@ -113,11 +96,9 @@ class UnfitBatchError(Exception):
 class LocalBatches:
     """The local batches of one pass, one after the other, and then :data:`END`.
 
-    Args:
-      batches: a Grain iterator over what this worker reads; closed with this object.
-      division: how batches are divided.
-      one_stream: whether all workers read these batches, of which this one takes its rows; otherwise only this one.
-      ahead: whether a batch may wait while the next one is read; then it is copied, unless its arrays are its own.
+    ``batches`` is a Grain iterator, which is closed with this object. With ``one_stream`` all workers read it, and this
+    one takes its rows of each batch. A batch that may wait while the next one is read (``ahead``) is copied, unless its
+    arrays are its own.
     """
 
     is_placing = False
@@ -203,3 +184,58 @@ class LocalBatches:
 
 _NO_BATCH: Any = object()
 """Marks the end of the batches. ``None`` can't: a dataset may return it, and that is an error."""
+
+
+# --- groups of batches that are read together, and lie on the devices as one array ----------------------
+
+
+class BatchGroup(Protocol):
+    """Global batches of one kind, on the host, that are put on the devices together."""
+
+    tree: Any
+    is_padded: bool
+    sizes: list[tuple[int, ...]]
+
+    def stacks(self) -> list[np.ndarray[Any, Any]]:
+        """Return, for each leaf, an array ``[this worker's replicas, batches, …]``."""
+
+
+class HostGroup:
+    """Global batches of one kind, in arrays ``[len(parts), room, …]`` on the host.
+
+    Elements are copied when they are added, as the dataset may fill the same buffers again; each example is copied only
+    once, as for a single element.
+    """
+
+    def __init__(self, first: HostBatch, room: int) -> None:
+        self.tree = first.tree
+        self.is_padded = first.filled is not None
+        self.sizes: list[tuple[int, ...]] = []
+        self._kind = _kind_of(first)
+        columns = first.columns
+        self._buffers = [np.empty((len(c), room, *c[0].shape), c[0].dtype) for c in columns]
+        self.add(first)
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return len(self.sizes)
+
+    def takes(self, element: HostBatch) -> bool:
+        """Return whether ``element`` can be added."""
+        return element.alike and _kind_of(element) == self._kind
+
+    def add(self, element: HostBatch) -> None:
+        """Add an element."""
+        for buffer, column in zip(self._buffers, element.columns, strict=True):
+            for replica, leaf in enumerate(column):
+                buffer[replica, self.count] = leaf
+        self.sizes.append(element.sizes)
+
+    def stacks(self) -> list[np.ndarray[Any, Any]]:
+        """Return, for each leaf, an array ``[len(parts), count, …]``."""
+        return [buffer[:, : self.count] for buffer in self._buffers]
+
+
+def _kind_of(element: HostBatch) -> Any:
+    return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in element.columns]

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 class PassReader:
-    """Reads one pass.
-
-    Args:
-      elements: the elements of the pass.
-      ahead: the number of elements, or groups of them, that wait on the devices.
-      owner: the replicas that the elements are for.
-    """
+    """Reads one pass of elements for the replicas ``owner``, ``ahead`` elements, or groups of them, in advance."""
 
     def __init__(self, elements: GlobalBatches, ahead: int, owner: Replicas | None) -> None:
         self._elements = elements
@@ -49,12 +43,10 @@ class PassReader:
         return self._first(1).elements()[0]
 
     def take(self, steps: int, grouped: bool, on_wait: Callable[[], None] | None = None) -> Taken:
-        """The next elements.
+        """The next ``steps`` elements; fewer at the end.
 
-        Args:
-          steps: the number of elements; returns fewer at the end.
-          grouped: whether to read groups of this size from now on, so that the next calls find them in one group.
-          on_wait: called now and then while it waits; may raise a BaseException that is no Exception.
+        If they are ``grouped``, it reads groups of this size from now on, so that the next calls find them in one. It
+        calls ``on_wait`` now and then while it waits; that may raise a BaseException that is no Exception.
 
         Raises:
           StopIteration, Exception: as :meth:`next`, if there is no element before the error.

@@ -22,13 +22,9 @@ _LOOK = 0.2
 
 
 class PassStage(Protocol):
-    """A stage of a pass: makes items from those of the stage before it.
+    """A stage of a pass: makes items from those of the stage before it."""
 
-    Attributes:
-      is_placing: whether it is putting something on the devices.
-    """
-
-    is_placing: bool
+    is_placing: bool  # whether it is putting something on the devices
 
     def __next__(self) -> Any:
         """The next item."""
@@ -51,10 +47,8 @@ class Prefetcher:
 
     A pass that has failed stays failed, as going on might leave elements out: ``next`` raises the same error again.
 
-    Args:
-      stage: makes the items. From the first ``next`` on only the thread uses it; closed with this object.
-      depth: how many items may wait.
-      most_bytes: the largest size of these together, in bytes, if it matters; one item of any size may always wait.
+    From the first ``next`` on only the thread uses the ``stage``, which is closed with this object. The items that wait
+    have at most ``most_bytes`` together, if that is given; one item of any size may always wait.
     """
 
     def __init__(self, stage: PassStage, depth: int, most_bytes: int | None = None) -> None:

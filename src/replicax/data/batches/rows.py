@@ -21,17 +21,11 @@ Leaf = tuple[tuple[int, ...], Any]
 
 @dataclasses.dataclass(frozen=True)
 class BatchRows:
-    """Rows of a batch; or one example, whose arrays have no rows.
+    """Rows of a batch; or one example, whose arrays have no rows."""
 
-    Attributes:
-      leaves: arrays ``[size, …]``; for one example of any shape.
-      size: the number of rows.
-      is_example: whether it is one example, which is never divided.
-    """
-
-    leaves: list[Any]
-    size: int
-    is_example: bool = False
+    leaves: list[Any]  # arrays ``[size, …]``; for one example of any shape
+    size: int  # the number of rows
+    is_example: bool = False  # whether it is one example, which is never divided
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +57,6 @@ def no_rows(kinds: Sequence[Leaf]) -> BatchRows:
 def rows_per_replica(rows: int, replicas: int) -> list[int]:
     """Divide ``rows`` among replicas: the first ones get equally many, the last ones the rest, perhaps none.
 
-    >>> from replicax.data.batches.rows import rows_per_replica
     >>> rows_per_replica(5, 4)
     [2, 2, 1, 0]
     """
@@ -111,12 +104,9 @@ class Filler:
 
 
 class Checker:
-    """Takes batches apart, and checks that each is like the first.
+    """Takes batches apart, and checks that each is like the first; or ``examples``, whose arrays need have no rows.
 
-    Args:
-      replicas: the number of replicas to divide a batch over; for messages.
-      examples: whether each is one example, whose arrays need have no rows.
-      source: a description of the dataset, for messages.
+    Messages name the number of ``replicas`` and the ``source``, a description of the dataset.
     """
 
     def __init__(self, replicas: int, examples: bool, source: str) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
-from replicax.data.batches.groups import BatchGroup
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.many_steps.element_groups import ElementGroup, Masks
@@ -21,7 +20,7 @@ from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
-    from replicax.data.batches.local_batches import HostBatch
+    from replicax.data.batches.local_batches import BatchGroup, HostBatch
 
 
 def placer(replicas: Replicas) -> Callable[[HostBatch | BatchGroup], Any]:
@@ -80,8 +79,7 @@ def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool =
         return jax.device_put(bares, where) if alone is None else alone
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     if sharding.is_fully_addressable:
-        arrays: list[jax.Array] = jax.device_put(list(stacks), sharding)
-        return arrays
+        return jax.device_put(list(stacks), sharding)
     return [jax.make_array_from_process_local_data(sharding, s, (replicas.num_replicas, *s.shape[1:])) for s in stacks]
 
 

@@ -35,10 +35,9 @@ def check_type(kind: Any, where: str) -> None:
 
 
 def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
-    """Convert an Arrow array to one value for each entry; messages count rows of the file from ``first_row`` on.
+    """Convert an Arrow array to NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.
 
-    Returns:
-      NumPy scalars, ``str``, ``bytes``, NumPy arrays for lists, or dicts for structs.
+    Messages count rows of the file from ``first_row`` on.
     """
     kind = array.type
     if _is(kind, "dictionary"):
@@ -50,8 +49,7 @@ def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
             "gaps in the file, or leave the column out (columns=[…])."
         )
     if _is(kind, *_PLAIN):
-        values: Sequence[Any] = array.to_numpy(zero_copy_only=False)
-        return values
+        return array.to_numpy(zero_copy_only=False)
     if _is(kind, *_LISTS):
         return _lists(array, where, first_row)
     if _is(kind, "struct"):
@@ -61,8 +59,7 @@ def rows(array: Any, where: str, first_row: int) -> Sequence[Any]:
             for name, part in zip(names, array.flatten(), strict=True)
         ]
         return [dict(zip(names, values, strict=True)) for values in zip(*parts, strict=True)]
-    texts: Sequence[Any] = array.to_pylist()
-    return texts
+    return array.to_pylist()
 
 
 def _lists(array: Any, where: str, first_row: int) -> Sequence[Any]:

@@ -119,7 +119,10 @@ class _Form:
         """A reader before the first row of ``file``, and the columns there; no columns if the file is empty."""
         rows = CsvReader(file, self.delimiter, self.encoding)
         try:
-            columns = self.names or self._header(rows)
+            columns = self.names
+            if columns is None:
+                columns = tuple(rows.read(None) or ())
+                check_names(columns, f"{rows.file}: the header row")
             if columns and header is not None and set(columns) != set(header):
                 missing, more = sorted(set(header) - set(columns)), sorted(set(columns) - set(header))
                 raise ValueError(
@@ -147,11 +150,6 @@ class _Form:
             if len(first) == _SAMPLE:
                 break
         return header, first
-
-    def _header(self, rows: CsvReader) -> tuple[str, ...]:
-        names = tuple(rows.read(None) or ())
-        check_names(names, f"{rows.file}: the header row")
-        return names
 
 
 def check_names(names: Sequence[str], where: str) -> None:

@@ -18,16 +18,11 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclasses.dataclass(frozen=True)
 class Converter:
-    """Converts the text of one column to values.
+    """Converts the text of one column to values."""
 
-    Attributes:
-      dtype: the dtype of the values; ``np.dtype(str)`` for text.
-      worked_out: whether the dtype comes from the first rows, not from the caller.
-      exact: whether an integer that the dtype would round is refused, as the first rows hold no other numbers.
-    """
-
-    dtype: np.dtype[Any]
-    worked_out: bool
+    dtype: np.dtype[Any]  # the dtype of the values; ``np.dtype(str)`` for text
+    worked_out: bool  # whether the dtype comes from the first rows, not from the caller
+    # Whether an integer that the dtype would round is refused, as the first rows hold no other numbers.
     exact: bool = False
 
     @property

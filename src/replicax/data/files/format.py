@@ -10,17 +10,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format with its options. A value: it is sent to other processes, and has no open file.
+    """A format with its options. A value: it is sent to other processes, and has no open file."""
 
-    Attributes:
-      name: the function that reads it, for messages.
-      places: the names of the numbers in a reader's ``position``.
-      open: gives a reader at the beginning of a file.
-    """
-
-    name: str
-    places: tuple[str, ...]
-    open: Callable[[str], Reader]
+    name: str  # the function that reads it, for messages
+    places: tuple[str, ...]  # the names of the numbers in a reader's ``position``
+    open: Callable[[str], Reader]  # gives a reader at the beginning of a file
 
 
 class Reader(abc.ABC):

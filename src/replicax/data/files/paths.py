@@ -17,12 +17,8 @@ def expand(files: Path | Iterable[Path], what: str) -> tuple[str, ...]:
     """The files that ``files`` names, sorted, each once, though several globs match it.
 
     Sorted, because the order in which a file system lists its files differs between machines, and workers that divide
-    the files among themselves must agree on it.
-
-    Args:
-      files: a path, a glob (with ``*``, ``?``, ``[…]`` and ``**``), or several of them. A path that exists literally is
-        not a glob.
-      what: the function that was called, for messages.
+    the files among themselves must agree on it. A path that exists literally is not a glob. ``what`` is the function
+    that was called, for messages.
     """
     if isinstance(files, (str, os.PathLike)):
         patterns = [files]

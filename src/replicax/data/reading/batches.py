@@ -50,37 +50,25 @@ READ_NOTHING_AHEAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 class Reading(abc.ABC):
     """A way to read one kind of dataset.
 
-    Args:
-      source: the dataset.
-      above: the dataset's nodes after the batch, the last one first; all of them if there is no batch.
-      batch: the node that makes batches; ``None`` if there is none.
-
-    Attributes:
-      examples: the number of examples of a batch; ``None`` if unknown.
-      batch_size: the number of its rows; ``None`` if unknown, as for a function that makes batches.
-      drops_remainder: whether a last batch that is not full is left out.
-      length: the number of batches; ``None`` if unknown.
-      files: the files of the dataset; ``None`` if workers can't read only some of them.
-      why_no_files: the reason, then.
-      gives_new_arrays: whether each batch is in new arrays that no other code holds.
-      reads_own_rows: whether a worker needs to read only its own rows of a batch.
-      known_by: identifies the dataset, as its states don't fit others; JSON data, ``None`` for what is unknown.
+    ``batch`` is the node that makes batches, if there is one, and ``above`` the nodes after it, the last one first; all
+    of them if there is no batch.
     """
 
-    files: tuple[str, ...] | None = None
-    reads_own_rows = False
-    known_by: dict[str, Any]
+    files: tuple[str, ...] | None = None  # of the dataset; ``None`` if workers can't read only some of them
+    reads_own_rows = False  # whether a worker needs to read only its own rows of a batch
+    known_by: dict[str, Any]  # identifies the dataset, whose states fit no other; JSON, ``None`` for what is unknown
 
     def __init__(self, source: Source, above: list[Any], batch: Any) -> None:
         self._above, self._batch = above, batch
         self._is_in_memory = graph.is_in_memory(source.dataset)
         self.why_no_files = why_no_files(source)
-        self.length = source.length
-        self.examples: int | None = None if batch is None else graph.batch_size(batch)
+        self.length = source.length  # the number of batches
+        self.examples: int | None = None if batch is None else graph.batch_size(batch)  # of a batch, if known
         self.drops_remainder = batch is not None and graph.drops_remainder(batch)
         stacks = batch is not None and graph.stacks_examples(batch)
+        # The number of rows of a batch; unknown if a function makes batches.
         self.batch_size = self.examples if stacks and all(map(graph.keeps_elements, above)) else None
-        # Grain itself then makes the elements from the examples of a batch.
+        # If Grain itself makes the elements from the examples of a batch, no other code holds their arrays.
         self.gives_new_arrays = stacks and all(graph.is_repeat(node) or graph.is_reader(node) for node in above)
 
     @functools.cached_property
@@ -104,18 +92,19 @@ class Reading(abc.ABC):
     def opened(self, state: State, own: Own | None = None, ahead: Any = None) -> Any:
         """A Grain iterator over the batches of a stream, from its present place.
 
-        Args:
-          state: the state of the stream.
-          own: the rows of this worker, if it need not read those of others. Batches are then
-            :class:`~replicax._grain.nodes.OwnRows` if ``reads_own_rows``, and whole otherwise.
-          ahead: Grain's read options for a random-access dataset without its own; by default threads, except for
-            data in memory, where threads would only contend for Python's lock.
+        With ``own``, the rows of this worker, batches are :class:`~replicax._grain.nodes.OwnRows` if it
+        ``reads_own_rows``, and whole otherwise. ``ahead`` are Grain's read options for a random-access dataset without
+        its own; by default threads, except for data in memory, where threads would only contend for Python's lock.
         """
         dataset, rows = self._batches(state, own)
         if graph.is_random_access(dataset):
             usual = READ_NOTHING_AHEAD if self._is_in_memory else READ_AHEAD
             dataset = dataset.to_iter_dataset(read_options=ahead or usual)
-        iterator = iter(dataset if rows is None else _rebatched_dataset(dataset, rows))
+        if rows is not None:
+            # Grain keeps views of a batch, which the source may fill again, when it reads the next one. It refuses
+            # batches without rows, and after a restore at the end it makes one.
+            dataset = nodes.rebatched(dataset.filter(_has_rows).map(_copied_batch), rows).filter(_has_rows)
+        iterator = iter(dataset)
         if state["native"] is not None:
             iterator.set_state(state["native"])
         return iterator
@@ -147,17 +136,10 @@ class Reading(abc.ABC):
     def why_not_regrouped(self, own_batches: bool = False) -> str | None:
         """The reason why a state fits only as many streams; ``None`` if it fits other numbers, too.
 
-        Args:
-          own_batches: whether streams have begun to give batches of their workers' own sizes.
+        Streams may have begun to give batches of their workers' own sizes (``own_batches``).
         """
         odd = [node for node in self._above if not graph.keeps_order(node)]
         return f"{odd[0]} comes after the batch, so what is left to read can't be told" if odd else None
-
-
-def _rebatched_dataset(dataset: Any, rows: int) -> Any:
-    # Grain keeps views of a batch, which the source may fill again, when it reads the next one. It refuses batches
-    # without rows, and after a restore at the end it makes one.
-    return nodes.rebatched(dataset.filter(_has_rows).map(_copied_batch), rows).filter(_has_rows)
 
 
 def _has_rows(batch: Any) -> bool:

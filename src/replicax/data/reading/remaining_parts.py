@@ -25,7 +25,6 @@ PARTS = "replicax_parts"
 def names_of(files: Sequence[str]) -> list[str]:
     """Names of files for states: the shortest ends of their paths that differ, as directories may differ between hosts.
 
-    >>> from replicax.data.reading.remaining_parts import names_of
     >>> names_of(["/data/a/0.txt", "/data/b/1.txt"]), names_of(["/data/a/0.txt", "/data/b/0.txt"])
     (['0.txt', '1.txt'], ['a/0.txt', 'b/0.txt'])
     """
@@ -40,7 +39,6 @@ def names_of(files: Sequence[str]) -> list[str]:
 def between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
     """The numbered examples in ``parts`` from place ``start`` to before ``stop``.
 
-    >>> from replicax.data.reading.remaining_parts import between
     >>> between([{"files": None, "start": 0, "stop": 5}, {"files": None, "start": 7, "stop": 9}], 3, 6)
     [{'files': None, 'start': 3, 'stop': 5}, {'files': None, 'start': 7, 'stop': 8}]
     """
@@ -62,7 +60,6 @@ def size_of(parts: Sequence[Part]) -> int:
 def divided_evenly(parts: Sequence[Part], count: int) -> list[list[Part]]:
     """Divide numbered examples among ``count`` streams, each with as many as the others, or one more.
 
-    >>> from replicax.data.reading.remaining_parts import divided_evenly
     >>> [(part["start"], part["stop"]) for [part] in divided_evenly([{"files": None, "start": 0, "stop": 7}], 3)]
     [(0, 3), (3, 5), (5, 7)]
     """
@@ -97,7 +94,6 @@ def check_count(number: Any, what: str, most: int | None = None, least: int = 0)
     Raises:
       ValueError: it is not an integer, or outside ``least`` and ``most``.
 
-    >>> from replicax.data.reading.remaining_parts import check_count
     >>> check_count(-5, "the position of the state", 8)
     Traceback (most recent call last):
     ValueError: the position of the state must be an integer from 0 to 8, as far as this dataset goes, got -5

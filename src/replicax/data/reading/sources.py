@@ -27,21 +27,13 @@ ARRAYS_AS_DATASET = "arrays, whose slices along dim 0 are the batches"
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A Grain dataset, with its properties.
+    """A Grain dataset, with its properties."""
 
-    Attributes:
-      dataset: a ``grain.MapDataset`` or ``grain.IterDataset``.
-      kind: a description of the original.
-      unrepeatable: why a second pass could differ; ``None`` if it does not.
-      length: the number of elements, if known.
-      rows: the number of rows of all elements, if they are a list or arrays.
-    """
-
-    dataset: Any
-    kind: str
-    unrepeatable: str | None = None
-    length: int | None = None
-    rows: int | None = None
+    dataset: Any  # a ``grain.MapDataset`` or ``grain.IterDataset``
+    kind: str  # a description of the original
+    unrepeatable: str | None = None  # why a second pass could differ; ``None`` if it does not
+    length: int | None = None  # the number of elements, if known
+    rows: int | None = None  # the number of rows of all elements, if they are a list or arrays
 
     @property
     def is_endless(self) -> bool:

@@ -71,7 +71,6 @@ def seconds_of(text: str) -> int:
     Raises:
       ValueError: ``text`` is not a duration.
 
-    >>> from replicax.launcher.job_scripts.job_request import seconds_of
     >>> [seconds_of(text) for text in ("30", "30:00", "12:00:00", "2-00:00:00")]
     [1800, 1800, 43200, 172800]
     """

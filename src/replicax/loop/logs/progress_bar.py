@@ -166,7 +166,6 @@ class Progress(Callback):
 def described(values: Mapping[str, float]) -> str:
     """Numbers in a few words.
 
-    >>> from replicax.loop.logs.progress_bar import described
     >>> described({"loss": 0.123456, "accuracy": 1.0, "examples_per_second": 12345.6})
     'loss 0.1235   accuracy 1   12,346 examples/s'
     >>> described({"loss": 2.0, "tokens_per_second": 1e6, "mfu": 0.4321})

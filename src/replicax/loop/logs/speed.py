@@ -15,14 +15,10 @@ RATED = 4
 
 
 class Speed:
-    """The speed of the steps of a run, in examples, tokens, and as shares of the devices' peak and of the plan's speed.
-
-    Attributes:
-      flops: the operations of a step on all replicas; 0: unknown.
-    """
+    """The speed of a run's steps, in examples, tokens, and as shares of the devices' peak and of the plan's speed."""
 
     def __init__(self, strategy: Strategy, tokens_per_example: int | None, plan: Plan | None = None) -> None:
-        self.flops = 0
+        self.flops = 0  # of a step on all replicas; 0: unknown
         self.peak = peak_of(strategy)
         self._tokens = tokens_per_example
         self._predicted = None if plan is None else predicted_seconds(plan)
@@ -65,7 +61,6 @@ def flops_of(jaxpr: Any) -> int:
     Two for each multiplication and its addition. Loops and branches count as in ``_jax.executed_sum``.
 
     >>> import jax, jax.numpy as jnp
-    >>> from replicax.loop.logs.speed import flops_of
     >>> flops_of(jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((4, 8)), jnp.ones((8, 3))).jaxpr)
     192
     """
@@ -86,7 +81,6 @@ def peak_of(strategy: Strategy) -> float | None:
     """Return the peak of all devices of a strategy together, in bfloat16 FLOPs per second; ``None`` if unknown.
 
     >>> import replicax
-    >>> from replicax.loop.logs.speed import peak_of
     >>> peak_of(replicax.MirroredStrategy(["cpu:0", "cpu:1"])) is None
     True
     """

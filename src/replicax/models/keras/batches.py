@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,8 +12,7 @@ import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from replicax.data.batches.groups import BatchGroup
-from replicax.data.batches.local_batches import HostBatch
+from replicax.data.batches.local_batches import BatchGroup, HostBatch
 from replicax.data.batches.rows import BatchRows
 from replicax.data.batches.to_devices import placer
 from replicax.devices.host_values import own_copy, room_for
@@ -27,17 +27,11 @@ _flatten = jax.tree_util.default_registry.flatten  # called by jax.tree_util.tre
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch, divided over the replicas.
+    """A batch, divided over the replicas."""
 
-    Attributes:
-      data: the arguments that Keras gives a step: ``(x, y, sample_weight)``, perhaps without the last ones.
-      sizes: the number of rows of each replica.
-      copies: the number of replicas with the same rows: 1, or all of them.
-    """
-
-    data: Any
-    sizes: tuple[int, ...]
-    copies: int
+    data: Any  # the arguments that Keras gives a step: ``(x, y, sample_weight)``, perhaps without the last ones
+    sizes: tuple[int, ...]  # the number of rows of each replica
+    copies: int  # the number of replicas with the same rows: 1, or all of them
 
     @property
     def rows(self) -> int:
@@ -59,7 +53,6 @@ def sizes_of(rows: int, replicas: int) -> tuple[tuple[int, ...], int]:
     Rows are divided as evenly as possible. If a batch has fewer rows than there are replicas, each replica gets all of
     it: without rows a replica's layers would compute means of nothing.
 
-    >>> from replicax.models.keras.batches import sizes_of
     >>> sizes_of(8, 4), sizes_of(6, 4), sizes_of(3, 4)
     (((2, 2, 2, 2), 1), ((2, 2, 1, 1), 1), ((3, 3, 3, 3), 4))
     """
@@ -74,7 +67,6 @@ class Feed:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._place: Callable[[HostBatch | BatchGroup], Any] | None = None
         self._kinds: dict[Any, tuple[tuple[int, ...], int, Any]] = {}
 
     def kind(self, data: Any) -> tuple[Any, list[Any]]:
@@ -92,10 +84,8 @@ class Feed:
         """Convert a batch to ``PerReplica`` arrays (with one replica, to plain ones)."""
         leaves, (sizes, copies, structure) = self._taken_apart(data)
         if self._replicas.num_replicas == 1:
-            alone: Batch = jax.tree_util.tree_unflatten(structure, leaves)  # the program takes host arrays
-            return alone
-        placed: Batch = self._placer(self._element(leaves, sizes, copies, structure))
-        return placed
+            return jax.tree_util.tree_unflatten(structure, leaves)  # the program takes host arrays
+        return self._placer(self._element(leaves, sizes, copies, structure))
 
     def groups(self, batches: Iterable[Any], room: int) -> list[ElementGroup | Single]:
         """Divide at most ``room`` batches into groups that one program can process."""
@@ -123,11 +113,9 @@ class Feed:
                     given = tree
         return runs
 
-    @property
+    @functools.cached_property
     def _placer(self) -> Callable[[HostBatch | BatchGroup], Any]:
-        if self._place is None:
-            self._place = placer(self._replicas)
-        return self._place
+        return placer(self._replicas)
 
     def _taken_apart(self, data: Any) -> tuple[list[Any], tuple[tuple[int, ...], int, Any]]:
         """The arrays of a batch, each replica's number of rows, how many replicas have the same, and the structure."""
@@ -156,15 +144,10 @@ class Feed:
 
 
 class _Run:
-    """Consecutive batches of one kind, on the host.
+    """At most ``room`` consecutive batches of one kind, on the host, for this worker's replicas, ``local``.
 
-    A batch is copied when it is added, as the dataset may fill its arrays again.
-
-    Args:
-      kind: the number of rows of each replica, the number of replicas with the same rows, and the structure of a batch.
-      leaves: the leaves of the first batch, which is not added.
-      room: the largest number of batches.
-      local: the numbers of this worker's replicas.
+    A kind has the number of rows of each replica, the number of replicas with the same rows, and the structure of a
+    batch; its arrays are like ``leaves``. A batch is copied when it is added, as the dataset may fill its arrays again.
     """
 
     def __init__(

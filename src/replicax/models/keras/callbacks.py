@@ -26,7 +26,7 @@ def silence(callback: Any) -> None:
     elif isinstance(callback, keras.callbacks.TensorBoard):
         if not isinstance(callback.summary, _NoSummaries):
             callback._summary_module = _NoSummaries(callback.summary)
-        callback._configure_embeddings = _write_nothing
+        callback._configure_embeddings = lambda: None
         callback._should_trace = False
 
 
@@ -42,10 +42,6 @@ class _NoSummaries:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._summary, name)
-
-
-def _write_nothing() -> None:
-    return None
 
 
 def _see_model(callback: Any) -> None:

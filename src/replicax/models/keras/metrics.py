@@ -121,6 +121,6 @@ def _update_sums(step: ReplicaStep, metric: Any, update: Callable[..., Any], arg
 def _update_with_all(step: ReplicaStep, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Update any other metric with the rows of all replicas."""
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-    leaves = [step.gather([leaf])[0] if _is_batch(leaf) else leaf for leaf in leaves]
+    leaves = [step.gather(leaf) if _is_batch(leaf) else leaf for leaf in leaves]
     args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
     return update(*args, **kwargs)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
+from keras.src import ops
 from keras.src.layers.layer import Layer
 from keras.src.layers.normalization.batch_normalization import BatchNormalization
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 
-from replicax.models.keras.batch_normalization import common_moments
-from replicax.models.keras.losses import common_loss
 from replicax.models.keras.metrics import common_number, common_update, leaf_metrics
-from replicax.models.keras.replica_step import running_step
+from replicax.models.keras.replica_step import ReplicaStep, running_step
 
 
 class _Patch:
@@ -64,8 +64,8 @@ def patched(model: Any) -> Iterator[None]:
     Several contexts may be open, on several threads.
     """
     patches: list[tuple[Any, str, Callable[[Any], Any]]] = [
-        (loss_module, "reduce_weighted_values", common_loss),
-        (BatchNormalization, "_moments", common_moments),
+        (loss_module, "reduce_weighted_values", _common_loss),
+        (BatchNormalization, "_moments", _common_moments),
         (SeedGenerator, "next", _own_seed),
         (Layer, "_losses_override", _OwnLosses),
     ]
@@ -104,6 +104,87 @@ def _kinds_of_optimizers() -> list[type]:
         below: list[type] = kind.__subclasses__()
         kinds += [k for k in below if k not in kinds]
     return kinds
+
+
+def _common_loss(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' ``reduce_weighted_values``, returning a replica's value whose mean over the replicas is the batch's loss.
+
+    A sum is not a mean, and neither is a mean over the rows that a mask or sample weights select: a replica knows only
+    its own part of the divisor. One all-reduce for such a mean.
+    """
+
+    @functools.wraps(reduce)
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        step = running_step()
+        if step is None or not step.several or reduction in (None, "none") or len(values.shape) == 0:
+            return loss
+        if reduction == "sum":
+            return step.as_mean(loss)
+        divisor = _divisor(values, sample_weight, mask, reduction, loss.dtype)
+        if divisor is None:
+            return loss
+        [divisor_of_batch] = step.sum([divisor])
+        return step.as_mean(loss * ops.divide_no_nan(divisor, divisor_of_batch))
+
+    return reduce_weighted_values
+
+
+def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+    """Keras' divisor of the sum of a replica's values; ``None`` if that is their number."""
+    if reduction == "mean_with_sample_weight":
+        weight = loss_module.apply_mask(
+            None if sample_weight is None else ops.convert_to_tensor(sample_weight, dtype=dtype),
+            None if mask is None else ops.convert_to_tensor(mask, dtype=dtype),
+            dtype=dtype,
+            reduction=reduction,
+        )
+        if weight is None:
+            return None
+        values = ops.convert_to_tensor(values, dtype=dtype)
+        return ops.sum(loss_module.squeeze_or_expand_to_same_rank(values, ops.cast(weight, dtype))[1])
+    return None if mask is None else ops.sum(ops.cast(mask, dtype))
+
+
+def _common_moments(moments: Callable[..., Any]) -> Callable[..., Any]:
+    """``BatchNormalization._moments`` for the rows of all replicas if the layer is ``synchronized``.
+
+    One all-gather of the replicas' means and variances.
+    """
+
+    @functools.wraps(moments)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        step = running_step()
+        if step is None or not self.synchronized:
+            return moments(self, inputs, mask)
+        object.__setattr__(self, "synchronized", False)  # Keras refuses it on JAX
+        try:
+            mean, variance = moments(self, inputs, mask)
+        finally:
+            object.__setattr__(self, "synchronized", True)
+        return _joined_moments(step, mean, variance, mask) if step.several else (mean, variance)
+
+    return _moments
+
+
+def _joined_moments(step: ReplicaStep, mean: Any, variance: Any, mask: Any) -> tuple[Any, Any]:
+    """The mean and variance of all rows, from each replica's."""
+    both = step.of_each(jnp.stack([mean, variance]))
+    means, variances = both[:, 0], both[:, 1]
+    if mask is None:
+        weights = step.weights.astype(mean.dtype)
+    else:
+        counts = step.of_each(jnp.sum(mask.astype(mean.dtype)))
+        weights = counts / jnp.maximum(counts.sum(), 1)
+    weights = weights.reshape(-1, *(1,) * (means.ndim - 1))
+    mean = (weights * means).sum(0)
+    return mean, (weights * (variances + jnp.square(means - mean[None]))).sum(0)
 
 
 def _own_seed(draw: Callable[..., Any]) -> Callable[..., Any]:

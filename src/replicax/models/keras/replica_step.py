@@ -34,30 +34,21 @@ def running_step() -> ReplicaStep | None:
 
 
 class ReplicaStep:
-    """One replica's step.
-
-    Attributes:
-      rows: the number of rows of all replicas.
-      own_rows: the number of this replica's rows.
-      several: whether there are several replicas.
-      replica: its context.
-      number_is_common: whether a metric that sums over rows has summed those of all replicas, instead of this one's;
-        ``None`` while no metric sums.
-      layers_losses: losses that layers have added, by the layers' ids, where Keras stores them in the layer.
-    """
+    """One replica's step."""
 
     def __init__(self, batch: Batch) -> None:
         replica = context.get_replica_context()
         assert replica is not None
         self.replica = replica
-        self.rows = batch.rows
+        self.rows = batch.rows  # of all replicas
         self.own_rows = batch.own_rows
         self._sizes = batch.sizes
         self._copies = batch.copies
         self.several = replica.num_replicas_in_sync > 1
         self._inside: set[str] = set()
+        # Whether a metric that sums over rows has summed those of all replicas; ``None`` while no metric sums.
         self.number_is_common: bool | None = None
-        self.layers_losses: dict[int, Any] = {}
+        self.layers_losses: dict[int, Any] = {}  # that layers have added, by the layers' ids
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -109,11 +100,9 @@ class ReplicaStep:
             return total
         return total * jnp.asarray(self.rows / self.own_rows, total.dtype)
 
-    def gather(self, values: Sequence[Any]) -> list[Any]:
-        """The arrays of all rows, from arrays of this replica's rows. One all-gather for each."""
-        if not self.several:
-            return list(values)
-        return [self.replica.all_gather(v, axis=0)[: len(v) if self._copies > 1 else None] for v in values]
+    def gather(self, value: Any) -> Any:
+        """The array of all rows, from an array of this replica's rows."""
+        return self.replica.all_gather(value, axis=0)[: len(value) if self._copies > 1 else None]
 
     def of_each(self, value: Any) -> Any:
         """``[replicas, …]``: each replica's value, for a differentiable mean over the replicas.
@@ -121,8 +110,6 @@ class ReplicaStep:
         The loss of a batch is the mean of the replicas' losses, weighted by their numbers of rows, and so is a
         gradient. A cotangent that comes from the loss of another replica must have that replica's weight.
         """
-        if not self.several:
-            return value[None]
         if len(set(self._sizes)) == 1:
             return self.replica.all_gather(value[None], axis=0)
         weight = self.own_rows * len(self._sizes) / self.rows

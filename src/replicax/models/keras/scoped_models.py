@@ -173,8 +173,7 @@ def _strategy_here() -> Strategy | None:
     """The strategy of the caller's scope."""
     if not context.has_strategy() or not context.in_cross_replica_context():
         return None
-    strategy: Strategy = context.get_strategy()
-    return strategy
+    return context.get_strategy()
 
 
 def _give(model: Any, strategy: Strategy) -> None:

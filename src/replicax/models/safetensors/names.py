@@ -37,17 +37,11 @@ Names = Mapping[str, Name] | Callable[[str], Name] | None
 
 @dataclasses.dataclass(frozen=True)
 class TensorSource:
-    """The tensors that make up an array.
+    """The tensors that make up an array."""
 
-    Attributes:
-      names: the names of the tensors; one, if they are not stacked.
-      axes: for each dim of a tensor, as it is here, the dim that it is in the file.
-      is_stacked: whether dim 0 of the array numbers the tensors.
-    """
-
-    names: tuple[str, ...]
-    axes: tuple[int, ...]
-    is_stacked: bool
+    names: tuple[str, ...]  # the names of the tensors; one, if they are not stacked
+    axes: tuple[int, ...]  # for each dim of a tensor, as it is here, the dim that it is in the file
+    is_stacked: bool  # whether dim 0 of the array numbers the tensors
 
     def here(self, of_file: Sequence[int]) -> tuple[int, ...]:
         """The shape of a tensor here, from that in the file."""
@@ -110,7 +104,6 @@ def _name_of(path: str, names: Mapping[str, Name]) -> Name:
 def matches(pattern: str, text: str) -> tuple[str, ...] | None:
     """The parts of ``text`` that the ``{}`` of ``pattern`` stand for; ``None`` if it is not like the pattern.
 
-    >>> from replicax.models.safetensors.names import matches
     >>> matches("h.{}.attn.bias", "h.11.attn.bias")
     ('11',)
     """
