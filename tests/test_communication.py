@@ -221,24 +221,40 @@ def test_a_step_has_the_longest_timeout_of_its_collectives(pair: replicax.Strate
     assert pair.extended.trace(step, args=(1.0,)).program.timeout == 60.0
 
 
+def late_sum(late: tuple[int, ...], seconds: float, timeout: float) -> Any:
+    """A step that adds up, for which the replicas ``late`` come ``seconds`` later than others."""
+
+    def sleep(replica: Any) -> Any:
+        time.sleep(seconds if int(replica) in late else 0)
+        return np.float32(0)
+
+    def step(x: Any) -> Any:
+        zero = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), here().replica_id_in_sync_group)
+        return here().all_reduce("sum", x + zero, CommunicationOptions(timeout_seconds=timeout))
+
+    return step
+
+
 def test_after_a_timeout_another_strategy_waits_for_the_step_left_behind() -> None:
-    def make(late: tuple[int, ...], seconds: float, timeout: float) -> Any:
-        def sleep(replica: Any) -> Any:
-            time.sleep(seconds if int(replica) in late else 0)
-            return np.float32(0)
-
-        def step(x: Any) -> Any:
-            zero = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), here().replica_id_in_sync_group)
-            return here().all_reduce("sum", x + zero, CommunicationOptions(timeout_seconds=timeout))
-
-        return step
-
     three, two = strategy_of(3), replicax.MirroredStrategy(["cpu:3", "cpu:4"])
     with pytest.raises(replicax.errors.DeadlockError, match=r"for replica\(s\) \[2\], which have not come"):
-        three.run(make((2,), 1.0, 0.2), args=(1.0,))
+        three.run(late_sum((2,), 1.0, 0.2), args=(1.0,))
     with pytest.raises(
         replicax.errors.DeadlockError, match="has timed out before is still running after another 0.1 s"
     ):
-        two.run(make((), 0.0, 0.1), args=(1.0,))
-    assert float(two.run(make((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0
+        two.run(late_sum((), 0.0, 0.1), args=(1.0,))
+    assert float(two.run(late_sum((0, 1), 0.3, 20.0), args=(1.0,))) == 2.0
+    assert not deadline._left_behind
+
+
+def test_an_interrupt_while_workers_are_asked_leaves_the_step_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deadline, "_of_all_workers", interrupted)
+    two = strategy_of(2)
+    with pytest.raises(KeyboardInterrupt):
+        two.run(late_sum((1,), 1.0, 0.2), args=(1.0,))
+    assert len(deadline._left_behind) == 1
+    assert float(two.run(late_sum((), 0.0, 20.0), args=(1.0,))) == 2.0
     assert not deadline._left_behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -367,6 +368,22 @@ def test_replicas_may_share_the_devices_of_a_pipeline(rows, replicas, options):
     report = strategy.extended.trace(pipeline.step, args=batch).placement()
     # x goes to the first device and y to the last: a device has those of all of its replicas.
     assert [d.argument_bytes for d in report.devices] == [x.nbytes // rows, y.nbytes // rows]
+
+
+def test_what_a_step_closes_over_is_only_on_the_devices_that_use_it():
+    """The copy on all devices, with which the step was captured, is free when the pipeline is there."""
+    strategy = strategy_of(2, 2, num_replicas=4)
+    table = np.arange(1237, dtype=np.float32)
+
+    def step(x):
+        return jnp.sum(jnp.asarray(table)) + strategy.assign_to_logical_device(x, 1) * 2
+
+    x = strategy.distribute_values_from_function(lambda _: np.float32(1))
+    program = strategy.extended.trace(step, args=(x,))
+    gc.collect()
+    sizes = {len(array.devices()) for array in jax.live_arrays() if array.shape == table.shape}
+    assert strategy.extended.mesh.size not in sizes
+    assert program.program.constants == []
 
 
 @pytest.mark.parametrize("splits", soak_except([False, True], True), ids=["mirrored", "split"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,29 +42,23 @@ def call_watched(call: Callable[..., Any], replicas: Replicas, timeout: float) -
     number = replicas.lockstep.next_watched()
     thread = threading.Thread(target=work, name="a watched step", daemon=True)
     thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(timeout=0.02)
-            replicas.lockstep.check()
-        except (WorkerError, DeadlockError):
-            thread.join(timeout=1.0)  # it may have been broken off by the same
-            if thread.is_alive():
-                _leave_behind(thread, replicas)
-                raise
-        except BaseException:  # an interrupt
-            _leave_behind(thread, replicas)
-            raise
-        late = watch.overdue()
-        if late is not None and thread.is_alive():
+    try:
+        while thread.is_alive():
             try:
-                problem = _of_all_workers(late, replicas, number, lambda: not thread.is_alive())
-            except Cancelled:
-                continue  # the missing workers have come while we asked
-            except WorkerError:
-                _leave_behind(thread, replicas)
-                raise
-            _leave_behind(thread, replicas)
-            raise DeadlockError(problem)
+                thread.join(timeout=0.02)
+                replicas.lockstep.check()
+            except (WorkerError, DeadlockError):
+                thread.join(timeout=1.0)  # it may have been broken off by the same
+                if thread.is_alive():
+                    raise
+            late = watch.overdue()
+            if late is not None and thread.is_alive():
+                with contextlib.suppress(Cancelled):  # the missing workers have come while we asked
+                    raise DeadlockError(_of_all_workers(late, replicas, number, lambda: not thread.is_alive()))
+    except BaseException:  # also an interrupt
+        _left_behind.append(thread)
+        replicas.lockstep.launches.leave_behind(thread)
+        raise
     result, error = outcome[0]
     if error is not None:
         raise error
@@ -81,11 +76,6 @@ def _of_all_workers(late: Late, replicas: Replicas, number: int, is_over: Callab
     except TimeoutError as error:
         return f"{late}; {error}"
     return str(late.joined([loads(theirs) for theirs in everyone]))
-
-
-def _leave_behind(thread: threading.Thread, replicas: Replicas) -> None:
-    _left_behind.append(thread)
-    replicas.lockstep.launches.leave_behind(thread)
 
 
 def _wait_for_those_left_behind(timeout: float) -> None:

@@ -134,7 +134,8 @@ def run_compiled(
 ) -> Any:
     """Run any step as one compiled program, also inside ``jax.disable_jit()``; it is traced if it is new."""
     replicas = programs.replicas
-    arguments = arguments_of(replicas, fn, args, kwargs)
+    check_call(replicas, fn, args, kwargs)
+    arguments = Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
     with _jax.compiling():
         executable = prepare(programs, fn, arguments, together=True)
         # Count first: the number of a call must be the same on all workers, whatever else is true of it.
@@ -162,18 +163,6 @@ def run(
         if options is not None:
             raise
         return registry.run_per_replica()(programs, fn, args, kwargs, why)
-
-
-def arguments_of(
-    replicas: Replicas,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    method: str = "strategy.run",
-) -> Arguments:
-    """The arguments of a call of ``fn`` that ``replicas`` may run; raises as :func:`check_call` does."""
-    check_call(replicas, fn, args, kwargs, method)
-    return Arguments(tuple(args), dict(kwargs or {})) if args or kwargs else _no_arguments
 
 
 def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:

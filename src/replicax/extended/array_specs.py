@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from replicax.execution.cache import ProgramCache
+from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import example_mask
+from replicax.execution.run import check_call, prepare
+from replicax.execution.tracing.arguments import Arguments
+from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.pytrees import is_leaf, registered
 from replicax.values import PerReplica, Stacked, padded
 from replicax.workers.replicas import Replicas
@@ -16,7 +22,19 @@ class PaddedShapeDtypeStruct(jax.ShapeDtypeStruct):
     """One replica's shape and dtype of an array of which some rows, along dim 0, may be padding."""
 
 
-def abstract_arrays(tree: Any, replicas: Replicas) -> Any:
+def traced_step(
+    programs: ProgramCache, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, method: str
+) -> tuple[Executable, Arguments]:
+    """The program of a step, kept with the strategy's others, and its arguments, some of which may be described."""
+    check_call(programs.replicas, fn, args, kwargs, method)
+    call = stateful_call(programs.replicas, fn, args, kwargs)
+    if call is not None:
+        fn, args, kwargs = call
+    arguments = Arguments(*_abstract_arrays((tuple(args), dict(kwargs or {})), programs.replicas))
+    return prepare(programs, fn, arguments), arguments
+
+
+def _abstract_arrays(tree: Any, replicas: Replicas) -> Any:
     """``tree`` with described arguments in place of each ``jax.ShapeDtypeStruct``, which has one replica's shape.
 
     They are like those of an element: ``PerReplica`` values, padded or not, or with one replica bare arrays.

@@ -18,10 +18,8 @@ from replicax.communication import CommunicationOptions
 from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.run import check_call, prepare, run_compiled
-from replicax.execution.tracing.arguments import Arguments
-from replicax.execution.tracing.stateful_arguments import stateful_call
-from replicax.extended.array_specs import abstract_arrays
+from replicax.execution.run import check_call, run_compiled
+from replicax.extended.array_specs import traced_step
 from replicax.extended.reducing import Reducing
 from replicax.extended.reproducibility import warn_unless_fixed
 from replicax.extended.updating import Updating
@@ -285,12 +283,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         >>> program.collectives()
         [Collective(kind='all-reduce', bytes=32, arrays=1)]
         """
-        check_call(self.replicas, fn, args, kwargs, "extended.trace")
-        call = stateful_call(self.replicas, fn, args, kwargs)
-        if call is not None:
-            fn, args, kwargs = call
-        args, kwargs = abstract_arrays((tuple(args), dict(kwargs or {})), self.replicas)
-        return prepare(self.programs, fn, Arguments(args, kwargs))
+        return traced_step(self.programs, fn, args, kwargs, "extended.trace")[0]
 
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """How often this strategy has traced ``fn``, that is, run its Python.

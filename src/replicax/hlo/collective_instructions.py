@@ -180,7 +180,9 @@ def _use_of(
     collective = _as_collective(instruction)
     if collective is None:
         return None
-    collective = _as_issued(collective, computation, module)
+    if collective.kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        # The compiler for TPUs writes a reduce-scatter as an all-reduce and a slice, fused.
+        collective = Collective("reduce-scatter", module.computations[computation].root.bytes, collective.arrays)
     groups = groups_of(instruction, devices // placement.programs)
     if not groups:
         return None
@@ -214,13 +216,6 @@ def _numbers_in(text: str) -> int:
     """Count the numbers that ``"1,2"`` or ``"1:8"`` stands for."""
     ends = [[int(end) for end in part.split(":")] for part in text.split(",")]
     return sum(end[-1] - end[0] + 1 for end in ends)
-
-
-def _as_issued(collective: Collective, computation: str, module: Module) -> Collective:
-    """Recognize a reduce-scatter, which the compiler for TPUs writes as an all-reduce and a slice, fused."""
-    if collective.kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-        return Collective("reduce-scatter", module.computations[computation].root.bytes, collective.arrays)
-    return collective
 
 
 def groups_of(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:

@@ -84,8 +84,8 @@ class EndlessInput:
 def examples_in(group: ElementGroup | Single) -> int:
     """Count the examples of all replicas together, by the first array of an element."""
     if isinstance(group, ElementGroup):
-        if group.masks is not None:
-            return sum(map(sum, group.masks.sizes))
+        if group.sizes is not None:
+            return sum(map(sum, group.sizes))
         if not group.arrays:
             return 0
         return math.prod(group.arrays[0].shape[: 2 if group.bare else 3])

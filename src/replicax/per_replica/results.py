@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -82,7 +82,8 @@ def outcomes(returned: Sequence[Any], stores: Sequence[PerReplicaStore], replica
 
 def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
     leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
-    locality_of, digest_of = store.localities.of, _digest_function(several)
+    locality_of = store.localities.of
+    digest_of = digest if several else unabridged  # without other workers the arrays themselves are compared
 
     def check(value: Any, refused: frozenset[Locality], text: str, always: bool) -> _Check:
         locality = locality_of(value)
@@ -102,11 +103,6 @@ def _outcome(returned: Any, store: PerReplicaStore, several: bool) -> Outcome:
         tuple(check(*expected, always=False) for expected in store.differing),
         {v.number: (None if v.is_stacked else digest_of(store.values[v]), text) for v, text in store.written.items()},
     )
-
-
-def _digest_function(several: bool) -> Callable[[Any], Digest]:
-    """The function that makes arrays comparable: by digests if there are several workers, else by the arrays."""
-    return digest if several else unabridged
 
 
 def check_expectations(everyone: Sequence[Outcome]) -> None:
@@ -202,7 +198,7 @@ def _stored_array(variable: Variable, stores: Sequence[PerReplicaStore], everyon
         s.values[variable] if variable in s.values else _jax.copy_on(d, old)
         for s, d in zip(stores, devices, strict=True)
     ]
-    digest_of = _digest_function(replicas.lockstep.several)
+    digest_of = digest if replicas.lockstep.several else unabridged
     unwritten = None if old is None else digest_of(old)
     if not _equal([w[0] if w else unwritten for w in written]):
         raise LocalityError(next(w[1] for w in written if w and w[1] is not None))

@@ -65,6 +65,7 @@ class _Planner:
                     "device each"
                 )
         self.program, self.policy = program, policy_for(program)
+        self.without_constants = dataclasses.replace(program, constants=[])  # the plan has them
         self.mesh = mesh
         self.several = program.replicas > 1
         self.per_device = program.replicas // int(mesh.shape[REPLICA_AXIS])
@@ -207,7 +208,7 @@ class _Planner:
             signals=[slot for (v, _), slot in self.slots.items() if v is _SIGNAL],
         )
         return PlacedExecutable(
-            program=dataclasses.replace(program, constants=[]),
+            program=self.without_constants,
             localities=tuple(T if locality is T else M for locality in self.results),
             call=plan.run,
             donated=tuple(program.reads[i].slot for i in donated),
@@ -270,12 +271,13 @@ class _Planner:
         jaxpr = jaxpr.replace(invars=[*operands[0], *operands[1]])
         layouts_in = [self.layout(v) for v in operands[0]], [self.layout(v) for v in operands[1]]
         mesh, known, per_device, pieces = self.meshes[device], self.localities, self.per_device, self.pieces
+        program = self.without_constants  # and not self, which the function below would keep alive
 
         def run(first: list[Any], second: list[Any]) -> tuple[list[Any]]:
             values, given = [*first, *second], [*layouts_in[0], *layouts_in[1]]
             if per_device == 1:
                 return (evaluated(jaxpr, values, layouts, known if pieces else None),)
-            return (evaluated_on_device(jaxpr, values, given, layouts, known, self.program, per_device, pieces),)
+            return (evaluated_on_device(jaxpr, values, given, layouts, known, program, per_device, pieces),)
 
         name = f"{self.program.name}_on_{device}"
         target = target_for(mesh, self.per_device > 1, self.pieces)

@@ -74,12 +74,13 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
                 raise refusal(name, device.device_kind, error) from error
             available = int(float(found[1]) * _UNITS[found[2]])
         seconds = time.perf_counter() - begin
-        program = _read_file(folder, "after_optimizations.txt")
-        layout = _read_file(folder, "after_optimizations-buffer-assignment.txt")
-        live = live_ranges(_largest(folder, "after_optimizations-live-range.txt"))
+        endings = (".txt", "-buffer-assignment.txt", "-live-range.txt")
+        program, layout, live = (_text_of_largest(folder, f"after_optimizations{ending}") for ending in endings)
+    if not program or not layout:
+        raise CompilationError("the compiler has left no text of its program, which a plan is read from")
     allocated = list(allocations(layout))
     code = code or sum(allocation.size for allocation in allocated if allocation.is_constant)
-    return Compilation(parse(program), allocated, live, code, seconds, available, words)
+    return Compilation(parse(program), allocated, live_ranges(live), code, seconds, available, words)
 
 
 def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device: jax.Device) -> int:
@@ -102,13 +103,6 @@ def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
     return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
 
 
-def _read_file(folder: str, ending: str) -> str:
-    """The file of the largest module: a compiler may make small ones out of parts of a program."""
-    text = _largest(folder, ending)
-    if not text:
-        raise CompilationError(f"the compiler has left no text *{ending}, which a plan is read from")
-    return text
-
-
-def _largest(folder: str, ending: str) -> str:
+def _text_of_largest(folder: str, ending: str) -> str:
+    """The text of the largest module: a compiler may make small ones out of parts of a program."""
     return max((path.read_text() for path in Path(folder).glob(f"*{ending}")), key=len, default="")

@@ -59,11 +59,11 @@ class Cost:
     launches: int = 0
 
 
-def cost_of(module: Module) -> Cost:
-    """The cost of one run of a module."""
+def cost_of(*modules: Module) -> Cost:
+    """The cost of one run of each of these modules."""
     unknown_loops: list[str] = []
     matrix = other = moved = launches = 0
-    for run in executed(module):
+    for module, run in ((m, run) for m in modules for run in executed(m)):
         instruction, computation = run.instruction, run.computation
         matrix += run.times * matrix_flops(instruction, computation)
         other += run.times * other_flops(instruction, computation)
@@ -72,7 +72,7 @@ def cost_of(module: Module) -> Cost:
             launches += run.times * is_launched(instruction)
         if run.trips is None:
             unknown_loops.append(instruction.name)
-    return Cost(matrix, other, moved, tuple(unknown_loops), launches)
+    return Cost(matrix, other, moved, tuple(dict.fromkeys(unknown_loops)), launches)
 
 
 def is_launched(instruction: Instruction) -> bool:

@@ -63,7 +63,7 @@ class Memory:
     aliased: int
     temporaries: int
     code: int
-    capacity: int | None
+    capacity: int | None = None
     buffers: tuple[Buffer, ...] = ()
     peak: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -87,7 +87,6 @@ def memory_of(allocations: Iterable[Allocation], code: int, buffers: Iterable[Bu
         aliased=sum(a.size for a in allocations if a.is_argument and a.is_output),
         temporaries=sum(a.size for a in allocations if a.is_temporary),
         code=code,
-        capacity=None,
         buffers=tuple(buffers),
     )
 

@@ -71,14 +71,7 @@ def loads_of(
     loads = []
     for k, memory in enumerate(memories):
         mine = [p for launch, p in zip(executable.plan.launches, programs, strict=True) if launch.device == k]
-        costs = [cost_of(p.module) for p in mine]
-        cost = Cost(
-            sum(c.matrix_flops for c in costs),
-            sum(c.other_flops for c in costs),
-            sum(c.bytes for c in costs),
-            tuple(dict.fromkeys(name for c in costs for name in c.unknown_loops)),
-            sum(c.launches for c in costs),
-        )
+        cost = cost_of(*(p.module for p in mine))
         placement = ProgramDevices(
             {REPLICA_AXIS: replicas},
             slices,
@@ -180,7 +173,6 @@ class _Memories:
                 aliased=updated[k],
                 temporaries=max(0, self.peak[k] - self.before[k] - left[k] + updated[k]),
                 code=code[k],
-                capacity=None,
                 buffers=(*self.buffers[k], *temporaries[k]),
             )
             for k in self.devices

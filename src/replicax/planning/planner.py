@@ -12,9 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.compiled.replicate import Executable
-from replicax.execution.run import arguments_of, prepare
-from replicax.execution.tracing.stateful_arguments import stateful_call
-from replicax.extended.array_specs import abstract_arrays
+from replicax.extended.array_specs import traced_step
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_and_share
@@ -117,12 +115,9 @@ def variables_alone(
 
 
 def _traced_program(strategy: Strategy, step: Callable[..., Any], element_spec: Any) -> tuple[Executable, list[str]]:
-    """The program of a step, which is kept with the strategy's others, and the names of its traced arguments."""
-    call = stateful_call(strategy.extended.replicas, step, (), None)
-    step = step if call is None else call.fn
-    element = () if element_spec is None else (abstract_arrays(element_spec, strategy.extended.replicas),)
-    arguments = arguments_of(strategy.extended.replicas, step, element, None, "replicax.plan")
-    executable = prepare(strategy.extended.programs, step, arguments)
+    """The program of a step, and the names of its traced arguments."""
+    element = () if element_spec is None else (element_spec,)
+    executable, arguments = traced_step(strategy.extended.programs, step, element, None, "replicax.plan")
     return executable, [path.replace("args[0]", "element", 1) for path in arguments.paths()]
 
 

@@ -81,9 +81,7 @@ class _DrawsPass(Dataflow[_Drawn]):
         super().__init__(_Drawn())
         self.program = program
         self.rows = rows
-        self._inside: list[_jax.Equation] = []
-        self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
-        self._combined: dict[int, tuple[_jax.Equation, ...]] = {}
+        self._combined: dict[int, int] = {}
 
     def inputs(self) -> list[_Drawn]:
         """The facts of the program's inputs."""
@@ -99,7 +97,7 @@ class _DrawsPass(Dataflow[_Drawn]):
     def places(self) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
         """The user's lines that draw numbers, each with a line that combines these with examples."""
         for draw, combination in self._combined.items():
-            yield _jax.source_place(self._lines[draw]), _jax.source_place(combination)
+            yield self.place(draw), self.place(combination)
 
     def join(self, facts: Iterable[_Drawn]) -> _Drawn:
         first, *others = dict.fromkeys(facts)
@@ -117,16 +115,12 @@ class _DrawsPass(Dataflow[_Drawn]):
         return [dataclasses.replace(f, place=stacked_place(f.place, False)) for f in facts]
 
     def equation(self, equation: _jax.Equation, facts: list[_Drawn], control: Control, final: bool) -> Found[_Drawn]:
-        self._inside.append(equation)
         name, count = equation.primitive.name, len(equation.outvars)
         if replicas_meet(equation):
-            found = [_Drawn(R if all_get_the_same(equation) else T, UNKNOWN)] * count, facts
-        elif name in families.AXIS_POSITION and over_replicas(equation.params):
-            found = [_Drawn(T)] * count, facts
-        else:
-            found = super().equation(equation, facts, control, final)
-        self._inside.pop()
-        return found
+            return [_Drawn(R if all_get_the_same(equation) else T, UNKNOWN)] * count, facts
+        if name in families.AXIS_POSITION and over_replicas(equation.params):
+            return [_Drawn(T)] * count, facts
+        return super().equation(equation, facts, control, final)
 
     def operation(self, equation: _jax.Equation, facts: list[_Drawn], control: Control, final: bool) -> Found[_Drawn]:
         name, count = equation.primitive.name, len(equation.outvars)
@@ -136,16 +130,15 @@ class _DrawsPass(Dataflow[_Drawn]):
         if not count:  # a print, for example
             return [], facts
         if name in families.DRAWS and localities[0] is not T:
-            self._lines.setdefault(id(equation), tuple(self._inside))
             shape = shape_of(equation.outvars[0])
             place = Rows(shape.index(self.rows)) if self.rows in shape else None
-            return [_Drawn(M, place, id(equation))], facts
+            return [_Drawn(M, place, self.note(equation))], facts
         differ = [f for f in facts if f.locality is T]
         drawn = [f for f in facts if f.draw and isinstance(f.place, Rows)]
         if name in families.ELEMENTWISE and differ and drawn:
             for f in drawn:
                 if any(f.place == other.place for other in differ):
-                    self._combined.setdefault(f.draw, tuple(self._inside))
+                    self._combined.setdefault(f.draw, self.note(equation))
         elif not differ and not drawn:
             return [_Drawn(locality) for locality in localities], facts
         kept = localities[0] is T or name in _KEPT

@@ -34,10 +34,11 @@ from replicax.checks.loss_scale.terms import (
     limited,
     product_of,
     settle,
-    sum_of_equal,
     times,
+    with_divisors,
 )
-from replicax.locality import M, R, T
+from replicax.execution.program.locality_rules import join
+from replicax.locality import R, T
 from replicax.padding.example_places import OperationShapes, Place, Rows
 
 GRADIENTS = (
@@ -91,9 +92,7 @@ def own_result(o: ScaledOperation, place: Place) -> ScaleFact:
 def common_result(o: ScaledOperation, place: Place) -> ScaleFact:
     """The fact of a result that is the same on every replica, as all operands are."""
     name = o.shapes.name
-    locality = M
-    for m in o.facts:
-        locality = locality | m.locality
+    locality = join(m.locality for m in o.facts)
     factors: Factors = ()
     terms = frozenset(t for m in o.facts for t in m.terms)
     numbers = [m.number for m in o.facts]
@@ -205,7 +204,9 @@ def _sum(o: ScaledOperation) -> ScaleFact:
         if len(dims) == len(shape) or (isinstance(m.place, Rows) and m.place.dim in dims):
             return _sum_over(o, size, m.factors, m.place)
         return ScaleFact(T, factors=m.factors)
-    return dataclasses.replace(m, terms=frozenset(sum_of_equal(t, size) for t in m.terms))
+    # A sum of equal terms goes over as many times as many numbers, if they go over examples.
+    terms = (with_divisors(t, [d * size for d in t.divisors]) for t in m.terms)
+    return dataclasses.replace(m, terms=frozenset(terms))
 
 
 def _sum_over(o: ScaledOperation, size: int, factors: Factors, place: Place = None) -> ScaleFact:
@@ -247,11 +248,6 @@ def _selected_elements(o: ScaledOperation) -> ScaleFact:
     made = _chosen_or_joined(cases)
     weights = any(m.number not in (None, 0.0, 1.0) and not math.isnan(m.number or 0.0) for m in cases.facts)
     return dataclasses.replace(made, factors=(ANY,)) if weights else made
-
-
-def _first(o: ScaledOperation) -> ScaleFact:
-    """Elements of the first operand, selected by the others."""
-    return o.facts[0]
 
 
 # --- other functions ----------------------------------------------------------------------------------------
@@ -314,7 +310,7 @@ _RULES: Mapping[str, Callable[[ScaledOperation], ScaleFact]] = {
     "product": _matrix_product,
     "sum": _sum,
     "added": _added_values,
-    "first": _first,
+    "first": lambda o: o.facts[0],  # elements of it, selected by the others
     "together": _chosen_or_joined,
     "selected": _selected_elements,
 }

@@ -80,8 +80,6 @@ class LossScalePass(Dataflow[ScaleFact]):
         self.is_ragged = is_ragged
         self.wrong_means: set[Term] = set()
         """Means over the replicas, or of a metric, of what should be added up."""
-        self._lines: dict[int, tuple[_jax.Equation, ...]] = {}
-        self._inside: list[_jax.Equation] = []
         self._backward = False
 
     def output_facts(self) -> list[ScaleFact]:
@@ -101,10 +99,6 @@ class LossScalePass(Dataflow[ScaleFact]):
             kept.append(equation)
             needed.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
         return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], jaxpr.outvars)
-
-    def place(self, line: int) -> tuple[str, int]:
-        """The user's file and line of the operation with this number."""
-        return _jax.source_place(self._lines[line])
 
     def _inputs(self) -> list[ScaleFact]:
         program = self.program
@@ -158,15 +152,7 @@ class LossScalePass(Dataflow[ScaleFact]):
     def equation(
         self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
     ) -> Found[ScaleFact]:
-        self._inside.append(equation)
-        found = self._placed_equation(equation, facts, control, final)
-        self._inside.pop()
-        return found
-
-    def _placed_equation(
-        self, equation: _jax.Equation, facts: list[ScaleFact], control: Control, final: bool
-    ) -> Found[ScaleFact]:
-        """:meth:`_equation` where a backward pass may begin, with its weights, or end, with its gradients."""
+        # A backward pass may begin here, with its weights, or end, with its gradients.
         if self._backward:
             return self._equation(equation, facts, control, final)
         if not _jax.is_backward(equation):
@@ -189,7 +175,8 @@ class LossScalePass(Dataflow[ScaleFact]):
         name, count = equation.primitive.name, len(equation.outvars)
         if name in IDENTITIES:
             return facts, facts
-        if any(map(is_backward, facts)) and not _has_programs(equation) and name not in REFERENCES:
+        has_programs = _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
+        if any(map(is_backward, facts)) and not has_programs and name not in REFERENCES:
             return self._back(equation, facts), facts
         if equation.primitive is mark_p:
             return self._marked_values(equation, facts), facts
@@ -221,7 +208,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             if effective_kind(term, self.program.replicas) is Kind.SHARE:
                 self.wrong_means.add(dataclasses.replace(term, kind=Kind.MEAN_OF_MEANS))
         if name in PRODUCTS and self._is_plain_share(facts[0]) and _jax.comes_from(equation, *_MEAN_UPDATE):
-            self.wrong_means.add(Term(Kind.MEAN_OF_SHARES, self._line(equation)))
+            self.wrong_means.add(Term(Kind.MEAN_OF_SHARES, self.note(equation)))
         return results, facts
 
     def _back(self, equation: _jax.Equation, facts: list[ScaleFact]) -> list[ScaleFact]:
@@ -257,7 +244,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         return ScaledOperation(
             operation_shapes(equation, (m.place for m in facts), self.rows),
             tuple(facts),
-            self._line(equation),
+            self.note(equation),
             any(jnp.issubdtype(getattr(v.aval, "dtype", jnp.bool_), jnp.inexact) for v in equation.outvars[:1]),
             self.program.replicas,
             self.asked,
@@ -282,17 +269,13 @@ class LossScalePass(Dataflow[ScaleFact]):
             self.program.jaxpr, lambda e: any(replicas in shape_of(v) for v in (*e.invars, *e.outvars))
         )
 
-    def _line(self, equation: _jax.Equation) -> int:
-        self._lines.setdefault(id(equation), tuple(self._inside))
-        return id(equation)
-
     # --- where terms begin, and where they become gradients and totals ----------------------------------------
 
     def _share(self, equation: _jax.Equation, m: ScaleFact) -> ScaleFact:
         """The fact of a value that is marked as a share, by a function of Replicax or by the user."""
         if m.has_examples:
             return m
-        line = self._line(equation)
+        line = self.note(equation)
         kind = Kind.SHARE
         if not equation.params.get("stated", False):
             if m.locality is not T:
@@ -305,7 +288,7 @@ class LossScalePass(Dataflow[ScaleFact]):
     def _is_plain_share(self, m: ScaleFact) -> bool:
         """Return whether a value is a share that nothing has multiplied, and that is not declared to be one."""
         return m.is_made_of(Level.LOSS, Kind.SHARE) and not any(
-            t.factors or self._lines[t.line][-1].params.get("stated", False) for t in m.terms
+            t.factors or self.noted(t.line).params.get("stated", False) for t in m.terms
         )
 
     def _is_loss(self, equation: _jax.Equation) -> bool:
@@ -327,7 +310,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             # A term that is the same on every replica should be divided only if it is added to a share.
             terms = frozenset(t for t in terms if self._effective_kinds([t]) != {Kind.REPEATED})
         terms = frozenset(settle(t, self.program.replicas).at(Level.GRADIENT) for t in terms) or frozenset(
-            {Term(Kind.UNKNOWN, self._line(equation), Level.GRADIENT)}
+            {Term(Kind.UNKNOWN, self.note(equation), Level.GRADIENT)}
         )
         return [loss, *[ScaleFact(T, None, terms, trained=True)] * (len(equation.outvars) - 1)]
 
@@ -336,7 +319,7 @@ class LossScalePass(Dataflow[ScaleFact]):
         if m.locality is T:
             terms = {t.at(Level.TOTAL) for t in m.terms if t.level is Level.GRADIENT} | self._averages(equation, m)
         else:
-            again = Term(Kind.SUMMED_TWICE, self._line(equation), Level.TOTAL)
+            again = Term(Kind.SUMMED_TWICE, self.note(equation), Level.TOTAL)
             right = any(t.level is Level.TOTAL and self._effective_kinds([t]) == {Kind.SHARE} for t in m.terms)
             terms = {again} if right else set()
         return ScaleFact(R, terms=frozenset(terms), trained=m.trained)
@@ -350,11 +333,6 @@ class LossScalePass(Dataflow[ScaleFact]):
 
     def _effective_kinds(self, terms: Iterable[Term]) -> set[Kind | None]:
         return {effective_kind(t, self.program.replicas) for t in terms}
-
-
-def _has_programs(equation: _jax.Equation) -> bool:
-    """Return whether the equation is a loop, a branch or a call."""
-    return _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
 
 
 def _is_gradient(m: ScaleFact) -> bool:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from replicax.execution.program.locality_rules import join
 from replicax.locality import Locality, M, T
 from replicax.padding.example_places import Place, Rows, Untraceable, joined
 
@@ -147,9 +148,7 @@ def join_facts(facts: Iterable[ScaleFact]) -> ScaleFact:
     distinct = tuple(dict.fromkeys(facts))
     if len(distinct) == 1:
         return distinct[0]
-    locality = M
-    for fact in distinct:
-        locality = locality | fact.locality
+    locality = join(f.locality for f in distinct)
     # A constant, such as the zero with which a loop starts, adds nothing.
     mixed = locality is T and any(f.locality is not T and f.trained for f in distinct)
     return ScaleFact(
@@ -181,11 +180,6 @@ def _ordered_factors(factors: Sequence[Factor]) -> Factors:
         factors = [*(f for f in factors if f.origin is Origin.REPLICAS), ANY]
     certain = sorted(f for f in factors if f != ANY)
     return (*certain[:_MOST_FACTORS], ANY) if ANY in factors else tuple(certain)
-
-
-def sum_of_equal(term: Term, size: int) -> Term:
-    """The sum of ``size`` such terms. If these go over examples, it goes over ``size`` times as many numbers."""
-    return with_divisors(term, [d * size for d in term.divisors])
 
 
 def with_divisors(term: Term, divisors: Iterable[int]) -> Term:

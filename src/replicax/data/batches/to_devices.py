@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.execution.many_steps.element_groups import ElementGroup, Masks
+from replicax.execution.many_steps.element_groups import ElementGroup
 from replicax.execution.replica_values import example_mask, largest_of
 from replicax.values import PerReplica, Ragged, Stacked, padded
 from replicax.workers.replicas import Replicas
@@ -61,13 +61,14 @@ def placed(element: HostBatch, replicas: Replicas) -> Any:
 def _placed_group(group: BatchGroup, replicas: Replicas) -> ElementGroup:
     mesh, bare = replicas.mesh, replicas.num_replicas == 1 and not group.is_padded
     stacks = group.stacks()
-    masks = None
+    arrays = _place_stacks(stacks, replicas, bare)
     if group.is_padded:
         rows, sizes = stacks[0].shape[2], np.array(group.sizes)
         host = np.arange(rows) < sizes.T[:, :, None]
-        counts = put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec()))
-        masks = Masks(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))), counts, tuple(group.sizes))
-    return ElementGroup(group.tree, _place_stacks(stacks, replicas, bare), len(group.sizes), mesh, bare, masks)
+        arrays.append(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))))
+        arrays.append(put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec())))
+    sizes_of = tuple(group.sizes) if group.is_padded else None
+    return ElementGroup(group.tree, arrays, len(group.sizes), mesh, bare, sizes_of)
 
 
 def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool = False) -> list[jax.Array]:

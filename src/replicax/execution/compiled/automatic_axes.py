@@ -45,9 +45,7 @@ class AutomaticAxes(Rule):
             program = jax.make_jaxpr(lambda *xs: sums_of(*xs, **equation.params))(*operands).jaxpr
             return rewriting.run(program, operands)
         if _is_miscompiled(equation):
-            operands = [*lax.optimization_barrier(operands[:2]), *operands[2:]]
-            rule = rewriting.rule_after(self, equation)
-            return _jax.bind(equation, operands) if rule is None else rule.replaced(equation, operands, rewriting)
+            return rewriting.after(self, equation, [*lax.optimization_barrier(operands[:2]), *operands[2:]])
         branch = inside(lambda jaxpr: _neutral(rewriting.rewritten(jaxpr)))
         return _jax.bind(equation, operands, _jax.map_jaxprs(equation.params, branch))
 
@@ -56,13 +54,14 @@ class AutomaticAxes(Rule):
         # XLA does not know where to make a call without operands and results.
         values = operands or [lax.axis_index(REPLICA_AXIS)]
 
-        def ask(*values: Any) -> list[Any]:
-            if (rule := rewriting.rule_after(self, equation)) is not None:
-                return rule.replaced(equation, list(values), rewriting)
+        def call(equation: Any, values: list[Any]) -> list[Any]:
             if operands or equation.outvars:
                 return _jax.bind(equation, values[: len(operands)])
             jax.debug.callback(lambda _: equation.primitive.impl(**equation.params), *values)
             return []
+
+        def ask(*values: Any) -> list[Any]:
+            return rewriting.after(self, equation, list(values), call)
 
         def wait(*values: Any) -> list[Any]:
             return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]

@@ -75,9 +75,7 @@ class HostCalls(Rule):
         return is_call and not of_watch(equation)
 
     def replaced(self, equation: Any, operands: list[Any], rewriting: Rewriting) -> list[Any]:
-        guarded = _jax.with_callback(equation, self._guarded(equation))
-        later = rewriting.rule_after(self, guarded)
-        return _jax.bind(guarded, operands) if later is None else later.replaced(guarded, operands, rewriting)
+        return rewriting.after(self, _jax.with_callback(equation, self._guarded(equation)), operands)
 
     def _guarded(self, equation: Any) -> Callable[..., Any]:
         zeros = [np.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]

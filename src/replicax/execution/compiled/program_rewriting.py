@@ -79,10 +79,13 @@ class Rewriting:
             return None
         return lambda *operands: self._equation(equation, list(operands))
 
-    def rule_after(self, rule: Rule, equation: _jax.Equation) -> Rule | None:
-        """The rule after ``rule`` that would replace an operation."""
+    def after(
+        self, rule: Rule, equation: _jax.Equation, operands: list[Any], otherwise: Callable[..., Any] = _jax.bind
+    ) -> list[Any]:
+        """The results of an operation, by a rule after ``rule`` if one replaces it, or else by ``otherwise``."""
         later = self._rules[self._rules.index(rule) + 1 :]
-        return next((other for other in later if other.is_ours(equation)), None)
+        chosen = next((other for other in later if other.is_ours(equation)), None)
+        return otherwise(equation, operands) if chosen is None else chosen.replaced(equation, operands, self)
 
     def _equation(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if (rule := self._rule_for(equation)) is not None:

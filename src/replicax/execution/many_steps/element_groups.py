@@ -22,36 +22,18 @@ from replicax.values import ExampleMask, PerReplica, Stacked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Masks:
-    """The masks of padded elements: which rows are examples.
-
-    Attributes:
-      array: bool ``[num_replicas, count, rows]``, a slice on each replica's device.
-      counts: int32 ``[count]``, how many examples all replicas have together, on all devices.
-      sizes: for each element, how many examples each replica has.
-    """
-
-    array: jax.Array
-    counts: jax.Array
-    sizes: tuple[tuple[int, ...], ...]
-
-    def of(self, index: int, mesh: Mesh) -> ExampleMask:
-        """The mask of element ``index``."""
-        return example_mask(self.sizes[index], self.array.shape[2], mesh)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class ElementGroup:
     """Some elements of one structure, one after the other.
 
     Attributes:
       tree: the structure of an element.
       arrays: for each leaf an array ``[num_replicas, count, …]``, with a slice on each replica's device; or, of a
-        single replica whose elements are bare arrays, ``[count, …]``.
+        single replica whose elements are bare arrays, ``[count, …]``. Of padded elements two more follow: the rows that
+        are examples, bool ``[num_replicas, count, rows]``, and how many all replicas have together, int32 ``[count]``.
       count: how many elements there are.
       mesh: the replicas' devices.
       bare: whether elements are bare arrays.
-      masks: of padded elements; ``None`` if they are not padded.
+      sizes: for each padded element, how many examples each replica has; ``None`` if they are not padded.
       states: the places of their pass before, between and after them; empty if these are not needed.
     """
 
@@ -60,23 +42,18 @@ class ElementGroup:
     count: int
     mesh: Mesh
     bare: bool
-    masks: Masks | None = None
+    sizes: tuple[tuple[int, ...], ...] | None = None
     states: Sequence[bytes] = ()
-
-    @property
-    def inputs(self) -> list[jax.Array]:
-        """The inputs of a program for these elements."""
-        return self.arrays if self.masks is None else [*self.arrays, self.masks.array, self.masks.counts]
 
     @property
     def mask(self) -> ExampleMask | None:
         """The mask of the last element, if it is padded."""
-        return None if self.masks is None else self.masks.of(-1, self.mesh)
+        return self._mask(-1)
 
     @property
     def join_key(self) -> Any:
         """A key that is equal for groups that can be joined."""
-        return self.tree, self.bare, self._array_types
+        return self.tree, self.bare, self.sizes is None, self._array_types
 
     @property
     def described(self) -> Any:
@@ -86,15 +63,15 @@ class ElementGroup:
     @property
     def arguments(self) -> Arguments:
         """The arguments of a step for a described element."""
-        if self.masks is not None:
+        if self.sizes is not None:
             return Arguments((self.described,), {})
         return _arguments(self.tree, self.bare, self._array_types)
 
     @property
     def _array_types(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
         """The shape and dtype of each array of an element."""
-        at = self._axis
-        return tuple(((*a.shape[:at], *a.shape[at + 1 :]), a.dtype) for a in self.arrays)
+        leaves = zip(self.arrays, self._places[: self.tree.num_leaves], strict=False)
+        return tuple(((*a.shape[:axis], *a.shape[axis + 1 :]), a.dtype) for a, (axis, _) in leaves)
 
     def elements(self) -> list[Any]:
         """The elements one by one, as iterating over the dataset gives them."""
@@ -104,36 +81,32 @@ class ElementGroup:
         """The first ``count`` elements, and the others."""
         return self._part(0, count), self._part(count, self.count - count)
 
-    @property
-    def _axis(self) -> int:
-        return 0 if self.bare else 1
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, NamedSharding]]:
+        """For each array the axis along which the elements lie, and its layout."""
+        everywhere = 0, NamedSharding(self.mesh, PartitionSpec())
+        along = 1, NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        leaves = [everywhere if self.bare else along] * self.tree.num_leaves
+        return leaves if self.sizes is None else [*leaves, along, everywhere]
 
-    @property
-    def _layout(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec() if self.bare else PartitionSpec(REPLICA_AXIS))
+    def _mask(self, index: int) -> ExampleMask | None:
+        return None if self.sizes is None else example_mask(self.sizes[index], self.arrays[-2].shape[2], self.mesh)
 
     def _element(self, index: int) -> Any:
-        mask = None if self.masks is None else self.masks.of(index, self.mesh)
-        place = self._place(index)
-        arrays = [put(_at(a, place, self._axis), self._layout) for a in self.arrays]
-        return _element_of(self.tree, self.bare, arrays, mask)
+        at, leaves = self._on_devices(index), list(zip(self.arrays, self._places, strict=True))[: self.tree.num_leaves]
+        arrays = [put(_at(a, at, axis), layout) for a, (axis, layout) in leaves]
+        return _element_of(self.tree, self.bare, arrays, self._mask(index))
 
     def _part(self, start: int, size: int) -> ElementGroup:
-        masks = self.masks
-        first = self._place(start)
-        if masks is not None:
-            array, counts = (_slice(a, first, size, axis) for a, axis in ((masks.array, 1), (masks.counts, 0)))
-            masks = self._masks(array, counts, masks.sizes[start : start + size])
-        arrays = [put(_slice(a, first, size, self._axis), self._layout) for a in self.arrays]
+        first, pairs = self._on_devices(start), zip(self.arrays, self._places, strict=True)
+        arrays = [put(_slice(a, first, size, axis), layout) for a, (axis, layout) in pairs]
+        sizes = None if self.sizes is None else self.sizes[start : start + size]
         states = self.states[start : start + size + 1]
-        return dataclasses.replace(self, arrays=arrays, count=size, masks=masks, states=states)
+        return dataclasses.replace(self, arrays=arrays, count=size, sizes=sizes, states=states)
 
-    def _place(self, index: int) -> jax.Array:
+    def _on_devices(self, index: int) -> jax.Array:
         """``index`` on the devices, by an explicit transfer, which ``jax.transfer_guard("disallow")`` permits."""
         return put(np.int32(index), NamedSharding(self.mesh, PartitionSpec()))
-
-    def _masks(self, array: jax.Array, counts: jax.Array, sizes: tuple[tuple[int, ...], ...]) -> Masks:
-        return Masks(put(array, self._layout), put(counts, NamedSharding(self.mesh, PartitionSpec())), sizes)
 
 
 def _element_of(tree: Any, bare: bool, arrays: Iterable[Any], mask: ExampleMask | None) -> Any:
@@ -165,13 +138,14 @@ def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
         return Single(element)
     bare = not any(isinstance(leaf, PerReplica) for leaf in leaves)
     mask = None if bare or not leaves else leaves[0].mask
-    group = ElementGroup(tree, [], 1, mesh, bare)
-    arrays = [put(_expand(a if bare else a.form.array, group._axis), group._layout) for a in leaves]
-    masks = None
+    arrays = leaves if bare else [leaf.form.array for leaf in leaves]
+    sizes = None
     if mask is not None:
-        sizes = tuple(int(size) for size in mask.host.sum(1))
-        masks = group._masks(_expand(mask.array, 1), _expand(mask.count, 0), (sizes,))
-    return dataclasses.replace(group, arrays=arrays, masks=masks)
+        arrays += [mask.array, mask.count]
+        sizes = (tuple(int(size) for size in mask.host.sum(1)),)
+    group = ElementGroup(tree, arrays, 1, mesh, bare, sizes)
+    expanded = [put(_expand(a, axis), layout) for a, (axis, layout) in zip(arrays, group._places, strict=True)]
+    return dataclasses.replace(group, arrays=expanded)
 
 
 def joined(groups: Sequence[Any]) -> Any:
@@ -179,16 +153,11 @@ def joined(groups: Sequence[Any]) -> Any:
     first = groups[0]
     if len(groups) == 1:
         return first
-    columns = zip(*(g.arrays for g in groups), strict=True)
-    arrays = [put(_concatenate(column, first._axis), first._layout) for column in columns]
-    masks = None
-    if first.masks is not None:
-        masks_of = [g.masks for g in groups if g.masks is not None]
-        sizes = tuple(size for m in masks_of for size in m.sizes)
-        array, counts = _concatenate([m.array for m in masks_of], 1), _concatenate([m.counts for m in masks_of], 0)
-        masks = first._masks(array, counts, sizes)
+    columns = zip(zip(*(g.arrays for g in groups), strict=True), first._places, strict=True)
+    arrays = [put(_concatenate(column, axis), layout) for column, (axis, layout) in columns]
+    sizes = None if first.sizes is None else tuple(size for g in groups for size in g.sizes)
     states = [*first.states, *(state for g in groups[1:] for state in g.states[1:])]
-    return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), masks=masks, states=states)
+    return dataclasses.replace(first, arrays=arrays, count=sum(g.count for g in groups), sizes=sizes, states=states)
 
 
 # Compiled once for each shape, wherever in the group the slice is.

@@ -151,7 +151,7 @@ def _run_group(
         how = f"{group.count} times in one compiled program"
         check_same_step(replicas.lockstep, step, (group.described,), None, how, program.program)
     with _jax.compiling():
-        return Dispatch(programs, repeated, group.inputs, group.mask if repeated.padded else None).launch(launched)
+        return Dispatch(programs, repeated, group.arrays, group.mask if repeated.padded else None).launch(launched)
 
 
 # --- outputs --------------------------------------------------------------------------------------------

@@ -40,6 +40,21 @@ class Dataflow(abc.ABC, Generic[Fact]):
         self.facts_of_values = facts_of_values
         # Nested loops would otherwise repeat the search of their inner loops' fixpoints again and again.
         self._searched: dict[Any, Found[Fact]] = {}
+        self._inside: list[_jax.Equation] = []
+        self._noted: dict[int, tuple[_jax.Equation, ...]] = {}
+
+    def note(self, equation: _jax.Equation) -> int:
+        """The number of an operation that the pass is at, for :meth:`place`."""
+        self._noted.setdefault(id(equation), tuple(self._inside))
+        return id(equation)
+
+    def noted(self, number: int) -> _jax.Equation:
+        """The operation with a number of :meth:`note`."""
+        return self._noted[number][-1]
+
+    def place(self, number: int) -> tuple[str, int]:
+        """The user's file and line of the operation with a number of :meth:`note`."""
+        return _jax.source_place(self._noted[number])
 
     # --- what a subclass defines --------------------------------------------------------------------------
 
@@ -86,7 +101,9 @@ class Dataflow(abc.ABC, Generic[Fact]):
 
         for equation in jaxpr.eqns:
             facts = [read(v) for v in equation.invars]
+            self._inside.append(equation)
             results, after = self.equation(equation, facts, control, final)
+            self._inside.pop()
             if after is not facts:
                 for v, fact in zip(equation.invars, after, strict=True):
                     if _jax.is_mutable(v):

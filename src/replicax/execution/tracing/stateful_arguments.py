@@ -180,7 +180,7 @@ def objects_in(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], Any, C
 def _flattened(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, list[int]]:
     """The leaves of a call and their structure, and where the objects that hold state are among the leaves."""
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs, bound_arguments(fn)), is_leaf=stays_whole)
-    return leaves, tree, [i for i, leaf in enumerate(leaves) if _holds(type(leaf))]
+    return leaves, tree, [i for i, leaf in enumerate(leaves) if holds_state(leaf)]
 
 
 def _call_of(fn: Any, tree: Any, leaves: Sequence[Any]) -> StatefulCall:
@@ -239,9 +239,9 @@ def _as_partial(fn: Any) -> functools.partial[Any] | None:
     if isinstance(fn, functools.partial):
         inner = _as_partial(fn.func)
         return fn if inner is None else functools.partial(inner, *fn.args, **fn.keywords)
-    if isinstance(fn, types.MethodType) and _holds(type(fn.__self__)):
+    if isinstance(fn, types.MethodType) and holds_state(fn.__self__):
         return functools.partial(fn.__func__, fn.__self__)
-    if _holds(type(fn)) and callable(fn):
+    if holds_state(fn) and callable(fn):
         return functools.partial(type(fn).__call__, fn)
     return None
 
@@ -257,16 +257,11 @@ def _adapter() -> Adapter | None:
 _is_held: Callable[[type], bool] = functools.cache(lambda cls: _load_adapter().holds(cls))
 
 
-def _holds(cls: type) -> bool:
-    """Return whether objects of this class hold state."""
-    return LIBRARY in sys.modules and _is_held(cls)
-
-
 def holds_state(value: Any) -> bool:
     """Return whether a value is an object that steps change in place."""
-    return _holds(type(value))
+    return LIBRARY in sys.modules and _is_held(type(value))
 
 
 def stays_whole(value: Any) -> bool:
     """Return whether a value is a leaf here: also an object that holds state."""
-    return is_leaf(value) or _holds(type(value))
+    return is_leaf(value) or holds_state(value)

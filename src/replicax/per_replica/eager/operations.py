@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -64,13 +65,9 @@ class Operations:
         apply: Callable[..., Any] = primitive.bind
         if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
             apply, args, params = _power, [args[0], np.int32(params["y"])], {}
-        placed = self._operands(args, again=apply is not _power)
-        if placed is None:
-            return None
-        avals, arrays, committed = placed
-        operation = operation_key(primitive, params, avals, apply is _power)
-        call = None if operation is None else self._call(apply, params, operation, avals)
-        return None if call is None else call(arrays, committed)
+        is_power = apply is _power
+        key = functools.partial(operation_key, primitive, params, any_power=is_power)
+        return self._computed(apply, args, key, params, again=not is_power)
 
     def has(self, value: Any) -> bool:
         """Whether an operand is on the device, or can't be: a number, a mutable array, an array of other processes."""
@@ -95,21 +92,27 @@ class Operations:
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
         """The results of ``function``, compiled once for operands of one kind; ``None`` if it can't be compiled."""
-        placed = self._operands(args, again=True)
-        if placed is None:
-            return None
-        avals, arrays, committed = placed
-        call = self._call(function, {}, (function, *avals), avals)
-        return None if call is None else call(arrays, committed)
+        return self._computed(function, args, lambda avals: (function, *avals))
 
     def compute_program(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any] | None:
         """The results of a program; ``None`` if it can't be computed at once."""
-        placed = self._operands(args, again=True)
+        return self._computed(_extend.jaxpr_as_fun(program), args, lambda avals: program_key(program))
+
+    def _computed(
+        self,
+        apply: Callable[..., Any],
+        args: Sequence[Any],
+        key: Callable[[tuple[Any, ...]], Hashable | None],
+        params: Mapping[str, Any] = MappingProxyType({}),
+        again: bool = True,
+    ) -> list[Any] | None:
+        """The results of ``apply``, compiled once for each ``key`` of its operands' kinds; ``None`` if it can't be."""
+        placed = self._operands(args, again)
         if placed is None:
             return None
         avals, arrays, committed = placed
-        operation = program_key(program)
-        call = None if operation is None else self._call(_extend.jaxpr_as_fun(program), {}, operation, avals)
+        operation = key(avals)
+        call = None if operation is None else self._call(apply, params, operation, avals)
         return None if call is None else call(arrays, committed)
 
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
@@ -132,7 +135,7 @@ class Operations:
         return tuple(avals), arrays, committed
 
     def _call(
-        self, apply: Callable[..., Any], params: dict[str, Any], operation: Hashable, avals: tuple[Any, ...]
+        self, apply: Callable[..., Any], params: Mapping[str, Any], operation: Hashable, avals: tuple[Any, ...]
     ) -> _Call | None:
         key = self._device, _config.trace_context(), operation
         if key in _calls:
@@ -243,7 +246,7 @@ class _Program:
 
 
 def _compiled_program(
-    apply: Callable[..., Any], params: dict[str, Any], avals: Sequence[Any], device: jax.Device
+    apply: Callable[..., Any], params: Mapping[str, Any], avals: Sequence[Any], device: jax.Device
 ) -> _Program | None:
     def traced(device: jax.Device) -> Any:
         def operation(*args: Any) -> Any:
