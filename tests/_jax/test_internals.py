@@ -54,10 +54,9 @@ def used_names() -> Iterator[tuple[str, str]]:
                 yield ours[node.value.id], node.attr
 
 
-@pytest.mark.parametrize(("module", "name"), sorted(set(used_names())))
-def test_names_are_there(module: str, name: str) -> None:
+def test_names_are_there() -> None:
     """A new JAX that has moved one is seen here first."""
-    assert hasattr(getattr(internals, module), name)
+    assert [f"{module}.{name}" for module, name in used_names() if not hasattr(getattr(internals, module), name)] == []
 
 
 LEFT_ALONE = """

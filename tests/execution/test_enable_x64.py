@@ -20,6 +20,7 @@ def total(x: Any) -> Any:
         return replicax.get_replica_context().all_reduce("sum", x.astype(jnp.int64).sum() * np.int64(LARGE))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize(
     "strategy",

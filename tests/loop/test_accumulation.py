@@ -73,6 +73,7 @@ def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("length", [8, 5])
 @pytest.mark.parametrize("kept", [lambda fn: fn, jax.jit], ids=["plain", "jitted"])

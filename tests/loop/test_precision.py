@@ -211,7 +211,9 @@ def test_train_computes_the_same_joined_or_not_and_over_an_interruption(kind: An
             np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("kinds", [(None, "fp16"), ("fp16", None), ("fp16", "bf16")], ids=str)
+@pytest.mark.parametrize(
+    "kinds", [(None, "fp16"), ("fp16", None), pytest.param(("fp16", "bf16"), marks=pytest.mark.soak)], ids=str
+)
 def test_a_resumed_run_may_have_another_precision_and_other_metrics(kinds: Any, tmp_path: pathlib.Path) -> None:
     there = MLP(strategy_of(2))
     passes = iter(there.strategy.distribute_dataset(batches()))
