@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import replicax
 from replicax.errors import CheckpointError, ContextError
 from replicax.models import safetensors
-from replicax.models.safetensors import Transposed, loading, memory
+from replicax.models.safetensors import Transposed, loading
 from tests import processes
 from tests.conftest import strategy_of
 from tests.models import workers_safetensors
@@ -335,7 +335,7 @@ class Device:
 @pytest.mark.parametrize(("free", "fits"), [(512, True), (511, False)])
 def test_a_device_that_lacks_the_memory(free: int, fits: bool, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     written(weights(), tmp_path, 3000)
-    monkeypatch.setattr(memory, "_stats", lambda device: Device(free).stats if device.id == 1 else {})
+    monkeypatch.setattr(loading, "_stats", lambda device: Device(free).stats if device.id == 1 else {})
     params = variables(strategy_of(2), 1)  # one at a time: the largest are 8 x 16
     params["conv"] = np.zeros(SHAPES["conv"], np.float32)
     params["stacked"] = np.zeros(SHAPES["stacked"], np.float32)
@@ -351,7 +351,7 @@ def test_a_device_that_lacks_the_memory(free: int, fits: bool, tmp_path: pathlib
 
 def test_new_arrays_are_there_together(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     safetensors.save(tmp_path, {"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
-    monkeypatch.setattr(memory, "_stats", lambda device: Device(127).stats)
+    monkeypatch.setattr(loading, "_stats", lambda device: Device(127).stats)
     one, half = (
         jax.ShapeDtypeStruct((4, 4), np.float32),
         NamedSharding(Mesh(jax.devices()[:2], "x"), PartitionSpec("x")),
@@ -385,7 +385,7 @@ def test_a_device_that_is_full_while_it_loads(tmp_path: pathlib.Path, monkeypatc
 
 def test_a_file_that_is_cut_after_the_check(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     safetensors.save(tmp_path, {"a": np.ones(4, np.float32)})
-    monkeypatch.setattr(loading, "check_room", lambda *_: cut(tmp_path, "model.safetensors", 80))
+    monkeypatch.setattr(loading, "_check_room", lambda *_: cut(tmp_path, "model.safetensors", 80))
     with pytest.raises(CheckpointError, match=r"model.safetensors was broken off at a \(a\): mmap"):
         safetensors.load(tmp_path, {"a": np.ones(4, np.float32)})
 

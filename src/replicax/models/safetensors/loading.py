@@ -6,22 +6,25 @@ has more than about one tensor beside what it keeps.
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from replicax.argument_checks import checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
+from replicax.checkpoint.device_blocks import LARGE, is_here
 from replicax.checkpoint.matching import listed
 from replicax.checkpoint.storage.blocks import Block
 from replicax.errors import CheckpointError
 from replicax.execution.tracing.stateful_arguments import updated
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
-from replicax.models.safetensors.memory import check_room
 from replicax.models.safetensors.names import Names, TensorSource, matches
 from replicax.variables import Variable
 
@@ -86,7 +89,7 @@ def load(
         tensors = files.tensors_at(pathlib.Path(path))
         sources = sources_of(leaves_by_path, names)
         _check_fits(path, leaves_by_path, sources, tensors, ignore, cast)
-        check_room(path, leaves_by_path, sources, tensors)
+        _check_room(path, leaves_by_path, sources, tensors)
         lockstep.exchange("loads weights", None, path)
         values: dict[str, Any] = {}
         for at, source in sources.items():
@@ -153,3 +156,47 @@ def _difference(tensor: Tensor, source: TensorSource, shape: tuple[int, ...], dt
     if tensor.dtype == dtype or (cast and both_float):
         return None
     return in_file + (" (cast=True converts it)" if both_float else "")
+
+
+def _check_room(
+    path: Any, leaves: Mapping[str, Any], sources: Mapping[str, TensorSource], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise unless each device that tells how much memory it has is able to take its parts of all arrays.
+
+    New arrays are there together. A variable's new value is beside its old one while it is loaded, unless that is
+    large: then the old one is freed first.
+    """
+    free: dict[Any, int | None] = {}
+    taken = Counter[Any]()
+    for at, source in sources.items():
+        owner, kind = leaves[at].owner, leaves[at].kind
+        if isinstance(owner, np.ndarray | np.generic):
+            continue
+        is_variable = isinstance(owner, Variable)
+        shape = owner.layout.stored_shape(owner.shape) if is_variable else owner.shape
+        sharding = owner.sharding or SingleDeviceSharding(jax.local_devices()[0])
+        size = math.prod(sharding.shard_shape(shape)) * kind.numpy_dtype.itemsize
+        for device in filter(is_here, sharding.device_set):
+            if device not in free:
+                free[device] = _free(device)
+            left, needed = free[device], taken[device] + (0 if is_variable and size > LARGE else size)
+            if left is not None and needed > left:
+                tensor = tensors[source.names[0]]
+                raise MemoryError(
+                    f"{device} has {left:,} bytes free, and the weights in {path} need {needed:,} there, up to {at}, "
+                    f"{kind} ({tensor.name} in {tensor.file.name}); nothing was loaded. Split the arrays over more "
+                    "devices, or free others first"
+                )
+            if not is_variable:
+                taken[device] = needed
+
+
+def _free(device: Any) -> int | None:
+    """The bytes that a device has left; ``None`` if it does not tell."""
+    stats = _stats(device)
+    limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use")
+    return None if limit is None or used is None else int(limit) - int(used)
+
+
+def _stats(device: Any) -> Mapping[str, int]:
+    return device.memory_stats() or {}
