@@ -95,11 +95,7 @@ def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
 
 
 def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, what: str) -> int:
-    """The number of the worker that a task is.
-
-    Raises:
-      ValueError: it is not a worker.
-    """
+    """The number of the worker that a task is; raises a ValueError if it is not a worker."""
     if task_type in _BESIDE:
         others = "parameter servers" if task_type == "ps" else "evaluators"
         instead = (

@@ -26,10 +26,7 @@ class Adapted:
 
 
 def adapted(dataset: Any) -> Adapted | None:
-    """Convert a tf.data, PyTorch or Hugging Face dataset to one of NumPy arrays.
-
-    Returns:
-      None if ``dataset`` is none of these.
+    """Convert a tf.data, PyTorch or Hugging Face dataset to one of NumPy arrays; ``None`` if it is none of these.
 
     Raises:
       TypeError: it holds values other than arrays of numbers, such as strings.
@@ -78,13 +75,7 @@ class Converted:
 
 
 def convert_leaves(element: Any, where: str, convert: Callable[[Any, str], Any]) -> Any:
-    """Convert every leaf of ``element``; containers stay what they are.
-
-    Args:
-      element: a pytree.
-      where: its name in messages.
-      convert: maps a leaf and its path to a new leaf.
-    """
+    """The pytree ``element``, called ``where`` in messages, with ``convert(leaf, path)`` for each leaf."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: convert(leaf, where + jax.tree_util.keystr(path)), registered(element)
     )

@@ -70,8 +70,7 @@ def _format(dataset: Any) -> str | None:
     if isinstance(dataset, datasets.IterableDataset):
         formatting = getattr(dataset, "_formatting", None)
         return formatting.format_type if formatting is not None else None
-    kind: str | None = dataset.format["type"]
-    return kind
+    return dataset.format["type"]
 
 
 def _check(feature: Any, where: str) -> None:

@@ -30,12 +30,7 @@ def as_drawn(line: bytes) -> bytes:
 
 
 class Console:
-    """The launcher's standard output and standard error.
-
-    Args:
-      workers: the largest number of workers on all hosts.
-      shown: the workers to show; ``None`` for all.
-    """
+    """The launcher's standard output and standard error, for so many ``workers`` at most; shows those of ``shown``."""
 
     def __init__(self, workers: int, shown: frozenset[int] | None) -> None:
         self._digits = len(str(workers - 1))

@@ -24,11 +24,7 @@ _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 def check_log_folder(folder: Path) -> None:
-    """Create the folder, and check that files can be written in it.
-
-    Raises:
-      LaunchError: they can't.
-    """
+    """Create the folder, and check that files can be written in it; raises a LaunchError if they can't."""
     probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     try:
         folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)

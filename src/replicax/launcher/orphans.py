@@ -50,11 +50,7 @@ def marked(launch_id: str) -> list[int]:
 
 
 def end_marked(launch_id: str) -> list[int]:
-    """End all processes of a launch, including those that start meanwhile.
-
-    Returns:
-      Processes that can't be ended, because they wait for a device in the kernel.
-    """
+    """End all processes of a launch; returns those that can't be ended, as they wait for a device in the kernel."""
     deadline = time.monotonic() + _PATIENCE
     clean = 0
     while clean < 2:  # a process that is just starting another program shows no environment for a moment

@@ -16,10 +16,7 @@ class SignalInbox:
 
     Signals that the parent process had ignored (``nohup``, a shell that runs the launcher in the background) stay
     ignored. Signals that it had blocked are unblocked, in the workers, too: blocking them was an oversight, and they
-    would never arrive.
-
-    Args:
-      is_elastic: whether SIGUSR1 and SIGUSR2 change the number of workers; otherwise they keep their meaning.
+    would never arrive. Unless the launch ``is_elastic``, SIGUSR1 and SIGUSR2 keep their meaning.
     """
 
     def __init__(self, is_elastic: bool) -> None:

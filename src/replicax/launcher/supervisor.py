@@ -36,11 +36,7 @@ class Supervisor:
         self._policy = RestartPolicy(settings)
 
     def new_rendezvous(self) -> LaunchRendezvous:
-        """The rendezvous of the workers of the next attempt.
-
-        Raises:
-          LaunchError: they can't listen there.
-        """
+        """The rendezvous of the workers of the next attempt; raises a LaunchError if they can't listen there."""
         settings, workers = self._settings, len(self._policy.places)
         if settings.is_alone:
             return on_this_machine(workers, settings.port, settings.bind)

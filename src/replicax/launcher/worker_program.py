@@ -36,11 +36,7 @@ class WorkerProgram:
         return shlex.join(self.words)
 
     def check(self) -> None:
-        """Raise unless the program exists. Does not import it.
-
-        Raises:
-          LaunchError: it does not exist.
-        """
+        """Raise a LaunchError unless the program exists. Does not import it."""
         if self.words[0] == "-m":
             _check_module(self.words[1])
             return
@@ -59,11 +55,7 @@ class WorkerProgram:
 
 
 def _check_module(name: str) -> None:
-    """Raise unless there is a module ``name``; searches the packages around it without importing them.
-
-    Raises:
-      LaunchError: there is none.
-    """
+    """Raise a LaunchError unless there is a module ``name``; does not import the packages around it."""
     path: Sequence[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")
     for i in range(len(parts)):

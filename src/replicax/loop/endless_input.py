@@ -24,12 +24,6 @@ class EndlessInput:
     ``wall`` is told how long the run waits for elements. ``requests`` may end the run meanwhile, and before a step gets
     its elements. ``is_saved`` says whether the place in the input is to be part of checkpoints.
 
-    Attributes:
-      iterator: the pass that is going on; each pass is one of the same iterator.
-      examples: how many examples all replicas have had.
-      bytes_per_step: the size of that element on all devices; 0 before it.
-      arguments: those of a step on the first element that has the same shapes on all replicas; ``None`` before it.
-
     Raises:
       ValueError: another strategy's dataset; or the place in it can't be saved, and has to be.
     """
@@ -49,9 +43,10 @@ class EndlessInput:
         reader_of(self.iterator, replicas)  # raises unless the dataset is for these replicas
         if is_saved:
             self.iterator.get_state()  # raises before anything is trained if it can't be saved
-        self.examples = 0
-        self.bytes_per_step = 0
+        self.examples = 0  # that all replicas have had
+        # Of the first element that has the same shapes on all replicas: the arguments of a step on it, and its size.
         self.arguments: Any = None
+        self.bytes_per_step = 0
 
     def take(self, steps: int, grouped: bool) -> Taken:
         """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass.

@@ -32,10 +32,8 @@ class SavedRuns:
     """The checkpoints of a run: the user's objects, the place in the input, the last numbers, and callbacks' states.
 
     The metrics and the loss scale of the run are saved, too, unless they are among the user's objects. Without a
-    ``manager`` nothing is ever saved.
-
-    Args:
-      watched: the variables of the strategy, if the loop has found out by itself what to save.
+    ``manager`` nothing is ever saved. If the loop has found out by itself what to save, ``watched`` are the variables
+    of the strategy.
 
     Raises:
       ValueError: the checkpoint has an object of the user's whose name the loop needs.

@@ -35,11 +35,7 @@ MOST_BYTES = 64 * 2**20
 class StepsPerCall:
     """The number of steps of each call: the one that the user has ``given``, or else the best by measurements.
 
-    Args:
-      periods: numbers of steps after which something happens between two calls. The choice divides them all.
-
-    Attributes:
-      is_per_replica: whether steps run as plain Python, where nothing is joined.
+    The choice divides all ``periods``, the numbers of steps after which something happens between two calls.
     """
 
     def __init__(
@@ -48,7 +44,7 @@ class StepsPerCall:
         if given is not None:
             given = checked_integer(given, "replicax.train(steps_per_call=…)", note=", or None to have it chosen")
         self.chosen = 1 if given is None else given
-        self.is_per_replica = default_options().executor == "per_replica"
+        self.is_per_replica = default_options().executor == "per_replica"  # where nothing is joined
         self._open = given is None and not self.is_per_replica
         self._periods = math.gcd(*periods)
         self._lockstep = lockstep

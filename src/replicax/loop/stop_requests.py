@@ -143,7 +143,7 @@ class StopRequests:
         if not self._lockstep.several:
             return self.why
         reasons = [why for why in self._lockstep.exchange("asks whether the run goes on", self.why) if why is not None]
-        return min(reasons, key=_rank, default=None)
+        return min(reasons, key=lambda why: {PREEMPTED: 0, INTERRUPTED: 1}.get(why, 2), default=None)
 
     def forget(self) -> None:
         """Forget the requests so far, and the stop file, but no signal.
@@ -242,10 +242,6 @@ class StopRequests:
 
     def _post(self, name: str, value: str) -> None:
         self._client.key_value_set_bytes(f"{self._keys}/{name}", value.encode(), allow_overwrite=True)
-
-
-def _rank(why: str) -> int:
-    return {PREEMPTED: 0, INTERRUPTED: 1}.get(why, 2)
 
 
 def _say(line: str) -> None:

@@ -74,12 +74,7 @@ _set = object.__setattr__
 
 
 class Cell:
-    """An ``nnx.Variable`` and its variable under one strategy; the first shows the value of the second.
-
-    Attributes:
-      cell: the ``nnx.Variable``.
-      variable: the variable.
-    """
+    """An ``nnx.Variable``, the ``cell``, and its variable under one strategy, whose value it shows."""
 
     __slots__ = ("__weakref__", "_references", "_seen", "_stored", "cell", "variable")
 

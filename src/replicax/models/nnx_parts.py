@@ -51,8 +51,7 @@ class NNXParts:
         contents = list(map(value_of, self._leaves))
         for i, value in zip(self._arrays, values, strict=True):
             contents[i] = value
-        made: tuple[Any, ...] = nnx.graphlib.unflatten(self._graphdef, contents)
-        return made
+        return nnx.graphlib.unflatten(self._graphdef, contents)
 
     @contextlib.contextmanager
     def collecting(self, copies: tuple[Any, ...], collect: Collect) -> Iterator[None]:

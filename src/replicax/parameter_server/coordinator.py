@@ -237,8 +237,13 @@ class _Cluster:
         self._settings = WorkerSettings(strategy.num_workers, strategy.devices_per_worker, strategy.groups, settings)
         self._stored: dict[str, Reply] = {}  # large functions, by their digests, the most recently used last
 
+        # The results of an update need new memory; with small pages getting it takes several times as long as the
+        # update. Other systems and older versions ignore the tunable.
+        tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+
         def start_server(index: int) -> Actor:
-            return actors.start(ShardServer, strategy.groups, settings, env=_server_environment())
+            env = {"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": tunables}
+            return actors.start(ShardServer, strategy.groups, settings, env=env)
 
         with contextlib.ExitStack() as if_it_fails:
             if_it_fails.callback(actors.stop)
@@ -322,12 +327,6 @@ class _Cluster:
             self.home.leave()
         finally:
             self._actors.stop()
-
-
-def _server_environment() -> dict[str, str]:
-    # The results of an update need new memory; with small pages getting it takes several times as long as the update.
-    # Other systems and older versions ignore the tunable.
-    return {"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}
 
 
 def _worker_environment(devices: int) -> dict[str, str]:

@@ -30,21 +30,13 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def check_regular(found: os.stat_result) -> None:
-    """Raise unless ``found`` is the status of a regular file.
-
-    Raises:
-      ValueError: it is not.
-    """
+    """Raise a ValueError unless ``found`` is the status of a regular file."""
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
 
 
 def parsed(text: str | bytes) -> Any:
-    """Parse ``text`` as JSON.
-
-    Raises:
-      ValueError: it is not JSON, or is nested too deeply.
-    """
+    """Parse ``text`` as JSON; raises a ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -26,12 +26,9 @@ _SMALL, _FEW = 4096, 8
 
 
 class Label:
-    """Identifies a program, by the same number on all workers.
+    """Identifies a program by its ``number`` in the order of first launches, the same on all workers; 0 before.
 
-    Attributes:
-      number: in the order in which programs are first launched; 0 before that.
-      name: the name of the program.
-      communicates: whether its replicas communicate in collectives, so that none of them can end alone.
+    ``communicates`` says whether its replicas meet in collectives, so that none of them can end alone.
     """
 
     __slots__ = ("communicates", "name", "number")
@@ -41,20 +38,14 @@ class Label:
 
 
 class LaunchedProgram:
-    """One launch of a program. Any thread can see whether the program has ended.
-
-    Attributes:
-      label: the program's label.
-      since: the time of its launch, by ``time.monotonic``.
-      has_returned: whether JAX's call has.
-      failure: the error of this worker's part, as text.
-    """
+    """One launch of a program, at ``since`` by ``time.monotonic``. Any thread can see whether the program has ended."""
 
     __slots__ = ("_output", "failure", "has_returned", "label", "since")
 
     def __init__(self, label: Label) -> None:
-        self.label, self.since, self.has_returned = label, time.monotonic(), False
-        self.failure: str | None = None
+        self.label, self.since = label, time.monotonic()
+        self.has_returned = False  # JAX's call
+        self.failure: str | None = None  # the error of this worker's part
         self._output: Any = None
 
     def returned(self, written: Sequence[Any] = (), results: Sequence[Any] = ()) -> None:

@@ -104,10 +104,9 @@ class Liveness:
         """Do the same before the launch of a program that all workers launch; also raise if one has ended."""
         ends = self._board.ends
         self.check()
-        if ends:
-            for worker, end in list(ends.items()):
-                if end.launched(strategy) <= self.launches[strategy].count:
-                    raise WorkerError(self._message_of_end(worker, "is about to run a step"))
+        for worker, end in ends.items():
+            if end.launched(strategy) <= self.launches[strategy].count:
+                raise WorkerError(self._message_of_end(worker, "is about to run a step"))
 
     def error_of_wait(self, worker: int) -> WorkerError | DeadlockError | None:
         """Return the error of :meth:`check`, or that ``worker`` has ended."""
@@ -278,10 +277,8 @@ class Liveness:
         return board
 
     def _left_alone(self, strategy: str, program: RunningProgram) -> str | None:
-        for worker, end in self._board.ends.items():
-            if end.launched(strategy) < program.count:
-                return self._message_of_end(worker, f"runs {program.name!r}")
-        return None
+        gone = (worker for worker, end in self._board.ends.items() if end.launched(strategy) < program.count)
+        return next((self._message_of_end(worker, f"runs {program.name!r}") for worker in gone), None)
 
     def _message_of_end(self, worker: int, doing: str) -> str:
         return (

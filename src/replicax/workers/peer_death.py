@@ -74,11 +74,7 @@ class PeerDeathWatch:
             self._waker.send(b"x")
 
     def wait(self, seconds: float) -> dict[int, str]:
-        """Wait until a worker's process dies, for at most ``seconds`` or until :meth:`wake`.
-
-        Returns:
-          The processes that died, by worker. Each is reported once.
-        """
+        """Wait for dead workers, for at most ``seconds`` or until :meth:`wake`; returns their processes, each once."""
         deadline = time.monotonic() + seconds
         while True:
             with self._lock:

@@ -15,11 +15,7 @@ from replicax.system.quantities import hours_in_words
 
 
 def sbatch_script(request: JobRequest) -> str:
-    """The script for a job.
-
-    Raises:
-      LaunchError: the name can't be one of Slurm's jobs.
-    """
+    """The script for a job; raises a LaunchError if the name can't be one of Slurm's jobs."""
     if not request.name.isprintable() or set(request.name) & set(" \t%/\\'\"#"):
         raise LaunchError(f"--name {request.name!r}: a job of Slurm needs a name without blanks, quotes, /, # and %")
     grace = int(request.settings.grace) + 1

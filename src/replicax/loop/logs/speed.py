@@ -15,14 +15,10 @@ RATED = 4
 
 
 class Speed:
-    """The speed of the steps of a run, in examples, tokens, and as shares of the devices' peak and of the plan's speed.
-
-    Attributes:
-      flops: the operations of a step on all replicas; 0: unknown.
-    """
+    """The speed of a run's steps, in examples, tokens, and as shares of the devices' peak and of the plan's speed."""
 
     def __init__(self, strategy: Strategy, tokens_per_example: int | None, plan: Plan | None = None) -> None:
-        self.flops = 0
+        self.flops = 0  # of a step on all replicas; 0: unknown
         self.peak = peak_of(strategy)
         self._tokens = tokens_per_example
         self._predicted = None if plan is None else predicted_seconds(plan)

@@ -181,5 +181,4 @@ def _try(tell: Callable[[], Any]) -> None:
 
 def _chiefs_value(run: TrainingRun, value: str | None) -> str | None:
     """The chief's value, on all workers."""
-    agreed: str | None = run.strategy.extended.replicas.lockstep.from_chief("begins to log a run", value)
-    return agreed
+    return run.strategy.extended.replicas.lockstep.from_chief("begins to log a run", value)

@@ -29,12 +29,8 @@ from replicax.execution.program.dataflow import Control, Dataflow, Found
 def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any], old: Sequence[Any]) -> None:
     """Raise a ValueError if the gradients of micro-batches would not add up.
 
-    Args:
-      name: of the step.
-      jaxpr: the step on one micro-batch.
-      has_update: whether an optimizer takes gradients.
-      new: those results that are new values of variables, and of arrays in objects.
-      old: the results that are their values before.
+    ``jaxpr`` is the step on one micro-batch; of its results ``new`` are the new values of variables and of arrays in
+    objects, and ``old`` those before. It ``has_update`` if an optimizer takes gradients.
     """
     if not has_update and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
         raise ValueError(

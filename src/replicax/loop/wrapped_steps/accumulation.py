@@ -198,15 +198,7 @@ class _Update:
 
 
 class _Run:
-    """The step on micro-batches, as the body of a scan. While the step runs, it collects the gradients of its updates.
-
-    Attributes:
-      written: the variables that it writes.
-      error_unless_mirrored: of each, see :meth:`replicax.variables.store.Store.write`.
-      updates: those that wait.
-      shapes: the shapes of the gradients of all updates.
-      tree: the tree of what the step returns.
-    """
+    """The step on micro-batches, as the body of a scan, which collects the gradients of the step's updates."""
 
     def __init__(
         self,
@@ -221,10 +213,10 @@ class _Run:
         self._step, self._outer, self._batch, self._communicator = step, outer, batch, communicator
         self._created: list[Variable] = []
         self.written: list[Variable] = []
-        self.error_unless_mirrored: dict[Variable, str | None] = {}
+        self.error_unless_mirrored: dict[Variable, str | None] = {}  # see `Store.write`
         self.updates: list[_Update] = []
-        self.shapes: list[Any] = []
-        self.tree: Any = None
+        self.shapes: list[Any] = []  # of the gradients of all updates
+        self.tree: Any = None  # of what the step returns
         # While `found` traces the step: for each array of the objects an input that stands for its value after the
         # updates that wait, so that the traced program shows each use of that value. Otherwise empty.
         self._awaited: Sequence[Any] = ()
