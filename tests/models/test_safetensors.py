@@ -385,7 +385,7 @@ def test_a_device_that_is_full_while_it_loads(tmp_path: pathlib.Path, monkeypatc
 
 def test_a_file_that_is_cut_after_the_check(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     safetensors.save(tmp_path, {"a": np.ones(4, np.float32)})
-    monkeypatch.setattr(loading, "check_room", lambda *_: cut(tmp_path, "model.safetensors", 80))
+    monkeypatch.setattr(loading, "_check_room", lambda *_: cut(tmp_path, "model.safetensors", 80))
     with pytest.raises(CheckpointError, match=r"model.safetensors was broken off at a \(a\): mmap"):
         safetensors.load(tmp_path, {"a": np.ones(4, np.float32)})
 

@@ -29,20 +29,15 @@ def deep_recursion() -> Iterator[None]:
 class Binding:
     """One way in which a name gets its value.
 
-    Attributes:
-      how: ``value`` of an expression; ``with``, ``item`` or ``iteration`` of one; ``import``; ``definition``;
-        ``parameter``; ``annotation``.
-      node: the expression, the definition, or the parameter.
-      scope: where the expression stands.
-      path: what is imported, as a dotted path.
-      index: of ``item``: which one.
+    ``how`` is ``value`` of an expression; ``with``, ``item`` or ``iteration`` of one; ``import``; ``definition``;
+    ``parameter``; ``annotation``; ``unknown``.
     """
 
     how: str
-    node: ast.AST
-    scope: NameScope
-    path: str = ""
-    index: int = 0
+    node: ast.AST  # the expression, the definition, or the parameter
+    scope: NameScope  # where the expression stands
+    path: str = ""  # what is imported
+    index: int = 0  # of ``item``: which one
 
 
 class NameScope:
@@ -66,25 +61,17 @@ class NameScope:
 
 
 class Bindings(ast.NodeVisitor):
-    """All that a program binds.
-
-    Attributes:
-      scope_of: the scope that each expression stands in, of those that can be a use.
-      attributes: what is assigned to each attribute, whatever it is an attribute of.
-      calls: by the last name of what is called.
-      parents: the node that each expression belongs to.
-      stars: the modules of which everything is imported, ``from module import *``.
-    """
+    """All that a program binds."""
 
     @deep_recursion()
     def __init__(self, tree: ast.Module) -> None:
         self.scope = self.module = NameScope(tree, None)
-        self.scope_of: dict[ast.AST, NameScope] = {}
-        self.attributes: dict[str, list[Binding]] = collections.defaultdict(list)
-        self.calls: dict[str, list[ast.Call]] = collections.defaultdict(list)
+        self.scope_of: dict[ast.AST, NameScope] = {}  # in which each expression stands, of those that can be a use
+        self.attributes: dict[str, list[Binding]] = collections.defaultdict(list)  # of all objects, by their names
+        self.calls: dict[str, list[ast.Call]] = collections.defaultdict(list)  # by the last name of what is called
         self.parents: dict[ast.AST, ast.AST] = {}
         self.definitions: dict[ast.AST, NameScope] = {}
-        self.stars: list[str] = []
+        self.stars: list[str] = []  # the modules of which everything is imported, ``from module import *``
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node

@@ -75,19 +75,12 @@ _TAKES_SOMETHING_ELSE = {"Optimizer": "of an Optax transformation"}
 
 @dataclasses.dataclass(frozen=True)
 class Counterpart:
-    """What takes a name's place.
+    """What takes a name's place."""
 
-    Attributes:
-      today: in words; for a renaming, the dotted name that takes the place of the whole, or of a member's name.
-      is_renaming: whether that is all there is to change, so that it can be done without looking.
-      differs: what behaves differently.
-      modern: of a name of the tower API, what it is called in today's.
-    """
-
-    today: str
-    is_renaming: bool = False
-    differs: str | None = None
-    modern: str | None = None
+    today: str  # in words; for a renaming, the dotted name that takes the place of the whole, or of a member's name
+    is_renaming: bool = False  # whether that is all there is to change, so that it can be done without looking
+    differs: str | None = None  # what behaves differently
+    modern: str | None = None  # of a name of the tower API, what it is called in today's
 
     @property
     def is_nothing(self) -> bool:
@@ -122,11 +115,9 @@ def public(name: str) -> Any:
 
 
 def of_path(path: str, is_tower: bool = False) -> Counterpart | None:
-    """The counterpart of ``tf.<path>``; ``None`` if it is no name of distribution.
+    """The counterpart of ``tf.<path>``, such as ``distribute.ReduceOp.SUM``; ``None`` if it is none of distribution.
 
-    Args:
-      path: such as ``distribute.ReduceOp.SUM``; of an enum or class also with a member.
-      is_tower: whether the program is written for the tower API.
+    The program is written for the tower API if it ``is_tower``.
     """
     if path in _MODERN:
         return _of_name(_MODERN[path], is_tower and path == "VariableAggregation")
@@ -179,12 +170,9 @@ def _of_name(name: str, is_tower: bool) -> Counterpart:
 
 
 def of_member(kind: str, name: str, is_tower: bool = False) -> Counterpart | None:
-    """The counterpart of a member of a value of a kind; ``None`` if it was not a public one.
+    """The counterpart of a member of a value of a kind, of those in ``MEMBERS`` and ``TOWER_MEMBERS``.
 
-    Args:
-      kind: one of ``MEMBERS`` or ``TOWER_MEMBERS``.
-      name: of the member.
-      is_tower: whether it is that of the tower API.
+    It is that of the tower API if it ``is_tower``; ``None`` if it was not a public one.
     """
     if name in MEMBERS_OF_RUNS.get(kind, ()):
         today, differs = MEMBERS_OF_RUNS[kind][name]

@@ -16,15 +16,10 @@ from replicax_migrate.run_names import RUNS
 
 @dataclasses.dataclass(frozen=True)
 class DottedName:
-    """A dotted name of TensorFlow's, after ``tensorflow.``; of today's, with ``replicax`` before it.
-
-    Attributes:
-      path: the name.
-      is_sure: whether the program never binds anything else to it.
-    """
+    """A dotted name of TensorFlow's, after ``tensorflow.``; of today's, with ``replicax`` before it."""
 
     path: str
-    is_sure: bool = True
+    is_sure: bool = True  # whether the program never binds anything else to it
 
     def is_like(self, other: DottedName) -> bool:
         """Whether both are surely the same name, perhaps of two releases, which had it in different modules."""
@@ -33,17 +28,11 @@ class DottedName:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A value of a kind, one of those in ``MEMBERS``.
-
-    Attributes:
-      kind: what it is.
-      is_sure: whether the program says so, or only its name.
-      is_today: whether it is Replicax's already.
-    """
+    """A value of a kind, one of those in ``MEMBERS``."""
 
     kind: str
-    is_sure: bool = True
-    is_today: bool = False
+    is_sure: bool = True  # whether the program says so, or only its name
+    is_today: bool = False  # whether it is Replicax's already
 
 
 @dataclasses.dataclass(frozen=True)

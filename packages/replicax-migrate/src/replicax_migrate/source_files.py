@@ -43,25 +43,15 @@ class UnreadableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class SourceProgram:
-    """A program that has been read.
-
-    Attributes:
-      path: of its file.
-      text: all of it; of a notebook, that of its code cells.
-      tree: the same, parsed.
-      raw: the file's bytes.
-      encoding: how they are to be read.
-      cells: of a notebook, the line that each code cell starts at; empty for a Python file.
-      left_out: what could not be read of a notebook.
-    """
+    """A program that has been read."""
 
     path: Path
-    text: str
-    tree: ast.Module
-    raw: bytes = b""
+    text: str  # all of it; of a notebook, that of its code cells
+    tree: ast.Module  # the same, parsed
+    raw: bytes = b""  # of the file
     encoding: str = "utf-8"
-    cells: tuple[int, ...] = ()
-    left_out: tuple[str, ...] = ()
+    cells: tuple[int, ...] = ()  # of a notebook, the line that each code cell starts at; empty for a Python file
+    left_out: tuple[str, ...] = ()  # what could not be read of a notebook
 
     @property
     def lines(self) -> list[str]:

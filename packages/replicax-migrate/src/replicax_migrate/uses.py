@@ -36,42 +36,25 @@ from replicax_migrate.telltale_words import (
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """A replacement inside a line.
+    """A replacement inside a line."""
 
-    Attributes:
-      line: its number, from 1.
-      start: in bytes of UTF-8, from the start of the line, as :mod:`ast` counts.
-      end: behind the last byte.
-      old: what must stand there.
-      new: what takes its place.
-    """
-
-    line: int
-    start: int
-    end: int
-    old: str
-    new: str
+    line: int  # its number, from 1
+    start: int  # in bytes of UTF-8, from the start of the line, as :mod:`ast` counts
+    end: int  # behind the last byte
+    old: str  # what must stand there
+    new: str  # what takes its place
 
 
 @dataclasses.dataclass(frozen=True)
 class NameUse:
-    """One use of a name of distribution.
+    """One use of a name of distribution."""
 
-    Attributes:
-      line: where it stands, from 1.
-      column: likewise, from 1.
-      name: as it is written.
-      counterpart: what takes its place.
-      is_assumed: whether only the name of a value says what it is, or it may be something else as well.
-      edit: what ``--write`` does.
-    """
-
-    line: int
-    column: int
-    name: str
+    line: int  # where it stands, from 1
+    column: int  # likewise, from 1
+    name: str  # as it is written
     counterpart: Counterpart
-    is_assumed: bool = False
-    edit: Edit | None = None
+    is_assumed: bool = False  # whether only the name of a value says what it is, or it may be something else as well
+    edit: Edit | None = None  # what ``--write`` does
 
 
 _SURELY_NAMED = re.compile(r"(distribution|distribute|dist|mirrored|tpu)_strategy(\.extended)?$")
