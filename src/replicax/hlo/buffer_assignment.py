@@ -14,14 +14,7 @@ _VALUE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """The result of an instruction, or a part of it, at its place in an allocation.
-
-    Attributes:
-      instruction: its name.
-      type: the type of the array.
-      size: in bytes, with padding.
-      offset: from where the allocation begins.
-    """
+    """The result of an instruction, or a part of it, in bytes with padding, at its place in an allocation."""
 
     instruction: str
     type: str
