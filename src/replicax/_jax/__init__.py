@@ -119,7 +119,6 @@ from replicax._jax.primitives import (
     collective_primitive as collective_primitive,
     composite_primitive as composite_primitive,
     identity_primitive as identity_primitive,
-    input_primitive as input_primitive,
     linear_primitive as linear_primitive,
     resized as resized,
     two_way_primitive as two_way_primitive,

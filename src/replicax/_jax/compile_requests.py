@@ -20,13 +20,7 @@ from replicax._jax.internals import jaxlib as _jaxlib
 
 @dataclasses.dataclass(frozen=True)
 class CompileRequest:
-    """A program to compile.
-
-    Attributes:
-      module: as bytecode.
-      options: as a serialized proto.
-      devices: the numbers of the devices that it is for, in order.
-    """
+    """A program to compile, as bytecode, with options as a serialized proto, for devices by their numbers in order."""
 
     module: bytes
     options: bytes

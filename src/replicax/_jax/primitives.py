@@ -162,13 +162,6 @@ def two_way_primitive(name: str) -> Primitive:
     return primitive
 
 
-def input_primitive(name: str) -> Primitive:
-    """A primitive without operands that stands for an input of the program that is still being traced."""
-    primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda *, aval, **_: aval)
-    return primitive
-
-
 def resized(aval: Any, axis: int, size: int) -> Any:
     """``aval`` with another size along ``axis``."""
     return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis + 1 :]))

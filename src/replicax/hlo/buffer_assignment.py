@@ -14,14 +14,7 @@ _VALUE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """The result of an instruction, or a part of it, at its place in an allocation.
-
-    Attributes:
-      instruction: its name.
-      type: the type of the array.
-      size: in bytes, with padding.
-      offset: from where the allocation begins.
-    """
+    """The result of an instruction, or a part of it, in bytes with padding, at its place in an allocation."""
 
     instruction: str
     type: str
@@ -31,15 +24,9 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """A piece of main memory.
+    """A piece of main memory, of a size in bytes, and what lies there, one after the other.
 
-    Attributes:
-      size: in bytes.
-      is_argument: whether it holds an argument of the program.
-      is_output: whether it holds what the program returns.
-      is_temporary: whether it holds what is needed in between only.
-      is_constant: whether it holds an array that is part of the program.
-      values: what lies there, one after the other.
+    What is temporary is needed in between only; what is constant is an array that is part of the program.
     """
 
     size: int

@@ -13,14 +13,10 @@ _PEAK = re.compile(r"^  Live ranges at (\d+) \(peak\):")
 
 @dataclasses.dataclass(frozen=True)
 class LiveValue:
-    """The result of an instruction, or a part of it, that is in memory when it is fullest.
+    """The result of an instruction, or a part of it, that is in memory when it is fullest; its size is in bytes.
 
-    Attributes:
-      instruction: its name.
-      index: which part of a tuple, if it is one: ``(1,)``.
-      size: in bytes.
-      begin: the step in which it is made.
-      end: the last step that takes it.
+    ``index`` says which part of a tuple, as ``(1,)``. It is made in step ``begin``, and step ``end`` is the last that
+    takes it.
     """
 
     instruction: str

@@ -78,10 +78,6 @@ def _followed(o: OperationShapes, kind: str | None) -> Sequence[Place]:
     return [Untraceable(place.is_part, dim) for dim in dims]
 
 
-def _elementwise(o: OperationShapes) -> Place:
-    return joined(o.places)
-
-
 def _of_rows(rule: Callable[[OperationShapes, Rows], Any]) -> Callable[[OperationShapes], Any]:
     """A rule for operations whose operands have their examples in one place, if they have any."""
 
@@ -112,10 +108,6 @@ def _reduced(o: OperationShapes, place: Rows) -> Place:
     return None if place.dim in dims else place.moved(place.dim - sum(d < place.dim for d in dims))
 
 
-def _taken_away(o: OperationShapes, place: Rows) -> Place:
-    return _reduced(o, place) or UNKNOWN
-
-
 def _added(o: OperationShapes, place: Rows) -> Place:
     [dim] = dims_along(o.params, len(o.results[0]))
     return place.moved(place.dim + (place.dim >= dim))
@@ -124,10 +116,6 @@ def _added(o: OperationShapes, place: Rows) -> Place:
 def _moved(o: OperationShapes, place: Rows) -> Place:
     dim = moved_dims(o.params)[place.dim]
     return place.moved(dim) if o.shapes[0][place.dim] == o.results[0][dim] else UNKNOWN
-
-
-def _reshape(o: OperationShapes, place: Rows) -> Place:
-    return reshaped(place, o.shapes[0], o.results[0])
 
 
 def _same_size(o: OperationShapes, place: Rows) -> Any:
@@ -189,15 +177,15 @@ _KINDS = {
 """The kind of each of JAX's primitives, and of Replicax's own."""
 
 _RULES: Mapping[str | None, Callable[[OperationShapes], Any]] = {
-    "elementwise": _elementwise,
-    "random": _elementwise,
+    "elementwise": lambda o: joined(o.places),
+    "random": lambda o: joined(o.places),
     "reduced": _of_rows(_reduced),
     "along": _of_rows(_along_others),
     "sorted": _of_rows(_reordered),
     "reversed": _of_rows(_reordered),
     "moved": _of_rows(_moved),
-    "reshaped": _of_rows(_reshape),
-    "taken": _of_rows(_taken_away),
+    "reshaped": _of_rows(lambda o, place: reshaped(place, o.shapes[0], o.results[0])),
+    "taken": _of_rows(lambda o, place: _reduced(o, place) or UNKNOWN),
     "stacked": _of_rows(_added),
     "part": _of_rows(_same_size),
     "windowed": _of_rows(_windows),

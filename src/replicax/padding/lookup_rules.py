@@ -101,10 +101,6 @@ def _moved_number(o: OperationShapes, place: Index) -> Place:
     return Index(place.dim, "moved") if is_size else None
 
 
-def _negative_number(o: OperationShapes, place: Index) -> Place:
-    return Index(place.dim, "negative") if o.number(1) == 0 else None
-
-
 def _chosen_number(o: OperationShapes) -> Place:
     """``jnp`` counts negative indices from the end: ``where(i < 0, i + size, i)``."""
     numbers = [p for p in o.places if isinstance(p, Index)]
@@ -138,7 +134,7 @@ NUMBERING: Mapping[str, Callable[[OperationShapes], Place]] = families.by_primit
         families.IOTAS: _new_number,
         families.CASTS: _of_number(lambda o, place: place),
         families.ADDITIONS: _of_number(_moved_number),
-        families.LESS_THAN: _of_number(_negative_number),
+        families.LESS_THAN: _of_number(lambda o, place: Index(place.dim, "negative") if o.number(1) == 0 else None),
         families.SELECTIONS: _chosen_number,
         families.BROADCASTS: _of_number(_broadcast_number),
         families.RESHAPES | families.SQUEEZES: _of_number(_reshaped_number),

@@ -89,11 +89,7 @@ def _infer(jaxpr: Any, inputs: tuple[Locality, ...]) -> list[Locality]:
 
 
 class Places(_Notes[Place]):
-    """The places of a padded batch's examples in arrays.
-
-    Args:
-      rows: the number of rows of a replica, padding included.
-    """
+    """The places in arrays of the examples of a batch that has so many ``rows`` on a replica, padding included."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(None)

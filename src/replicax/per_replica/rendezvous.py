@@ -78,13 +78,7 @@ class _Report:
 
 
 class Rendezvous:
-    """Runs one function for each of this worker's replicas; see the module's docstring.
-
-    Args:
-      functions: the function of each replica, by its number.
-      count: the number of replicas of all workers.
-      lockstep: the exchange with the other workers.
-    """
+    """Runs one function for each of this worker's replicas, of ``count`` in all; see the module's docstring."""
 
     def __init__(self, functions: Mapping[int, Callable[[], Any]], count: int, lockstep: Lockstep) -> None:
         self._replicas = [_Replica(i) for i in functions]

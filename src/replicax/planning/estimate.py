@@ -153,7 +153,8 @@ def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[Scaling
     smallest = (1,) * len(network.grid)
     places: list[tuple[Shape, int]] = [(grid, 1) for grid in _grids(network.grid)]
     places += [(network.grid, slices) for (slices,) in _grids((network.slices,)) if slices > 1]
-    points = [_point(walks, lambda use: network.seconds(use) if _is_of_one_replica(use) else 0.0, 1)]
+    between = {REPLICA_AXIS, SLICE_AXIS}
+    points = [_point(walks, lambda use: network.seconds(use) if between.isdisjoint(use.axes) else 0.0, 1)]
     points[0] = dataclasses.replace(points[0], chips=network.place(smallest))
     for grid, slices in places:
         replicas = math.prod(grid) * network.replicas_per_block * slices
@@ -162,10 +163,6 @@ def scaling_of(walks: Sequence[ScheduleWalk], network: Network) -> tuple[Scaling
             efficiency = points[0].seconds / found.seconds if found.seconds else 1.0
             points.append(dataclasses.replace(found, chips=network.place(grid), slices=slices, efficiency=efficiency))
     return tuple(points)
-
-
-def _is_of_one_replica(use: CollectiveUse) -> bool:
-    return {REPLICA_AXIS, SLICE_AXIS}.isdisjoint(use.axes)
 
 
 def _point(walks: Sequence[ScheduleWalk], seconds: Callable[[CollectiveUse], float], replicas: int) -> ScalingPoint:

@@ -46,14 +46,9 @@ _TREE = (_Protocol(6.8, 0.6, 5.0, 0.25), _Protocol(14.0, 1.25, 8.5, 0.85), _Prot
 
 
 def seconds_between_gpus(kind: str, whole: float, hosts: int, gpus: int, chip: Chip) -> float:
-    """Return the seconds that one collective takes, by the formulas above.
+    """Return the seconds that one collective takes, by the formulas above; ``whole`` is ``V``, in bytes.
 
-    Args:
-      kind: as in :class:`Collective`.
-      whole: ``V``, in bytes.
-      hosts: the number of hosts of its participants.
-      gpus: the number of participants.
-      chip: the kind of GPU. Without links, they share a device's memory.
+    It is between so many GPUs, of one kind, on so many hosts. Without links, they share a device's memory.
     """
     links = chip.link * chip.links * LINK_SHARE
     network = chip.network * NETWORK_SHARE

@@ -148,7 +148,8 @@ def largest(buffers: Iterable[Buffer], count: int) -> list[Buffer]:
 
 def buffer_of(kind: str, name: str, array: Any) -> Buffer:
     """The part of an array that is on one device."""
-    return Buffer(kind, name, _type(array), bytes_on_device(array))
+    shape = ",".join(map(str, _shape_on_device(array)))
+    return Buffer(kind, name, f"{getattr(array.dtype, 'name', array.dtype)}[{shape}]", bytes_on_device(array))
 
 
 def bytes_on_device(array: Any) -> int:
@@ -159,11 +160,6 @@ def bytes_on_device(array: Any) -> int:
 def _shape_on_device(array: Any) -> tuple[int, ...]:
     sharding = getattr(array, "sharding", None)
     return tuple(array.shape) if sharding is None else tuple(sharding.shard_shape(array.shape))
-
-
-def _type(array: Any) -> str:
-    name = getattr(array.dtype, "name", str(array.dtype))
-    return f"{name}[{','.join(map(str, _shape_on_device(array)))}]"
 
 
 def _in_numpys_words(type_: str) -> str:

@@ -25,7 +25,7 @@ from replicax.planning.network import Network
 from replicax.planning.pipeline_costs import DeviceLoad, compile_regions, loads_of
 from replicax.planning.report import CollectiveRow, Plan, Stage
 from replicax.planning.timeline.peak import peak_by_kind, temporaries_by_kind
-from replicax.planning.timeline.prediction import Timeline, timeline_of
+from replicax.planning.timeline.prediction import timeline_of
 from replicax.planning.timeline.user_lines import SourceLines
 from replicax.planning.timeline.walk import ScheduleWalk
 from replicax.strategy import Strategy
@@ -224,12 +224,6 @@ def _walks(load: DeviceLoad, device: Chip | None) -> list[ScheduleWalk]:
     return [made[module] for module, _ in load.schedule]
 
 
-def _timeline(walks: Sequence[ScheduleWalk], network: Network) -> Timeline:
-    """The prediction of what a device does in a step."""
-    runs = {walk: (walk.run(network.seconds), SourceLines(walk.module)) for walk in set(walks)}
-    return timeline_of([runs[walk] for walk in walks])
-
-
 def _stage(
     number: int,
     load: DeviceLoad,
@@ -244,7 +238,8 @@ def _stage(
     if device is not None and network is not None:
         sends = [use for use in load.collectives if use.kind == "send"]
         estimate = estimate_of(load.schedule, sends, device, network)
-        timeline = _timeline(walks, network)
+        runs = {walk: (walk.run(network.seconds), SourceLines(walk.module)) for walk in set(walks)}
+        timeline = timeline_of([runs[walk] for walk in walks])
     rows = tuple(
         CollectiveRow.of(use, *((None, "") if network is None else (network.seconds(use), network.way(use))))
         for use in load.collectives

@@ -35,12 +35,7 @@ from replicax.workers.replicas import Replicas
 
 
 def joined(programs: Sequence[Program], size_of: Sequence[int], replicas: Replicas) -> Program:
-    """One program in which each replica does the same as in the program of its size.
-
-    Args:
-      programs: one for each size, of the same step.
-      size_of: the program of each replica, by its number.
-      replicas: all of them.
+    """One program in which each replica does the same as in the program of its size, whose number is in ``size_of``.
 
     Raises:
       LocalityError, DeadlockError: see :func:`replicax.execution.program.infer.infer`.

@@ -104,9 +104,7 @@ class _Asked:
 class _Questions:
     """The questions that replicas have about each other's sizes, in the order in which they ask.
 
-    Args:
-      size_of: the size of each replica, by number.
-      sizes: for each size the shapes of the arguments.
+    Each replica has one of the ``sizes``, of which each is the shapes of the arguments.
     """
 
     def __init__(self, size_of: tuple[int, ...], sizes: Sequence[tuple[tuple[int, ...], ...]]) -> None:

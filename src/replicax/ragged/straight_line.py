@@ -27,36 +27,24 @@ from replicax.ragged.value_numbering import ValueNumbering, acts
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StraightOperation:
-    """One operation of a straight program.
-
-    Attributes:
-      equation: what it does.
-      operands: the numbers of its operands.
-      results: and of its results.
-      is_collective: whether it is a collective of the replicas, or a loop or branch with one inside.
-    """
+    """One operation of a straight program, on values that are given by their numbers."""
 
     equation: Any
     operands: tuple[int, ...]
     results: tuple[int, ...]
     is_collective: bool
+    """Whether it is a collective of the replicas, or a loop or branch with one inside."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """A question about the locality of a value.
-
-    Attributes:
-      equation: where it is asked.
-      obligation: what must hold.
-      value: the number of the value.
-      found: the value's locality, as far as one size can tell.
-    """
+    """A question about the locality of the value with a number."""
 
     equation: Any
     obligation: Obligation
     value: int
     found: Locality
+    """The value's locality, as far as one size can tell."""
 
 
 class Straight(Inlining[int]):

@@ -19,13 +19,7 @@ _SMALL = 64 * 1024
 
 
 class ValueNumbering:
-    """The values of several programs.
-
-    Attributes:
-      avals: shape and dtype of each value, by number.
-      literals: the values of literals, by number.
-      constants: the arrays that programs have closed over, by number.
-    """
+    """The values of several programs, by number; those of literals are known, and arrays that are closed over."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, ...]] = {}

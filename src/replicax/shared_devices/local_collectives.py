@@ -50,12 +50,7 @@ class OwnDimsFirst(Rule):
 def exchanged(equation: _jax.Equation, stacked: Any, numbers: Any, count: int, in_order: bool = False) -> Any:
     """The result of a collective that does not reduce: ``[k, *shape]``, or ``shape`` if all replicas get the same.
 
-    Args:
-      equation: the collective.
-      stacked: its operand.
-      numbers: the numbers of this device's replicas.
-      count: how many replicas there are.
-      in_order: whether sums have a fixed order.
+    ``numbers`` are those of this device's replicas, of ``count`` in all; ``in_order``: sums have a fixed order.
     """
     if in_order and equation.primitive.name in AXIS_SCATTERS:
         return _scattered_in_order(equation.params, stacked, numbers, count)

@@ -33,13 +33,7 @@ class LocalTotal:
 
 
 class LocalSums:
-    """Sums over the replicas of a device, and over all devices.
-
-    Args:
-      count: how many replicas there are.
-      per_device: how many of them each device has.
-      in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
-    """
+    """Sums over the ``per_device`` replicas of a device, and over all ``count`` on all devices; perhaps in order."""
 
     def __init__(self, count: int, per_device: int, in_order: bool) -> None:
         self.count = count

@@ -39,12 +39,8 @@ class ReplicaStage:
 def stages_of(jaxpr: _jax.Jaxpr, differ: Sequence[bool], may_differ: Callable[[Any], bool]) -> list[ReplicaStage]:
     """The stages of a program: each operation is in the first one for which its operands are there.
 
-    What uses mutable arrays is in one stage, and so in one segment, in its order.
-
-    Args:
-      jaxpr: the program.
-      differ: for each of its inputs, whether replicas have values of their own.
-      may_differ: tells of a value whether replicas may differ in it.
+    What uses mutable arrays is in one stage, and so in one segment, in its order. ``differ`` has for each of the inputs
+    whether replicas have values of their own; ``may_differ`` tells it of any value.
     """
     stages, of_mutable, _ = _stages_from(jaxpr, differ, may_differ, 0)
     if of_mutable:

@@ -29,11 +29,7 @@ def compiled_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _itself(x: Any) -> Any:
-    return x
-
-
-kept = compiled_apart(_itself)
+kept = compiled_apart(lambda x: x)
 """An array that is computed once, and is in memory."""
 
 _not_known = compiled_apart(lambda *xs: xs)

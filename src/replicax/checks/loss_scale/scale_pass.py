@@ -64,13 +64,7 @@ _MEAN_UPDATE = ("Mean.update",), "/replicax/training/metrics.py"
 
 
 class LossScalePass(Dataflow[ScaleFact]):
-    """Finds the terms of a program's values.
-
-    Args:
-      program: the captured program.
-      rows: the number of examples of a replica.
-      is_ragged: whether other replicas may have another number of examples.
-    """
+    """Finds the terms of a program's values; ``is_ragged``: other replicas may have another number of examples."""
 
     def __init__(self, program: Program, rows: int, is_ragged: bool = False) -> None:
         super().__init__(ScaleFact(outside=True))

@@ -107,9 +107,13 @@ def run_steps(
         prepared = [prepare(programs, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
         if len(groups) > 1:
             _check_outputs(step.__name__, prepared, groups)
-        groups, prepared = _one_by_one(groups, prepared)
-        launches = [[] for _ in groups]
-        for group, program, launched in zip(groups, prepared, launches, strict=True):
+        pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
+        for group, program in zip(groups, prepared, strict=True):
+            # A pipeline over logical devices is many programs, which keep the devices busy by themselves.
+            stays = program is None or program.loops
+            pairs += [(group, program)] if stays else [(Single(element), None) for element in group.elements()]
+        groups, launches = [group for group, _ in pairs], [[] for _ in pairs]
+        for (group, program), launched in zip(pairs, launches, strict=True):
             if isinstance(group, Single):
                 returned = run(programs, step, (group.element,), None, launched=launched)
             else:
@@ -123,20 +127,6 @@ def run_steps(
         error.add_note(f"{count} of the {steps} steps of this run_steps have been run, on the elements before.")
         raise error
     return MultiStepContext._of(returned, count)
-
-
-def _one_by_one(
-    groups: Sequence[ElementGroup | Single], programs: Sequence[Executable | None]
-) -> tuple[list[ElementGroup | Single], list[Executable | None]]:
-    """The groups and their programs, with single elements in place of groups whose program can't loop.
-
-    A pipeline over logical devices is many programs, which keep the devices busy by themselves.
-    """
-    pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
-    for group, program in zip(groups, programs, strict=True):
-        stays = program is None or program.loops
-        pairs += [(group, program)] if stays else [(Single(element), None) for element in group.elements()]
-    return [group for group, _ in pairs], [program for _, program in pairs]
 
 
 def _run_group(

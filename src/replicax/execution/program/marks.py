@@ -41,7 +41,8 @@ mark_p = _jax.identity_primitive("replicax_mark")
 The further operands are only tied to ``x``: the mark stays as long as any of its results is used.
 """
 
-variable_p = _jax.input_primitive("replicax_variable")
+variable_p = _jax.Primitive("replicax_variable")
+variable_p.def_abstract_eval(lambda *, aval, **_: aval)
 """``y = variable[aval=a index=i]``: ``y`` is the value at the start of the step of the i-th variable it uses."""
 
 assign_p = _jax.two_way_primitive("replicax_assign")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -62,12 +61,12 @@ class Operations:
             return [_placed_array(np.array(args[0], aval.dtype), aval, self._device)]
         if not _is_compiled(primitive):
             return None
-        apply: Callable[..., Any] = primitive.bind
-        if primitive is lax.integer_pow_p and _varies(args[0], params["y"]):
-            apply, args, params = _power, [args[0], np.int32(params["y"])], {}
-        is_power = apply is _power
+        is_power = primitive is lax.integer_pow_p and _varies(args[0], params["y"])
+        apply: Callable[..., Any] = _power if is_power else functools.partial(primitive.bind, **params)
+        if is_power:
+            args, params = [args[0], np.int32(params["y"])], {}
         key = functools.partial(operation_key, primitive, params, any_power=is_power)
-        return self._computed(apply, args, key, params, again=not is_power)
+        return self._computed(apply, args, key, again=not is_power)
 
     def has(self, value: Any) -> bool:
         """Whether an operand is on the device, or can't be: a number, a mutable array, an array of other processes."""
@@ -103,7 +102,6 @@ class Operations:
         apply: Callable[..., Any],
         args: Sequence[Any],
         key: Callable[[tuple[Any, ...]], Hashable | None],
-        params: Mapping[str, Any] = MappingProxyType({}),
         again: bool = True,
     ) -> list[Any] | None:
         """The results of ``apply``, compiled once for each ``key`` of its operands' kinds; ``None`` if it can't be."""
@@ -112,7 +110,7 @@ class Operations:
             return None
         avals, arrays, committed = placed
         operation = key(avals)
-        call = None if operation is None else self._call(apply, params, operation, avals)
+        call = None if operation is None else self._call(apply, operation, avals)
         return None if call is None else call(arrays, committed)
 
     def _operands(self, args: Sequence[Any], again: bool) -> tuple[tuple[Any, ...], list[Any], bool] | None:
@@ -134,16 +132,14 @@ class Operations:
                 arrays.append(self._put(arg, aval, again))
         return tuple(avals), arrays, committed
 
-    def _call(
-        self, apply: Callable[..., Any], params: Mapping[str, Any], operation: Hashable, avals: tuple[Any, ...]
-    ) -> _Call | None:
+    def _call(self, apply: Callable[..., Any], operation: Hashable, avals: tuple[Any, ...]) -> _Call | None:
         key = self._device, _config.trace_context(), operation
         if key in _calls:
             return _calls[key]
         with _lock, jax.disable_jit(False), jax.default_device(None), _core.set_current_trace(_core.eval_trace):
             kind = self._device.client, self._device.device_kind, _config.trace_context(), operation
             if kind not in _programs:
-                _programs[kind] = _compiled_program(apply, params, avals, self._device)
+                _programs[kind] = _compiled_program(apply, avals, self._device)
             program = _programs[kind]
             _calls[key] = None if program is None else program.on(self._device)
             for kept in (_programs, _calls):
@@ -245,12 +241,10 @@ class _Program:
         return client.deserialize_executable(self._bytes, _jaxlib.DeviceList((device,)), options)
 
 
-def _compiled_program(
-    apply: Callable[..., Any], params: Mapping[str, Any], avals: Sequence[Any], device: jax.Device
-) -> _Program | None:
+def _compiled_program(apply: Callable[..., Any], avals: Sequence[Any], device: jax.Device) -> _Program | None:
     def traced(device: jax.Device) -> Any:
         def operation(*args: Any) -> Any:
-            return apply(*args, **params)
+            return apply(*args)
 
         place = _on(device)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type, sharding=place) for a in avals]

@@ -43,15 +43,9 @@ class KernelRun:
 
 @dataclasses.dataclass
 class TransferRun:
-    """A collective, as often as it is issued.
+    """A collective, as often as it is issued; ``each`` is the seconds of one.
 
-    Attributes:
-      instruction: the collective itself.
-      use: which.
-      each: seconds of one.
-      count: how often it is issued in one step.
-      exposed: seconds of a step in which kernels wait for its end.
-      reasons: seconds of these, by the reason.
+    Kernels wait for its end for the ``exposed`` seconds of a step, of which ``reasons`` has the parts, by reason.
     """
 
     instruction: Instruction
