@@ -131,6 +131,15 @@ def test_each_micro_batch_draws_numbers_of_its_own(name: str) -> None:
     assert len(set(seen[0])) == len(set(seen[1])) == 12
 
 
+ON_GRADIENTS: dict[str, Any] = {
+    "gradients / count": lambda count, total: lambda g: g / jnp.maximum(count, 1),
+    "gradients * (1 / count)": lambda count, total: lambda g: (1 / count) * g,
+    "gradients, jitted": lambda count, total: jax.jit(lambda g: (g / count).astype(g.dtype)),
+    "gradients / total": lambda count, total: lambda g: g / total,
+    "gradients / norm": lambda count, total: lambda g: g / jnp.linalg.norm(g),
+}
+
+
 def of_tokens(strategy: replicax.Strategy, parts: int, how: str, masks: Any) -> Any:
     """A weight after a step with the mean over tokens, and the loss."""
     with strategy.scope():
@@ -143,12 +152,16 @@ def of_tokens(strategy: replicax.Strategy, parts: int, how: str, masks: Any) -> 
 
         def loss() -> Any:
             losses = jnp.square(w - batch["x"]) * mask
+            if how.startswith("gradients"):
+                return replicax.as_share(losses.sum())
             if how == "as_share":
                 return replicax.as_share(1 / in_part * losses.sum())
             count = batch["tokens"][0] if how == "column" else in_part
             return replicax.compute_average_loss(losses.sum(1), global_batch_size=count)
 
         share, gradients = replicax.value_and_grad(loss, [w])()
+        if how in ON_GRADIENTS:
+            gradients = jax.tree.map(ON_GRADIENTS[how](mask.sum(), batch["tokens"][0]), gradients)
         optimizer.apply_gradients(zip(gradients, [w], strict=True))
         return share
 
@@ -161,12 +174,18 @@ def of_tokens(strategy: replicax.Strategy, parts: int, how: str, masks: Any) -> 
 
 def test_a_mean_over_the_tokens_of_a_micro_batch_is_told_with_its_cures() -> None:
     masks = (np.random.default_rng(0).random((8, 3)) < 0.4).astype(np.float32)
-    expected = pytest.approx(of_tokens(strategy_of(1), 1, "sum", masks))
+    whole = of_tokens(strategy_of(1), 1, "sum", masks)
+    expected = pytest.approx(whole)
+    of_tokens(strategy_of(1), 2, "gradients / norm", masks)  # which is no sum over examples
     for replicas in (1, 2):
-        for how in ("sum", "as_share"):
-            with pytest.raises(ValueError, match=r"the loss at .*accumulation.py.* divided by a sum over one micro"):
+        for how in ("sum", "as_share", *list(ON_GRADIENTS)[:3]):
+            what = "gradients" if how in ON_GRADIENTS else "loss"
+            said = rf"the {what} at .*accumulation.py.* divided by a sum over one micro"
+            with pytest.raises(ValueError, match=said):
                 of_tokens(strategy_of(replicas), 2, how, masks)
         assert of_tokens(strategy_of(replicas), 2, "column", masks) == expected
+        w, _ = of_tokens(strategy_of(replicas), 2, "gradients / total", masks)
+        assert w == pytest.approx(whole[0], rel=1e-5)
     assert of_tokens(shared_strategy(4, 2), 1, "sum", masks) == expected
 
 

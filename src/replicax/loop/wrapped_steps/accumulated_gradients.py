@@ -12,12 +12,15 @@ from replicax._jax.operation_params import dims_along
 from replicax._jax.primitive_families import (
     ADDITIONS,
     ALIKE_ALONG_AXIS,
+    BROADCASTS,
     CASTS,
     DIFFERENCES,
     NEGATIONS,
     PRODUCTS,
     QUOTIENTS,
+    RESHAPES,
     SLICES,
+    SQUEEZES,
     SUMS,
     UNSTACKS,
 )
@@ -26,26 +29,29 @@ from replicax.errors import TraceError
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 
-def check_loss(name: str, jaxpr: _jax.Jaxpr, has_update: bool, new: Sequence[Any], old: Sequence[Any]) -> None:
+def check_loss(name: str, jaxpr: _jax.Jaxpr, gradients: Sequence[Any], new: Sequence[Any], old: Sequence[Any]) -> None:
     """Raise a ValueError if the gradients of micro-batches would not add up.
 
-    ``jaxpr`` is the step on one micro-batch; of its results ``new`` are the new values of variables and of arrays in
-    objects, and ``old`` those before. It ``has_update`` if an optimizer takes gradients.
+    ``jaxpr`` is the step on one micro-batch; of its results an optimizer takes ``gradients``, ``new`` are the new values
+    of variables and of arrays in objects, and ``old`` those before.
     """
-    if not has_update and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
+    if not gradients and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
         raise ValueError(
             f"{name}: the step differentiates its loss, and calls no apply_gradients (of a replicax.Optimizer) or "
             "update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its own update would be one "
             "for each micro-batch, with a part of the gradient: update with an optimizer."
         )
-    if has_update and not _has(jaxpr, share_p):
+    if gradients and not _has(jaxpr, share_p):
         raise ValueError(
             f"{name}: the gradients of micro-batches are added up, so the loss must be each one's share of the mean "
             "over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of a micro-batch would "
             "count once for each of them.)"
         )
-    if has_update:
-        _Ratios(name).run(jaxpr, [_OF_BATCH] * len(jaxpr.invars), final=True)
+    if gradients:
+        ratios = _Ratios(name)
+        found = zip(jaxpr.outvars, ratios.run(jaxpr, [_OF_BATCH] * len(jaxpr.invars), final=True)[0], strict=True)
+        if any(fact & _DIVIDED and v in gradients for v, fact in found):
+            raise ValueError(f"{name}: the gradients{ratios.divided_at} are divided {_CURES}")
 
 
 def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
@@ -88,19 +94,30 @@ class _Derivatives(Dataflow[tuple[int, int]]):
         return [fact] * len(equation.outvars), [fact] * len(facts)
 
 
-_OF_BATCH, _SUMMED, _RATIO = 1, 2, 4
+_OF_BATCH, _SUMMED, _RATIO, _VARIED, _DERIVED, _DIVIDED = (1 << i for i in range(6))
+_CURES = (
+    "by a sum over one micro-batch, such as the number of its tokens. The gradients of micro-batches are added up, so "
+    "divide the loss by the sum over the whole batch. Give each example that number, as an array of the batch, and "
+    "divide by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have "
+    "several replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
+)
 
 
 class _Ratios(Dataflow[int]):
     """Raise a ValueError for a share that is divided by a sum over a micro-batch, such as the number of its tokens.
 
-    The fact on a value is whether it depends on the examples; on a sum over them, or over the replicas; and whether it
-    is a number divided by such a sum, as bits.
+    The fact on a value is, as bits: whether it depends on the examples; on a sum over them, or over the replicas;
+    whether it is a number divided by such a sum; whether its elements may differ; whether it is computed from a
+    derivative; and whether it is one that was divided by such a sum.
+
+    Attributes:
+      divided_at: where a derivative was.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(0)
         self._name = name
+        self.divided_at = ""
 
     def join(self, facts: Iterable[int]) -> int:
         return functools.reduce(operator.or_, facts, 0)
@@ -111,17 +128,15 @@ class _Ratios(Dataflow[int]):
     def operation(self, equation: _jax.Equation, facts: list[int], control: Control, final: bool) -> Found[int]:
         name, fact = equation.primitive.name, self.join(facts)
         if final and equation.primitive is share_p and fact & _RATIO and not equation.params.get("of_each", False):
-            raise ValueError(
-                f"{self._name}: the loss at {_jax.source_line(equation)} is divided by a sum over one micro-batch, "
-                "such as the number of its tokens. The gradients of micro-batches are added up, so it must be divided "
-                "by the sum over the whole batch. Give each example that number, as an array of the batch, and divide "
-                "by its first: compute_average_loss(losses, global_batch_size=batch['tokens'][0]). Or have several "
-                "replicas on a device in place of micro-batches (num_replicas= of the strategy): they count together."
-            )
+            raise ValueError(f"{self._name}: the loss at {_jax.source_line(equation)} is divided {_CURES}")
         shapes, operands = ([getattr(v.aval, "shape", ()) for v in vs] for vs in (equation.outvars, equation.invars))
         is_number = not any(shapes)
-        if not is_number or name not in _LINEAR:
+        spreads = name in _SPREADING
+        if not spreads and not (is_number and name in _LINEAR):
             fact &= ~_RATIO
+        if not spreads and name not in _LINEAR:
+            fact &= ~_DIVIDED
+        fact = fact & ~_VARIED if is_number else fact if spreads else fact | _VARIED
         if name in UNSTACKS or (name in SLICES and shapes[0][:1] == (1,)):
             fact &= ~_OF_BATCH  # as in an iteration
         if name in SUMS and fact & _OF_BATCH and 0 in dims_along(equation.params, len(operands[0])):
@@ -130,10 +145,30 @@ class _Ratios(Dataflow[int]):
             fact |= _SUMMED  # a sum of ones is the number of replicas
         if name in QUOTIENTS and is_number and facts[1] & _SUMMED:
             fact |= _RATIO
+        if self._divides(name, facts):
+            fact |= _DIVIDED
+            self.divided_at = f" at {_jax.source_line(equation)}"
         return [fact] * len(equation.outvars), facts
+
+    def equation(self, equation: _jax.Equation, facts: list[int], control: Control, final: bool) -> Found[int]:
+        found, after = super().equation(equation, facts, control, final)
+        if _jax.is_backward(equation):
+            found = [fact & ~_DIVIDED | _DERIVED for fact in found]
+        return found, after
+
+    def _divides(self, name: str, facts: list[int]) -> bool:
+        """Return whether an operation divides derivatives by a number that is a sum, and none of derivatives."""
+        if name in QUOTIENTS:
+            pairs = [(facts[0], facts[1] & _SUMMED, facts[1])]
+        elif name in PRODUCTS:
+            pairs = [(a, b & _RATIO, b) for a, b in (facts, facts[::-1])]
+        else:
+            return False
+        return any(a & _DERIVED and is_sum and not b & (_VARIED | _DERIVED) for a, is_sum, b in pairs)
 
 
 _OVER_REPLICAS = ALIKE_ALONG_AXIS | {all_reduce_p.name, alone_p.name}
+_SPREADING = BROADCASTS | RESHAPES | SQUEEZES | CASTS
 _LINEAR = ADDITIONS | DIFFERENCES | PRODUCTS | QUOTIENTS | NEGATIONS | CASTS | {share_p.name}
 
 

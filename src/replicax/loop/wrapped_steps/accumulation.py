@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -249,8 +250,9 @@ class _Run:
 
         outputs = program.jaxpr.outvars
         numbers, changes = outputs[: self.tree.num_leaves], outputs[self.tree.num_leaves + len(self.shapes) :]
-        has_gradients = any(update.of_gradients for update in self.updates)
-        check_loss(self._step.__name__, program.jaxpr, has_gradients, changes[::2], changes[1::2])
+        are_gradients = [update.of_gradients for update in self.updates for _ in range(update.count)]
+        gradients = list(itertools.compress(outputs[self.tree.num_leaves :], are_gradients))
+        check_loss(self._step.__name__, program.jaxpr, gradients, changes[::2], changes[1::2])
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
             # A penalty's share is one for each micro-batch, too.
