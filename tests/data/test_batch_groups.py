@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.data.batches.pass_reader import PassReader
 from tests.conftest import strategy_of
-from tests.soaking import soak_except
 from tests.sources import numbered
 
 
@@ -100,21 +98,6 @@ def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
     assert seen() == list(range(12))
 
 
-def test_an_interrupt_between_elements_is_raised_as_it_is(pair, monkeypatch) -> None:
-    step, seen = collect(pair)
-    iterator = iter(pair.distribute_dataset(numbered(4)))
-    first = PassReader._first
-
-    def interrupted(reader, most):
-        first(reader, most)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PassReader, "_first", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pair.run_steps(step, iterator, 4)
-    assert seen() == []
-
-
 def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:
     """Elements that ``next`` has read ahead don't shift the groups of later calls, which would be cut and joined."""
     ahead = threading.Event()
@@ -156,19 +139,6 @@ def test_what_is_left_of_padded_elements_knows_its_padding(pair) -> None:
         last = pair.run_steps(step, iterator, steps).last_step_outputs["x"]
         examples += [pair.gather(x, axis=0).tolist() for x in (last, next(iterator))]
     assert examples == [batches[i].tolist() for i in (3, 4, 8, 9, 12, 13)]
-
-
-@pytest.mark.parametrize("after", soak_except([1, 2, 3, 4], 1, 3))
-def test_a_saved_state_is_after_the_last_step(pair, after) -> None:
-    step, _ = collect(pair)
-    dataset = pair.distribute_dataset(numbered(10))
-    iterator = iter(dataset)
-    pair.run_steps(step, iterator, after)
-    state = iterator.get_state()
-    pair.run_steps(step, iterator, 2)
-    again = iter(dataset)
-    again.set_state(state)
-    assert [int(pair.gather(x, axis=0)[0]) for x in again] == list(range(2 * after, 20, 2))
 
 
 def test_elements_of_several_shapes(pair) -> None:

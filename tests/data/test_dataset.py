@@ -165,13 +165,6 @@ def test_arrays_as_a_dataset_whose_slices_are_scalars(pair, arrays) -> None:
             look()
 
 
-def test_a_later_batch_whose_arrays_differ_in_size(pair) -> None:
-    iterator = iter(pair.distribute_dataset([(np.zeros(4), np.zeros(4)), (np.zeros(4), np.zeros(2))]))
-    next(iterator)
-    with pytest.raises(ValueError, match=r"same dim 0, got {'element 1\[0\]': 4, 'element 1\[1\]': 2}"):
-        next(iterator)
-
-
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -102,19 +102,6 @@ def test_batches_of_a_stream_may_have_another_size() -> None:
     assert "and other batch sizes" in repr(Run(lambda context: one_by_one(4)).datasets[0])
 
 
-@pytest.mark.parametrize("source", ANYWHERE)
-def test_what_comes_next_is_what_would_have_come(source) -> None:
-    def batches(run):
-        return [element.parts[0].leaves[0].tolist() for [element] in run.steps()]
-
-    whole = batches(Run(lambda context: make(source, np.arange(20), 3)))
-    first = Run(lambda context: make(source, np.arange(20), 3))
-    first.steps(3)
-    second = Run(lambda context: make(source, np.arange(20), 3))
-    second.restore(first.state())
-    assert batches(second) == whole[3:]
-
-
 def test_batches_of_no_rows_are_gone_past_like_others() -> None:
     def batches():
         for start, stop in ((0, 4), (4, 4), (4, 8), (8, 8), (8, 12)):

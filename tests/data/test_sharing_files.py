@@ -163,6 +163,7 @@ def test_a_first_batch_of_fewer_examples_says_nothing_of_full_ones(folders, part
 NAMES = {"different names": ["0", "1", "2", "3"], "names of which two are the same": ["a/0", "a/1", "b/0", "b/1"]}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("policy", ["file", "data"])
 @pytest.mark.parametrize("pipeline", ["text", "filtered records", "shuffled"])

@@ -154,24 +154,6 @@ def test_what_has_been_reduced_still_counts_as_reduced() -> None:
 # --- really split ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("parts_x", "parts_w"), [([4, 1], None), ([2, 2], None), (None, [1, 4]), ([4, 1], [1, 4])])
-def test_each_logical_device_does_its_part_of_a_matrix_product(parts_x, parts_w) -> None:
-    strategy = logical_strategy(2, 4)
-
-    def flops(split: bool) -> float:
-        def step(x: Any, w: Any) -> Any:
-            if split and parts_x:
-                x = strategy.split_to_logical_devices(x, parts_x)
-            if split and parts_w:
-                w = strategy.split_to_logical_devices(w, parts_w)
-            return jnp.sum(x @ w)
-
-        args = (jnp.ones((256, 256)), jnp.ones((256, 256)))
-        return strategy.extended.trace(step, args=args).compiled().cost_analysis()["flops"]
-
-    assert flops(False) / flops(True) == pytest.approx(4, rel=0.05)
-
-
 @pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
 def test_layers_and_their_gradients_take_a_part_of_the_work_and_the_memory() -> None:
     strategy = logical_strategy(2, 4)
@@ -294,19 +276,6 @@ def test_only_windows_that_are_filled_with_other_values_are_kept_apart() -> None
 
     assert barriers(lambda x: jax.grad(lambda x: jnp.sum(x[:, 1:] ** 2))(jnp.cumsum(x, 1))) == 0
     assert barriers(lambda x: jnp.pad(x, 1, constant_values=1.0)) == 1
-
-
-@pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # all replicas differentiate the same
-def test_the_gradient_is_split_in_the_same_way() -> None:
-    strategy = logical_strategy(2, 4)
-
-    def step(x: Any) -> Any:
-        return jax.grad(lambda x: jnp.sum(jnp.sin(strategy.split_to_logical_devices(x, [2, 2]))))(x)
-
-    program = strategy.extended.trace(step, args=(jnp.ones((8, 8)),)).program
-    [forward, backward] = [e for e in program.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
-    assert forward.params["sharding"] == backward.params["sharding"]
-    assert tuple(forward.params["sharding"].spec) == ("logical0", "logical1")
 
 
 def test_replicating_gathers_once() -> None:

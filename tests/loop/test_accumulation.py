@@ -113,7 +113,7 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES)[:3])
+@pytest.mark.parametrize("name", ["two", "two on one device"])
 def test_each_micro_batch_draws_numbers_of_its_own(name: str) -> None:
     strategy = STRATEGIES[name]()
     with strategy.scope():

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 import replicax
-from replicax.loop import step_metrics, training_loop
+from replicax.loop import training_loop
 from replicax.loop.logs.progress_bar import Progress, described
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
@@ -168,28 +168,6 @@ def test_a_metric_is_one_number() -> None:
 # --- when -----------------------------------------------------------------------------------------------
 
 
-def test_values_are_fetched_one_interval_later_and_once_for_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No wait for the step that has just been launched: what is fetched was launched one interval ago."""
-    launched: list[int] = []
-    fetched: list[tuple[int, int]] = []
-
-    class Watched(step_metrics.Pending):
-        def values(self) -> dict[str, float]:
-            fetched.append((self.step, len(launched)))
-            return super().values()
-
-    run_steps = training_loop.run_steps
-
-    def counting(*args: Any) -> Any:
-        launched.append(1)
-        return run_steps(*args)
-
-    monkeypatch.setattr(training_loop, "Pending", Watched)
-    monkeypatch.setattr(training_loop, "run_steps", counting)
-    run_of(lambda x: x.sum(), 25, log_every=5, steps_per_call=1)
-    assert fetched == [(5, 10), (10, 15), (15, 20), (20, 25), (25, 25)]
-
-
 def test_nothing_else_of_a_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
     block = jax.block_until_ready
@@ -264,12 +242,6 @@ def test_an_evaluation_without_examples_is_told() -> None:
 
 def iterated(dataset: Any) -> Any:
     return dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
-
-
-def test_an_evaluation_by_a_function() -> None:
-    line = Line(strategy_of(2))
-    run = replicax.train(line.step, line.dataset(), 3, evaluate=lambda: line.w.value.sum(), progress=False)
-    assert run.evaluation == {"loss": pytest.approx(float(line.w.numpy().sum()))}
 
 
 def test_an_evaluation_that_returns_a_value_of_each_replica_is_told_to_reduce_it() -> None:

@@ -148,18 +148,6 @@ def test_the_last_step_is_saved_whatever_the_manager_waits_for(tmp_path: pathlib
     assert recorder.calls[-2:] == [("save", 17, 17), ("end", 17)]
 
 
-def test_early_stopping_goes_on_counting(tmp_path: pathlib.Path) -> None:
-    def part(**kwargs: Any) -> Any:
-        stopping = replicax.EarlyStopping("loss", "min", patience=3)
-        callbacks = [stopping, *kwargs.pop("callbacks", ())]
-        return attempt(tmp_path, evaluate=lambda: 1.0, evaluate_every=10, callbacks=callbacks, steps=100, **kwargs)
-
-    part(callbacks=[DiesAt(24)])
-    _, recorder, run = part()
-    assert (run.resumed_at, run.step) == (20, 40)
-    assert [step for step, _ in recorder.evaluated] == [30, 40]
-
-
 def test_callbacks_keep_their_states_when_those_of_other_classes_come_and_go(tmp_path: pathlib.Path) -> None:
     class Counter(replicax.Callback):
         count = 0

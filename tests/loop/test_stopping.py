@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import signal
 import threading
@@ -78,7 +77,7 @@ def test_early_stopping_by_the_numbers_of_steps_needs_no_evaluation() -> None:
 
 def test_early_stopping_names_the_numbers_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"EarlyStopping\('accuracy'\).*it gives 'loss'"):
-        train(evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
+        train(1, evaluate=lambda: 1.0, callbacks=[replicax.EarlyStopping("accuracy", "max")])
 
 
 def test_a_callback_may_end_the_run() -> None:
@@ -162,20 +161,14 @@ def test_ctrl_c_twice_ends_it_at_once() -> None:
     assert [step for step, _ in recorder.logged] == [10]
 
 
-def test_sigterm_ends_the_process_with_a_code_of_its_own() -> None:
-    with pytest.raises(SystemExit) as ended:
-        train(log_every=10, callbacks=[When(20, lambda run: os.kill(os.getpid(), signal.SIGTERM))])
-    assert ended.value.code == replicax.EXIT_PREEMPTED == 75
-
-
 def test_sigterm_counts_more_than_ctrl_c() -> None:
     def both(run: replicax.TrainingRun) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+    with pytest.raises(SystemExit) as ended:
         train(log_every=10, callbacks=[When(20, both)])
-    assert ended.type is SystemExit
+    assert ended.value.code == replicax.EXIT_PREEMPTED == 75
 
 
 class Stalled:

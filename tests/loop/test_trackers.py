@@ -75,18 +75,13 @@ def test_wandb_gets_the_numbers_and_goes_on_in_the_same_run(wandb_runs: list[Fak
     assert first.exit_code == second.exit_code == 0
 
 
-def test_another_run_without_a_checkpoint_is_another_one(wandb_runs: list[FakeRun]) -> None:
-    log = WandbLog("digits")
-    run_of(log, 2)
-    run_of(log, 2)
+def test_another_run_without_a_checkpoint_is_another_one(
+    wandb_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, logs = install_mlflow(monkeypatch), [WandbLog("digits"), MLflowLog()]
+    for _ in range(2):
+        run_of(logs, 2)
     assert wandb_runs[0].options["id"] != wandb_runs[1].options["id"]
-
-
-def test_another_run_without_a_checkpoint_is_another_one_of_mlflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = install_mlflow(monkeypatch)
-    log = MLflowLog()
-    run_of(log, 2)
-    run_of(log, 2)
     assert [call for call, *_ in calls if call in ("begin", "again")] == ["begin", "begin"]
 
 

@@ -144,6 +144,7 @@ def test_a_loop_that_makes_ever_more_of_a_sum_comes_to_an_end(
 INJECTED = optax.inject_hyperparams(optax.sgd)(0.1)  # its learning rate is an argument of the step
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1), INJECTED], ids=["sgd", "adam", "injected"])
 @pytest.mark.parametrize(("op", "is_right"), [("sum", False), ("mean", True)])
 def test_pure_steps(pair: replicax.MirroredStrategy, op: str, is_right: bool, tx: Any) -> None:

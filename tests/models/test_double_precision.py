@@ -107,7 +107,10 @@ def of_variables(strategy: replicax.Strategy) -> Any:
     return losses, replicax.as_arrays(params)
 
 
-@pytest.mark.parametrize("program", [of_nnx, pytest.param(of_equinox, marks=pytest.mark.soak), of_linen, of_variables])
+@pytest.mark.parametrize(
+    "program",
+    [of_nnx, *(pytest.param(program, marks=pytest.mark.soak) for program in (of_equinox, of_linen)), of_variables],
+)
 @third_party
 def test_four_replicas_are_one_device(program: Callable[[replicax.Strategy], Any]) -> None:
     expected = jax.tree.leaves(program(strategy_of(1)))

@@ -51,7 +51,7 @@ def trained(model, replicas=4, batch=BATCH):
     return model
 
 
-@pytest.mark.parametrize("kind", [nnx.BatchNorm, Rectified, Folded])
+@pytest.mark.parametrize("kind", [nnx.BatchNorm, pytest.param(Rectified, marks=pytest.mark.soak), Folded])
 @third_party
 def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch(kind) -> None:
     expected = Net(None, kind)
@@ -59,6 +59,7 @@ def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch(kind) -> N
     check_alike(arrays(trained(Net(replicax.REPLICA_AXIS, kind))), arrays(expected))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [4, 5])
 @pytest.mark.parametrize("replicas", [1, 2])
 @third_party

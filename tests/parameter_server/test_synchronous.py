@@ -90,6 +90,7 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         assert float(added) == 16.0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("partial", ["exact", "pad"])
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_replicas_of_a_worker_may_have_batches_of_other_sizes(executor: Any, partial: Any) -> None:

@@ -45,34 +45,66 @@ def test_other_captured_values_are_another_step() -> None:
     assert len(keys) == len(values)
 
 
-@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.Counter, Table])
-def test_an_item_of_a_captured_dict_may_change(kind) -> None:
+def a_dict(kind):
     captured = kind(a=1)
     captured["itself"] = captured
-    fn = make(captured)
-    before = function_key(fn)
-    assert function_key(fn) is before
-    captured["a"] = 2
-    assert function_key(fn) != before
-    assert function_key(make(captured)) == function_key(fn)
+    return make(captured), lambda: captured.__setitem__("a", 2)
 
 
-def test_an_item_of_a_captured_deque_may_change() -> None:
+def a_deque():
     captured = collections.deque([1], maxlen=1)
-    fn = make(captured)
-    before = function_key(fn)
-    assert function_key(fn) is before
-    captured.append(2)
-    assert function_key(fn) != before
+    return make(captured), lambda: captured.append(2)
 
 
-def test_a_list_in_a_captured_frozen_dataclass_may_change() -> None:
+def a_list_in_a_frozen_dataclass():
     config = dataclasses.make_dataclass("Config", ["names"], frozen=True)(["a"])
-    fn = make({"config": config})
+    return make({"config": config}), lambda: config.names.append("b")
+
+
+def a_name_that_is_rebound():
+    count = 0
+
+    def change():
+        nonlocal count
+        count = 1
+
+    return (lambda: count), change
+
+
+def a_function(attribute, new):
+    def helper(x, y=1):
+        return x + y
+
+    return (lambda x: helper(x)), lambda: setattr(helper, attribute, new)
+
+
+@pytest.mark.parametrize(
+    ("captured", "args"),
+    [
+        *((a_dict, (kind,)) for kind in (dict, collections.OrderedDict, collections.Counter, Table)),
+        (a_deque, ()),
+        (a_list_in_a_frozen_dataclass, ()),
+        (a_name_that_is_rebound, ()),
+        (a_function, ("__code__", (lambda x, y: x).__code__)),
+        (a_function, ("__defaults__", (2,))),
+        (a_function, ("__kwdefaults__", {"y": 2})),
+        (lambda: (uses_globals, lambda: globals().update(rate=0.25)), ()),  # read by a function that it calls
+    ],
+)
+def test_what_a_function_captures_may_change(captured, args) -> None:
+    fn, change = captured(*args)
     before = function_key(fn)
     assert function_key(fn) is before
-    config.names.append("b")
+    change()
     assert function_key(fn) != before
+    globals().update(rate=0.5)
+
+
+def test_a_dict_that_contains_itself_is_compared_by_its_items() -> None:
+    (fn, change), (other, _) = a_dict(dict), a_dict(dict)
+    assert function_key(fn) == function_key(other)
+    change()
+    assert function_key(fn) != function_key(other)
 
 
 def test_closures_inside_closures() -> None:
@@ -102,46 +134,6 @@ def test_defaults_belong_to_a_function() -> None:
 
     assert function_key(with_default(1)) == function_key(with_default(1))
     assert function_key(with_default(1)) != function_key(with_default(2))
-
-
-def test_a_captured_name_may_be_rebound() -> None:
-    count = 0
-
-    def step():
-        return count
-
-    before = function_key(step)
-    assert function_key(step) is before
-    count = 1
-    assert function_key(step) != before
-
-
-@pytest.mark.parametrize(
-    ("attribute", "new"),
-    [("__code__", (lambda x, y: x).__code__), ("__defaults__", (2,)), ("__kwdefaults__", {"y": 2})],
-)
-def test_a_captured_function_may_be_reloaded(attribute, new) -> None:
-    def helper(x, y=1):
-        return x + y
-
-    def step(x):
-        return helper(x)
-
-    before = function_key(step)
-    assert function_key(step) is before
-    setattr(helper, attribute, new)
-    assert function_key(step) != before
-
-
-def test_globals_of_the_same_module_are_captured() -> None:
-    global rate
-    before = function_key(uses_globals)
-    assert function_key(uses_globals) is before
-    rate = 0.25  # read by helper, which uses_globals calls
-    try:
-        assert function_key(uses_globals) != before
-    finally:
-        rate = 0.5
 
 
 @pytest.mark.usefixtures("young_heap")
