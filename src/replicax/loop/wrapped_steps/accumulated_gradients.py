@@ -32,8 +32,8 @@ from replicax.execution.program.dataflow import Control, Dataflow, Found
 def check_loss(name: str, jaxpr: _jax.Jaxpr, gradients: Sequence[Any], new: Sequence[Any], old: Sequence[Any]) -> None:
     """Raise a ValueError if the gradients of micro-batches would not add up.
 
-    ``jaxpr`` is the step on one micro-batch; of its results an optimizer takes ``gradients``, ``new`` are the new values
-    of variables and of arrays in objects, and ``old`` those before.
+    ``jaxpr`` is the step on one micro-batch; of its results an optimizer takes ``gradients``, ``new`` are new values of
+    variables and of arrays in objects, and ``old`` those before.
     """
     if not gradients and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
         raise ValueError(
