@@ -7,7 +7,6 @@ operations with what :mod:`replicax._jax.internals` imports.
 
 from replicax._jax.collective_params import (
     exchanged_along as exchanged_along,
-    finished_name as finished_name,
     gathered_along as gathered_along,
     groups_of as groups_of,
     has_groups as has_groups,

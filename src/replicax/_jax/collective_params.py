@@ -64,8 +64,3 @@ def senders(params: Mapping[str, Any], count: int) -> list[int]:
     for sender, receiver in params["perm"]:
         sources[receiver] = sender
     return sources
-
-
-def finished_name(name: str) -> str:
-    """The name of a collective that is done when ``name`` is: JAX has some in two parts, a start and a wait."""
-    return name.removesuffix("_start")

@@ -123,7 +123,7 @@ class _Planner:
                 use = program.writes[i]
                 device, layout = self.placement.home_of(use.slot), use.layout
             else:
-                device = self.placement.device_of(atom)
+                device = (self.placement.places[atom].device if _is_value(atom) else None) or 0
                 stacked = self.several or (self.padded is not None and self.padded[i - n_written])
                 layout = value_layout(self.results[i - n_written] if stacked else M, program.replicas)
             found.append((self.placement.source(atom), device, layout))

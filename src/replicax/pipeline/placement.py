@@ -88,8 +88,7 @@ class Placement:
     """The places of everything in a flat program. One pass finds them, from the known homes of variables.
 
     Args:
-      flat: the program.
-      program: what it was made of.
+      flat: the program, and ``program`` what it was made of.
       homes: a logical device, and the reason, for each variable that has one.
       final: whether to raise.
 
@@ -121,10 +120,6 @@ class Placement:
     def home_of(self, slot: Slot) -> int:
         """The logical device of a variable."""
         return self._homes[slot][0]
-
-    def device_of(self, atom: Any) -> int:
-        """The logical device of a result of the program."""
-        return (None if isinstance(atom, _jax.Literal) else self.places[atom].device) or 0
 
     def source(self, atom: Any) -> Any:
         """The value that ``atom`` was before it was assigned to a device; may be a literal."""

@@ -61,7 +61,8 @@ def would_meet(equation: _jax.Equation) -> bool:
 
 def all_get_the_same(equation: _jax.Equation) -> bool:
     """Return whether a collective gives every replica the same value."""
-    return _jax.finished_name(equation.primitive.name) in AGREEING and not _jax.has_groups(equation.params)
+    name = equation.primitive.name.removesuffix("_start")  # JAX has some in two parts, a start and a wait
+    return name in AGREEING and not _jax.has_groups(equation.params)
 
 
 def is_collective(equation: _jax.Equation) -> bool:

@@ -90,6 +90,8 @@ class ScheduleWalk:
         self._chip = chip
         self._kernels: dict[str, Kernel] = {}
         self._uses = uses_in(module, devices)
+        # The factor by which a collective that runs slows down a kernel.
+        self.slowdown = 1.0 + (INTERFERENCE if chip.multiprocessors else 0.0)
 
     def run(self, seconds_of: Callable[[CollectiveUse], float]) -> Run:
         """Walk through one step, with the time that one issue of a collective takes."""
@@ -106,11 +108,6 @@ class ScheduleWalk:
         """The collectives that an instruction is, starts, or has inside, each with its own instruction."""
         parts = [part for _, part in parts_of(self.module, computation, instruction)]
         return [(part, self._uses[part.name]) for part in parts if part.name in self._uses]
-
-    @property
-    def slowdown(self) -> float:
-        """The factor by which a collective that runs slows down a kernel."""
-        return 1.0 + (INTERFERENCE if self._chip.multiprocessors else 0.0)
 
 
 class _Clock:
