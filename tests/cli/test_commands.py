@@ -1,8 +1,10 @@
-"""Commands of other distributions: found by their entry points; without them, what to install."""
+"""Commands of other distributions, found by their entry points, and interrupts while a command imports its code."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
 import sys
 import types
 
@@ -41,3 +43,36 @@ def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     entry_points(monkeypatch, importlib.metadata.EntryPoint("hello", "hello_command", "replicax.commands"))
     assert main(["hello", "world"]) == 7
     assert capsys.readouterr().out == "hello world\n"
+
+
+# As native code does, which is interrupted while it is loaded.
+INTERRUPTED = """\
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt as error:
+    raise ImportError("Encountered an error while initializing the extension.") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "command"),
+    [
+        ("fractions.py", "import signal; signal.raise_signal(signal.SIGINT)", ["env"]),  # which the commands import
+        ("jax.py", INTERRUPTED, ["plan", "plan.py"]),
+        ("jax.py", INTERRUPTED, ["demo"]),
+        ("jax.py", INTERRUPTED, ["doctor"]),
+    ],
+)
+def test_an_interrupt_while_a_command_imports_its_code(tmp_path, module, text, command) -> None:
+    (tmp_path / module).write_text(text)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "replicax", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -496,6 +496,12 @@ def test_an_exception_in_one_replica(pair) -> None:
         (lambda x: context().all_gather(jnp.ones((len(x), len(x))), 0), ValueError, r"may differ in dim 0 only"),
         (lambda x: [1] * len(x), ValueError, "replicas must return the same structure: replica 0"),
         (lambda x: jax.lax.psum(x, "replica"), NameError, "In compiled steps the axis of the replicas is called"),
+        (
+            lambda x: jax.lax.ppermute(x, "replica", [(0, 1)]),
+            NotImplementedError,
+            "uses an axis, and nothing maps over",
+        ),
+        (lambda x: jax.lax.pcast(x, "replica", to="varying"), ValueError, "In compiled steps the axis of the replicas"),
     ],
 )
 def test_what_does_not_fit(pair, step, error, message) -> None:

@@ -20,6 +20,11 @@ _ABOUT_ANOTHER_MESH = (
     "passed to with_sharding_constraint can only refer to",
 )
 
+_UNBOUND_AXIS = re.compile(
+    r"unbound axis name: (\S+?)\.?(?:\s|$)|Evaluation rule for '(?:ppermute|pbroadcast)' not implemented"
+    r"|pvary should be called under jax.shard_map|must be used within a mapped context"
+)
+
 _PMAP = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", "pmap.py")
 
 
@@ -48,9 +53,11 @@ def asked_for_an_array(error: Exception) -> bool:
 
 
 def unbound_axis(error: Exception) -> str | None:
-    """The name of an axis that a collective is over, and that nothing maps over; ``None`` for other errors."""
-    found = re.search(r"unbound axis name: (\S+?)\.?(?:\s|$)", str(error)) if isinstance(error, NameError) else None
-    return found and found[1]
+    """The axis that a collective is over and nothing maps over, ``""`` if not known; ``None`` for other errors."""
+    if not isinstance(error, NameError | NotImplementedError | ValueError | RuntimeError):
+        return None
+    found = _UNBOUND_AXIS.search(str(error))
+    return found and (found[1] or "")
 
 
 def missed_a_mesh(error: Exception) -> str | None:

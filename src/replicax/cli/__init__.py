@@ -34,6 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
       input was wrong (one line on standard error says how, and nothing was run), 3 if a file could not be written
       after all, 130 if it was interrupted, 141 if the reader of standard output has closed it.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="replicax", description="Write the training step for one replica; choose where it runs.")
     parser.add_argument("--version", action="version", version=f"replicax {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="command", dest="command", required=True)
@@ -59,6 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             return UNREAD
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130

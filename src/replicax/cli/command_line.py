@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,24 @@ def is_unread(error: BaseException) -> bool:
     """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
     cause = error.__context__ if isinstance(error, SystemExit) else error
     return isinstance(cause, BrokenPipeError)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once, as native code that it interrupts while it is imported may abort it."""
+
+    def end(*_: object) -> NoReturn:
+        os.write(2, b"interrupted\n")
+        os._exit(130)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the program's, or ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

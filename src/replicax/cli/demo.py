@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import NOT_WRITTEN, InputError, positive_int, seed, why_not_writable, written
+from replicax.cli.command_line import NOT_WRITTEN, InputError, importing, positive_int, seed, why_not_writable, written
 from replicax.system.packages import check_installed
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def load_example() -> ModuleType:
     # A package, so that the example imports the files beside it, and not others of the same names.
     examples = sys.modules.setdefault(_EXAMPLES, ModuleType(_EXAMPLES))
     examples.__path__ = [str(path.parent)]
-    return importlib.import_module(f"{_EXAMPLES}.{path.stem}")
+    with importing():
+        return importlib.import_module(f"{_EXAMPLES}.{path.stem}")
 
 
 def _check_replicas(args: argparse.Namespace, batch: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replicax.cli.command_line import seconds
+from replicax.cli.command_line import importing, seconds
 from replicax.system.process_age import process_age
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or 1 if something is wrong."""
-    from replicax.cli.diagnosis import reachability
-    from replicax.cli.diagnosis.check_runner import Check, run_checks
-    from replicax.cli.diagnosis.findings import State
+    with importing():
+        from replicax.cli.diagnosis import reachability
+        from replicax.cli.diagnosis.check_runner import Check, run_checks
+        from replicax.cli.diagnosis.findings import State
+
+        checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
 
     began = time.monotonic()
-    checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
     limit = max(_LEAST, _TOTAL - process_age()) if args.timeout is None else args.timeout
     findings = run_checks(checks, limit)
     took = time.monotonic() - began

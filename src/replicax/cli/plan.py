@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.cli.command_line import (
     NOT_WRITTEN,
     InputError,
+    importing,
     is_unread,
     positive_float,
     positive_int,
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 if the step does not fit or can't be compiled, or 3 if a file can't be written."""
     if args.case is not None:
         end_with_search()
-    with without_driver_lines():
+    with without_driver_lines(), importing():
         _check(args)
         import jax  # noqa: F401  # loads the code for GPUs, if it is installed
     module, loaded = load(args.target)

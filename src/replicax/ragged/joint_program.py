@@ -54,7 +54,7 @@ _OF_DIFFERENT_SIZES = (
 
 def _shown(kinds: Sequence[Sequence[tuple[tuple[int, ...], Any]]]) -> str:
     """The first operand that differs, of each size."""
-    column = next(column for column in zip(*kinds, strict=False) if len(set(column)) > 1)
+    column = next(column for column in zip(*kinds, strict=True) if len(set(column)) > 1)
     return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in dict.fromkeys(column))
 
 

@@ -120,10 +120,11 @@ def _explanation(
     axis = _jax.unbound_axis(error)
     if axis is not None:
         return (
-            f"{where(error, fn)} uses the axis {axis!r}, and nothing maps over it there. In compiled steps the axis "
-            f"of the replicas is called {REPLICA_AXIS!r}: jax.lax.pmean(x, replicax.REPLICA_AXIS). Collectives for "
-            "both executors are those of replicax.get_replica_context(): all_reduce('mean', x), and "
-            f"replica_id_in_sync_group for jax.lax.axis_index.\nJAX says: {said}"
+            f"{where(error, fn)} uses {f'the axis {axis!r}' if axis else 'an axis'}, and nothing maps over it there. "
+            f"In compiled steps the axis of the replicas is called {REPLICA_AXIS!r}: "
+            "jax.lax.pmean(x, replicax.REPLICA_AXIS). Collectives for both executors are those of "
+            "replicax.get_replica_context(): all_reduce('mean', x), and replica_id_in_sync_group for "
+            f"jax.lax.axis_index.\nJAX says: {said}"
         )
     kind = _jax.asked_for_a_value(error)
     if kind is None:
