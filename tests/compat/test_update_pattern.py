@@ -341,18 +341,6 @@ def test_no_gradients_at_all(executor: Any) -> None:
 
 
 @on_both
-def test_applying_from_across(executor: Any) -> None:
-    """``_distributed_apply``, outside a step: with values that towers have returned."""
-    d = two_towers()
-    with entered(d, executor):
-        v = tf.get_variable("v", initializer=1.0)
-        step, optimizer = tf.create_global_step(), tf.Optimizer(optax.sgd(0.25))
-        gradients = d.call_for_each_tower(lambda i: jnp.float32(1 + i), d.worker_device_index)
-        optimizer._distributed_apply(d, [(gradients, v)], global_step=step)
-        assert (float(v), int(step)) == (0.25, 1)
-
-
-@on_both
 def test_applying_what_is_the_same_on_all_towers(executor: Any) -> None:
     """From across as in towers: there is one of it for each."""
     d = two_towers()

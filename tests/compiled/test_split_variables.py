@@ -12,7 +12,6 @@ import optax
 import pytest
 
 import replicax
-from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
 from tests.programs.programs import PROGRAMS, Program, bundles
@@ -191,24 +190,6 @@ def test_a_norm_over_pieces_is_one_small_all_reduce() -> None:
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
     found = trained(sharded(4), [(64, 32)], tx, loss).collectives()
     assert {c.kind: c.bytes for c in found} == {"all-gather": 64 * 32 * 4, "reduce-scatter": 64 * 32, "all-reduce": 4}
-
-
-def test_a_stack_of_layers_is_gathered_layer_by_layer() -> None:
-    strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"], lambda shape, dtype: [1, 2, 1][: len(shape)])
-    initial = RNG.normal(size=(6, 32, 32)).astype(np.float32) * 0.1
-    with strategy.scope():
-        stack = replicax.Variable(initial)
-    assert stack.layout == Split(dim=1, size=32, piece=16, replicas=2)
-    x = jnp.asarray(RNG.normal(size=(4, 32)), jnp.float32)
-
-    def apply(stack: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, stack)[0]
-
-    program = strategy.extended.trace(lambda x: apply(stack.value, x), args=(x,))
-    assert [c.bytes for c in program.collectives()] == [32 * 32 * 4]
-    np.testing.assert_allclose(
-        strategy.run(lambda x: apply(stack.value, x), args=(x,)), apply(initial, x), rtol=1e-5, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize("used_again", [False, True])

@@ -83,13 +83,6 @@ def test_files_of_one_name_in_several_directories_are_compared_by_their_places(t
             on_workers([lines([a, b]), lines(other)])
 
 
-def test_the_same_files_in_another_directory_are_the_same(files: list[str], tmp_path: pathlib.Path) -> None:
-    others = [text(tmp_path / "elsewhere", f"{i}.txt", range(3 * i, 3 * i + 3)) for i in range(4)]
-    run = on_workers([lines(files), lines(others)])
-    assert sorted(run.seen()) == list(range(12))
-    run.close()
-
-
 @pytest.mark.parametrize(
     ("makes", "message"),
     [
@@ -117,12 +110,6 @@ def test_the_same_files_in_another_directory_are_the_same(files: list[str], tmp_
 def test_other_datasets_are_named(makes: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         on_workers(makes)
-
-
-def test_datasets_of_their_own_may_differ() -> None:
-    run = on_workers([examples(ROWS[:4]).batch(4), examples(ROWS[4:]).batch(4)], "off")
-    assert sorted(run.seen()) == list(range(12))
-    run.close()
 
 
 # --- element by element, where lengths are not known ----------------------------------------------------

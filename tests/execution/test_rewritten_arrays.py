@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.devices.host_values import own_copy
 
 
 def array(size: int, offset: int) -> np.ndarray:
@@ -96,15 +95,3 @@ def test_a_captured_array_is_a_constant() -> None:
     for _ in range(2):
         assert np.asarray(strategy.run(step)).tolist() == [1] * 16
         x[:] = 7
-
-
-@pytest.mark.parametrize("size", [0, 3, 100_000])
-def test_the_copies(size: int) -> None:
-    row = np.arange(2 * size, dtype=np.int32)
-    for x in (row, np.asfortranarray(row.reshape(2, size)), row[::2]):
-        for dtype in (None, np.float32):
-            copy = own_copy(x, dtype)
-            assert (copy.dtype, copy.shape) == (dtype or x.dtype, x.shape)
-            assert (copy == x).all()
-            assert not np.shares_memory(copy, x)
-            assert size < 100_000 or not copy.ctypes.data % 64

@@ -112,35 +112,6 @@ def test_functions_that_wait_are_not_run_after_an_error() -> None:
         assert v.numpy().tolist() == [6, 6]
 
 
-def test_what_a_process_had_when_it_died_is_run_again() -> None:
-    strategy, v = one_worker()
-
-    def fn() -> None:
-        strategy.run(lambda: v.assign_add(jnp.ones(2)))
-
-    with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(fn).fetch(WAIT)
-        coordinator.join(WAIT)
-        deaths: list[int] = []
-        had: list[int] = []
-
-        def dies(method: str, args: Any) -> None:
-            if method == "work":
-                had.append(args[0].number)
-                if len(had) == 4:
-                    deaths.append(1)
-                    worker.kill()
-
-        worker = worker_of(actors)
-        worker.after = dies
-        for _ in range(MANY):
-            coordinator.schedule(fn)
-        report = coordinator.join(WAIT)
-        assert v.numpy().tolist() == [MANY + 1, MANY + 1]
-    assert deaths
-    assert report.workers_lost == 1
-
-
 def test_a_copy_that_a_step_has_written_is_no_version_of_the_servers() -> None:
     """A worker runs again what another has done: its own copy has the change twice, and must not be kept."""
     strategy, v = one_worker()

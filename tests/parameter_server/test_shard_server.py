@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 
@@ -14,16 +13,6 @@ from replicax.parameter_server.server.shard_server import ServerState, ShardServ
 from tests.parameter_server.test_late_messages import push, server_with_one, value
 
 
-def test_a_step_counts_when_all_of_its_functions_have_ended() -> None:
-    server = server_with_one(groups=2)
-    server.push(push(0, Ended()))
-    server.pull({}, Ended(0, 1))
-    assert value(server) == 0.0
-    server.push(push(1, Ended(0, 1)))
-    server.pull({}, Ended(0, 2))
-    assert value(server) == 2.0
-
-
 def test_a_step_that_was_complete_when_another_failed_counts() -> None:
     server = server_with_one(groups=2)
     for function in range(3):
@@ -32,14 +21,6 @@ def test_a_step_that_was_complete_when_another_failed_counts() -> None:
     assert value(server) == 2.0
     server.pull({}, Ended(0, 4))
     assert value(server) == 2.0
-
-
-def test_a_push_that_is_in_a_snapshot_does_not_count_again_when_its_function_runs_again() -> None:
-    server = server_with_one(groups=1)
-    server.push(push(0, Ended()))
-    server.restore(copy.deepcopy(server.snapshot(Ended())), 1)
-    server.push(push(0, Ended(1, 0)))
-    assert value(server) == 1.0
 
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("sum", [2.0, 1.0]), ("mean", [1.0, 0.5])])

@@ -15,9 +15,7 @@ import pytest
 
 import replicax
 from replicax import _jax
-from replicax.locality import M, T
-from replicax.per_replica.array_facts import Localities
-from replicax.per_replica.eager.eager_trace import WatchingTrace, program_p
+from replicax.per_replica.eager.eager_trace import WatchingTrace
 from replicax.per_replica.eager.library_functions import identity_of
 from tests.per_replica.test_operations import on
 from tests.soaking import soak_except
@@ -55,18 +53,6 @@ def test_what_a_library_makes_is_equal_if_it_is_made_alike(name: str) -> None:
     assert found is not None
     assert hash(found) == hash(identity_of(LIBRARIES[name]().update))
     assert [identity_of(make().update) == found for make in LIBRARIES.values()] == [n == name for n in LIBRARIES]
-
-
-def test_defaults_are_part_of_a_function() -> None:
-    library: dict[str, Any] = {"__name__": "optax.made"}
-
-    def made(line: str) -> Any:
-        exec(line, library)
-        return identity_of(library["update"])
-
-    keys = [made(f"def update(x, y={y}, *, z={z}): return x + y + z") for y, z in ((1, 1), (2, 1), (1, 2), (1, 1))]
-    assert len(set(keys)) == 3
-    assert keys[0] == keys[3] is not None
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -151,14 +137,3 @@ def test_whoever_follows_line_by_line_sees_values() -> None:
             sys.settrace(watched)
     assert function(3.0) == 6.0
     assert seen == [True, False, False]
-
-
-def test_each_result_has_a_locality_of_its_own() -> None:
-    x, y, n = jnp.ones(2), jnp.ones(2), jnp.ones(3)
-    localities = Localities()
-    localities.note(x, T)
-    program = jax.make_jaxpr(lambda x, y: (x + y, y * 2, jax.jit(jnp.sum)(x), 1.0))(x, y)
-    results = [jnp.zeros(2), jnp.zeros(2), jnp.zeros(()), n]
-    localities.watch(program_p, [x, y], {"program": program.jaxpr}, results)
-    assert [localities.of(r) for r in results] == [T, M, T, M]
-    assert localities.is_of_step(n)
