@@ -260,3 +260,7 @@ def test_memory_stays_flat(pair) -> None:
 
 def test_a_program_may_end_with_iterators_open() -> None:
     assert processes.run_programs([[*processes.MODULE, "tests.data.open_iterators"]]) == ["[(2,), (2,), (2,), (2,)]\n"]
+
+
+def test_a_program_ends_after_its_sources_are_closed() -> None:
+    assert processes.run_programs([[*processes.MODULE, "tests.data.slow_closing"]]) == ["1\nclosed\n"]

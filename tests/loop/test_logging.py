@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import pathlib
 import re
@@ -249,6 +250,25 @@ def test_an_evaluation_that_returns_a_value_of_each_replica_is_told_to_reduce_it
     values = strategy.experimental_distribute_values_from_function(lambda ctx: np.float32(1))
     with pytest.raises(TypeError, match=r"as 'accuracy', a value of each replica.*strategy.reduce\('sum', …\)"):
         run_of(lambda x: None, 1, evaluate=lambda: {"accuracy": values})
+
+
+def test_an_evaluation_that_takes_other_arguments_is_told_before_the_first_step() -> None:
+    ran: list[str] = []
+
+    def step(x: Any) -> None:
+        ran.append("a step")
+
+    def measured(batch: Any, scale: float) -> Any:
+        return replicax.compute_average_loss(batch * scale)
+
+    examples = [np.ones(4, np.float32)]
+    with pytest.raises(TypeError, match=r"evaluate=measured calls measured\(\), but .* evaluate=\(step, dataset\)"):
+        run_of(step, 1, evaluate=measured)
+    with pytest.raises(TypeError, match=r"calls measured\(batch\), but .*'scale'; bind other .* functools.partial"):
+        run_of(step, 1, evaluate=(measured, examples))
+    assert not ran
+    [(_, values)] = run_of(step, 1, evaluate=(functools.partial(measured, scale=2), examples)).evaluated
+    assert values == {"loss": 2}
 
 
 def test_the_numbers_of_an_evaluation_by_a_function_are_not_rounded() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,6 +174,38 @@ def test_a_step_that_is_refused_leaves_it_unbuilt(pair) -> None:
         assert optimizer.variables == []
     pair.run(lambda x: optimizer.apply_gradients([(x, w), (x, b)]), args=(x,))
     assert (float(w), float(b)) == (-1.0, -1.0)
+
+
+def test_threads_that_run_the_first_step_share_one_state(pair) -> None:
+    momentum = optax.trace(0.5)
+
+    def slow_init(params):
+        time.sleep(0.2)
+        return momentum.init(params)
+
+    with pair.scope():
+        w = replicax.Variable(jnp.zeros(2))
+        optimizer = replicax.Optimizer(optax.GradientTransformation(slow_init, momentum.update))
+
+    def step():
+        optimizer.apply_gradients([(jnp.ones(2), w)], aggregate=False)
+
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pair.run(step)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    np.testing.assert_allclose(w.numpy(), 1 + 1.5 + 1.75)
+    np.testing.assert_allclose(optimizer.variables[0].numpy(), 1.75)
 
 
 def test_state_that_changes_its_kind(pair) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -221,6 +222,28 @@ def test_a_step_creates_its_variables_once(strategy, executor) -> None:
         np.testing.assert_allclose(value, made[0].numpy() * x, rtol=1e-6)
     assert all(w is made[0] for w in made)
     assert made[0].strategy is strategy
+
+
+def test_threads_share_what_a_step_creates(pair) -> None:
+    def slow_zero():
+        time.sleep(0.1)
+        return jnp.zeros(())
+
+    def step():
+        count = replicax.Variable(slow_zero)
+        count.assign_add(1.0)
+        return count.value
+
+    def counted() -> None:
+        for _ in range(3):
+            pair.run(step)
+
+    threads = [threading.Thread(target=counted) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert float(pair.run(step)) == 10.0
 
 
 def test_executors_share_what_a_step_creates(pair) -> None:

@@ -113,7 +113,7 @@ TOLD = {
     "coordinator: a dataset is made from": "ClusterCoordinator.create_per_worker_dataset: told how many there are",
     "coordinator: a dataset is distributed": "ClusterCoordinator.create_per_worker_dataset: distributed on workers",
     "coordinator: a large variable": "ParameterServerStrategy: the server that has the fewest bytes",
-    "coordinator: an on-read variable": "ParameterServerStrategy: an on-read variable needs an aggregation",
+    "coordinator: an on-read variable": "ParameterServerStrategy: an on-read variable is an error",
     "coordinator: a step on the coordinator": "ParameterServerStrategy: steps run on workers only",
     "coordinator: a function makes a variable": "ClusterCoordinator.schedule: that creates variables is a ContextError",
 }

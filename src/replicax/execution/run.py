@@ -203,6 +203,8 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
             raise
         finally:
             programs.keep_created(created, fn, step)
+        if created and programs.created_by(fn, step) is not created:  # those of a thread that traced it meanwhile
+            return prepare(programs, fn, arguments, together)
         after = key_after_tracing(fn, step)
         programs.keep_created(created, fn, after)
         programs.add((after, arguments.key, key[2]), executable, fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
 from replicax.loop.stop_requests import StopRequests
 from replicax.strategy import Strategy
-from replicax.user_functions import checked_function, checked_result
+from replicax.user_functions import checked_function, checked_result, function_name
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
@@ -35,6 +36,7 @@ class Evaluation:
         self._function: Callable[[], Any] | None = None
         if isinstance(how, tuple) and len(how) == 2 and callable(how[0]):
             step, dataset = how
+            _check_takes(step, ["the batch"])
             combination.functions += 1
             self._step = _EvaluationStep(step)
             is_distributed = isinstance(dataset, DistributedDataset)
@@ -57,6 +59,7 @@ class Evaluation:
                 f"(step, dataset), got {shortened(' '.join(repr(how).split()))}"
             )
         self._function = checked_function(how, "replicax.train", "evaluate")
+        _check_takes(how, [])
 
     def __call__(self) -> dict[str, float]:
         """The numbers by name.
@@ -94,6 +97,22 @@ class Evaluation:
                 self._requests.begin_call()
                 [batch] = group.elements()
                 yield batch, examples_in(group)
+
+
+def _check_takes(fn: Callable[..., Any], arguments: list[str]) -> None:
+    """Raise a TypeError unless ``fn`` takes these arguments; otherwise it would come after hours, at the last step."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # it has none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as why:
+        name = function_name(fn)
+        called = f"evaluate=({name}, dataset) calls {name}(batch)" if arguments else f"evaluate={name} calls {name}()"
+        other = "" if arguments else "; for a step that takes batches: evaluate=(step, dataset)"
+        bound = "bind other arguments with functools.partial"
+        raise TypeError(f"replicax.train: {called}, but it is {name}{signature}: {why}; {bound}{other}") from None
 
 
 class _EvaluationStep(Wrapper):

@@ -23,7 +23,7 @@ from replicax.training.pairs import differentiable, pairs_of
 from replicax.training.step_hooks import update_hook
 from replicax.variables import Variable
 from replicax.variables.initial_layout import Stored
-from replicax.variables.slots import store_all
+from replicax.variables.slots import launching, store_all
 from replicax.variables.store import current_store, outside_steps
 
 if TYPE_CHECKING:
@@ -117,7 +117,10 @@ class Optimizer:
           ValueError: there are none, one is listed twice, or the optimizer was built for other variables.
           TypeError: a variable is on-read, or its dtype is not a float.
         """
-        variables, tree_of_variables = _optimised_variables(variables)
+        with launching:  # or each of two threads would make a state, and one be left with that of the other
+            self._build(*_optimised_variables(variables))
+
+    def _build(self, variables: list[Variable], tree_of_variables: Any) -> None:
         if self._variables:
             self._check_same(variables)
             return

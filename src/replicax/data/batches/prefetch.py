@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +19,22 @@ _PATIENCE = 1.0
 """How many seconds ``close`` waits for a source that is being read; the thread ends when the source returns."""
 _PATIENCE_WITH_JAX = 30.0
 """The same while an element is put on the devices: a process that ends while a thread is in JAX may crash."""
+_PATIENCE_AT_EXIT = 10.0
+"""How many seconds the end of the process waits for sources that are being closed, as for Grain's reading processes."""
 _LOOK = 0.2
 """Seconds between two calls of a function that may end a wait for an item."""
+
+
+_releasing: set[threading.Thread] = set()
+"""Threads that close their source."""
+
+
+@atexit.register
+def _await_releases() -> None:
+    """Wait for :data:`_releasing`: exit handlers of a source, as of Grain, would close it a second time meanwhile."""
+    end = time.monotonic() + _PATIENCE_AT_EXIT
+    for thread in list(_releasing):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class PassStage(Protocol):
@@ -118,7 +134,11 @@ class Prefetcher:
             while self._has_room():
                 self._make()
         finally:
-            self._release()
+            _releasing.add(threading.current_thread())
+            try:
+                self._release()
+            finally:
+                _releasing.discard(threading.current_thread())
 
     def _has_room(self) -> bool:
         with self._changed:
