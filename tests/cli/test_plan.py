@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import rich.console
 
 import replicax
 from replicax.cli import main
-from replicax.cli.user_function import load
+from replicax.cli.user_function import check_keywords, load
 from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -151,6 +152,12 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
     printed = capsys.readouterr()
     assert re.search(message, printed.err, re.MULTILINE), printed.err
     assert ("The largest buffers" in printed.out) == (function == "too_large")
+
+
+def test_a_decorator_that_gives_a_program_more_arguments() -> None:
+    def program(strategy, width, size): ...
+
+    check_keywords(functools.wraps(program)(lambda strategy, size: program(strategy, 3, size)), {"size": "1"}, "model")
 
 
 @pytest.mark.parametrize(
