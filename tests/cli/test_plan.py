@@ -208,6 +208,7 @@ def test_a_decorator_that_gives_a_program_more_arguments() -> None:
         (["{model}", "--json", "{model}"], "model.py: can't be written (it is a program, or has the name of one)"),
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
+        (["{fails}"], "fails.py ended the program while it was imported (sys.exit('no connection')): put what is"),
         (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),
         (
             ["{model}", "--strategy", "telepathy"],
@@ -220,14 +221,18 @@ def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None
     assert jax.devices()
     leaves = model.with_name("leaves.py")
     leaves.write_text("import sys\nsys.exit(0)\n")
+    fails = model.with_name("fails.py")  # its own pipe, not standard output
+    fails.write_text("try:\n    raise BrokenPipeError\nexcept OSError:\n    raise SystemExit('no connection')\n")
     fields = {"name": "c", "flops": 1, "memory": 1, "bandwidth": 1}
     model.with_name("unknown").write_text(json.dumps({**fields, "speed": 2}))
     model.with_name("list").write_text(json.dumps([fields]))
     model.with_name("no_suffix").mkdir()
     model.with_name("no_suffix").joinpath("model").touch()
-    args = [a.replace("{model}", str(model)).replace("{leaves}", str(leaves)) for a in args]
+    files = {"{model}": model, "{leaves}": leaves, "{fails}": fails}
+    for name, file in files.items():
+        args = [a.replace(name, str(file)) for a in args]
     assert main(["plan", *args]) == 2
-    assert sorted(p.name for p in model.parent.glob("*.*")) == ["leaves.py", "model.py"]  # nothing was written
+    assert sorted(p.name for p in model.parent.glob("*.*")) == sorted(map(os.path.basename, files.values()))
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err

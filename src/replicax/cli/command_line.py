@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def is_unread(error: BaseException) -> bool:
     """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
-    cause = error.__context__ if isinstance(error, SystemExit) else error
+    cause = error.__context__ if isinstance(error, SystemExit) and error.code == 1 else error
     return isinstance(cause, BrokenPipeError)
 
 
