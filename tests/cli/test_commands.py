@@ -1,7 +1,8 @@
-"""Commands of other distributions, found by their entry points, and interrupts while a command imports its code."""
+"""Commands of other distributions, found by their entry points; interrupts of commands, and commands in threads."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.metadata
 import os
 import subprocess
@@ -43,6 +44,12 @@ def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     entry_points(monkeypatch, importlib.metadata.EntryPoint("hello", "hello_command", "replicax.commands"))
     assert main(["hello", "world"]) == 7
     assert capsys.readouterr().out == "hello world\n"
+
+
+def test_a_command_in_a_thread(capsys) -> None:
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        assert threads.submit(main, ["plan", "nowhere.py"]).result() == 2
+    assert "nowhere.py" in capsys.readouterr().err
 
 
 # As native code does, which is interrupted while it is loaded.

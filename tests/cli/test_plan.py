@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import rich.console
 
 import replicax
 from replicax.cli import main
-from replicax.cli.user_function import load
+from replicax.cli.user_function import check_keywords, load
 from tests.cli.unread_output import unread_output
 
 REPLICAX = [sys.executable, "-c", "import sys; from replicax.cli import main; sys.exit(main())"]
@@ -153,6 +154,12 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
     assert ("The largest buffers" in printed.out) == (function == "too_large")
 
 
+def test_a_decorator_that_gives_a_program_more_arguments() -> None:
+    def program(strategy, width, size): ...
+
+    check_keywords(functools.wraps(program)(lambda strategy, size: program(strategy, 3, size)), {"size": "1"}, "model")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -201,6 +208,7 @@ def test_what_can_not_run_fails(model, capsys, in_place, function: str, message:
         (["{model}", "--json", "{model}"], "model.py: can't be written (it is a program, or has the name of one)"),
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
+        (["{fails}"], "fails.py ended the program while it was imported (sys.exit('no connection')): put what is"),
         (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),
         (
             ["{model}", "--strategy", "telepathy"],
@@ -213,14 +221,18 @@ def test_wrong_input_is_one_line(model, capsys, in_place, args, message) -> None
     assert jax.devices()
     leaves = model.with_name("leaves.py")
     leaves.write_text("import sys\nsys.exit(0)\n")
+    fails = model.with_name("fails.py")  # its own pipe, not standard output
+    fails.write_text("try:\n    raise BrokenPipeError\nexcept OSError:\n    raise SystemExit('no connection')\n")
     fields = {"name": "c", "flops": 1, "memory": 1, "bandwidth": 1}
     model.with_name("unknown").write_text(json.dumps({**fields, "speed": 2}))
     model.with_name("list").write_text(json.dumps([fields]))
     model.with_name("no_suffix").mkdir()
     model.with_name("no_suffix").joinpath("model").touch()
-    args = [a.replace("{model}", str(model)).replace("{leaves}", str(leaves)) for a in args]
+    files = {"{model}": model, "{leaves}": leaves, "{fails}": fails}
+    for name, file in files.items():
+        args = [a.replace(name, str(file)) for a in args]
     assert main(["plan", *args]) == 2
-    assert sorted(p.name for p in model.parent.glob("*.*")) == ["leaves.py", "model.py"]  # nothing was written
+    assert sorted(p.name for p in model.parent.glob("*.*")) == sorted(map(os.path.basename, files.values()))
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err

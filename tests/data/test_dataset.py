@@ -62,8 +62,9 @@ class Holder:
         (functools.partial(Holder().generate, n=1), "Holder.generate"),
         (functools.partial(functools.partial(Holder().generate), n=1), "Holder.generate"),
         (lambda: iter([np.zeros(4)]), "<lambda>"),
+        (functools.wraps(Holder.generate)(lambda: Holder().generate(1)), "Holder.generate"),
     ],
-    ids=["method", "object", "partial", "partial of partial", "returns an iterator"],
+    ids=["method", "object", "partial", "partial of partial", "returns an iterator", "wraps a method"],
 )
 def test_functions_that_give_iterators(pair, function, kind, capsys) -> None:
     dataset = pair.distribute_dataset(function)

@@ -267,8 +267,14 @@ def test_an_evaluation_that_takes_other_arguments_is_told_before_the_first_step(
     with pytest.raises(TypeError, match=r"calls measured\(batch\), but .*'scale'; bind other .* functools.partial"):
         run_of(step, 1, evaluate=(measured, examples))
     assert not ran
-    [(_, values)] = run_of(step, 1, evaluate=(functools.partial(measured, scale=2), examples)).evaluated
-    assert values == {"loss": 2}
+
+    @functools.wraps(measured)
+    def doubled(batch: Any) -> Any:
+        return measured(batch, 2)
+
+    for evaluation in (functools.partial(measured, scale=2), doubled):
+        [(_, values)] = run_of(step, 1, evaluate=(evaluation, examples)).evaluated
+        assert values == {"loss": 2}
 
 
 def test_the_numbers_of_an_evaluation_by_a_function_are_not_rounded() -> None:

@@ -323,6 +323,21 @@ def test_a_step_without_outputs_or_variables(pair) -> None:
     assert (ctx.last_step_outputs, ctx.non_tensor_outputs, ctx.steps) == ({}, {}, 2)
 
 
+def test_a_decorator_that_gives_a_step_more_arguments(pair) -> None:
+    with pair.scope():
+        total = replicax.Variable(0.0, name="total")
+
+    def step(ctx: Any, scale: float, x: Any) -> None:
+        total.assign_add(replicax.get_replica_context().all_reduce("sum", scale * x.sum()))
+
+    @functools.wraps(step)
+    def doubled(ctx: Any, x: Any) -> None:
+        step(ctx, 2, x)
+
+    pair.run_steps(doubled, iter(pair.distribute_dataset([np.ones(4, np.float32)] * 2)), 2)
+    assert float(total) == 16
+
+
 def test_metrics_add_up(pair) -> None:
     with pair.scope():
         mean = replicax.Mean()

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def is_unread(error: BaseException) -> bool:
     """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
-    cause = error.__context__ if isinstance(error, SystemExit) else error
+    cause = error.__context__ if isinstance(error, SystemExit) and error.code == 1 else error
     return isinstance(cause, BrokenPipeError)
 
 
@@ -56,7 +57,8 @@ def importing() -> Iterator[None]:
         os.write(2, b"interrupted\n")
         os._exit(130)
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the program's, or ignored
+    is_ours = threading.current_thread() is threading.main_thread()  # or no handler can be set
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the program's, or ignored
         yield
         return
     signal.signal(signal.SIGINT, end)

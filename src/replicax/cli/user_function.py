@@ -49,7 +49,7 @@ def check_keywords(
     if not keywords:
         return
     try:
-        inspect.signature(function).bind(None, **keywords)
+        inspect.signature(function, follow_wrapped=False).bind(None, **keywords)
     except TypeError as error:
         option = "--search" if any(repr(name) in str(error) for name in varied) else "--with"
         raise InputError(f"{option}: {target} does not take these arguments: {error}") from error

@@ -102,7 +102,7 @@ class Evaluation:
 def _check_takes(fn: Callable[..., Any], arguments: list[str]) -> None:
     """Raise a TypeError unless ``fn`` takes these arguments; otherwise it would come after hours, at the last step."""
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # it has none
         return
     try:

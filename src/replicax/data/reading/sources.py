@@ -61,7 +61,7 @@ def as_source(dataset: Any, method: str) -> Source:
     if _is_function(dataset):
         kind = f"the generator function {_name_of(dataset)}"
         try:
-            inspect.signature(dataset).bind()
+            inspect.signature(dataset, follow_wrapped=False).bind()
         except TypeError as error:
             raise TypeError(
                 f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "

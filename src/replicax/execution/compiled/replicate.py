@@ -32,7 +32,7 @@ from replicax.execution.compiled.local_values import (
 from replicax.execution.compiled.program_rewriting import Rewriting, Rule
 from replicax.execution.compiled.split_variables import evaluated
 from replicax.execution.program.infer import infer
-from replicax.execution.program.program import Program
+from replicax.execution.program.program import Program, first_of
 from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.locality import Locality, M, T
@@ -125,7 +125,7 @@ class Executable:
     """The results of :meth:`repeated`, by the number of steps."""
 
     def __repr__(self) -> str:
-        found = ", ".join(locality.name.lower() for locality in self.localities)
+        found = first_of([locality.name.lower() for locality in self.localities])
         return (
             f"Executable of {self.program!r}\n  localities of the results: {found or 'none'}\n"
             "All operations: program.jaxpr; what each device runs: compiled_text(), collectives()"

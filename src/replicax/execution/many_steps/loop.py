@@ -77,7 +77,7 @@ class Step(Wrapper):
 def _check_takes(fn: Callable[..., Any], ctx: MultiStepContext, inputs: Sequence[Any]) -> None:
     """Raise a TypeError unless ``fn`` takes a context and these parts of an element."""
     with contextlib.suppress(ValueError):  # it has no signature
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)
         try:
             signature.bind(ctx, *inputs)
         except TypeError as why:

@@ -163,6 +163,11 @@ def _shown(aval: Any) -> str:
     return f"{aval.dtype.name}{list(aval.shape)}"
 
 
-def _row(what: str, items: list[str], most: int = 10) -> str:
+def _row(what: str, items: list[str]) -> str:
+    return f"{what} {first_of(items) or 'nothing'}"
+
+
+def first_of(items: list[str], most: int = 10) -> str:
+    """The first items, and how many more there are."""
     more = [f"and {len(items) - most} more"] if len(items) > most else []
-    return f"{what} {', '.join([*items[:most], *more]) or 'nothing'}"
+    return ", ".join([*items[:most], *more])
