@@ -235,6 +235,15 @@ def test_reduce_of_a_shared_value(pair: replicax.Strategy, shared) -> None:
     assert one.reduce("mean", shared) is shared
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_reduce_of_what_is_no_number(count: int) -> None:
+    """Such as the result of a coordinator's function that was not fetched."""
+    strategy = strategy_of(count)
+    for op in ("sum", "mean"):
+        with pytest.raises(TypeError, match=r"strategy.reduce: the value is 'x', and not an array of numbers"):
+            strategy.reduce(op, {"loss": "x"})
+
+
 def test_reduce_along_an_axis_of_a_shared_value() -> None:
     one = replicax.OneDeviceStrategy("cpu:0")
     assert float(one.reduce("sum", jnp.arange(4.0), axis=0)) == 6.0

@@ -21,7 +21,7 @@ from replicax import context
 from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
 from replicax.communication import CommunicationOptions
 from replicax.devices.arrays import local_array, put
-from replicax.devices.host_values import as_array
+from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ShareWarning, warn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS, cant_be_told
@@ -54,6 +54,9 @@ def reduce(
         reduced = [_reduce_slices(programs, op, unit, axis, what) if is_slices(unit) else next(dense) for unit in units]
         return jax.tree_util.tree_unflatten(structure, reduced)
     leaves, treedef = _flatten(value)
+    for leaf in leaves:
+        if not isinstance(leaf, PerReplica):
+            check_numbers(leaf, f"{what}: the value")
     results = [
         None if isinstance(leaf, PerReplica) else _reduce_plain(programs.replicas.num_replicas, op, leaf, axis, what)
         for leaf in leaves
