@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax
+from replicax.devices.host_values import own_copy
 
 
 def array(size: int, offset: int) -> np.ndarray:
@@ -95,3 +97,10 @@ def test_a_captured_array_is_a_constant() -> None:
     for _ in range(2):
         assert np.asarray(strategy.run(step)).tolist() == [1] * 16
         x[:] = 7
+
+
+def test_devices_take_large_copies_without_another() -> None:
+    for size in range(100_000, 100_020):
+        for dtype in (None, np.float32):
+            copy = own_copy(np.arange(size, dtype=np.int32), dtype)
+            assert jax.device_put(copy, jax.devices()[0]).unsafe_buffer_pointer() == copy.ctypes.data
