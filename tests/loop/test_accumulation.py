@@ -113,6 +113,19 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
+def test_micro_batches_share_the_variables_that_a_step_creates() -> None:
+    strategy = strategy_of(2)
+
+    def step(x: Any) -> Any:
+        count = replicax.Variable(lambda: jnp.zeros(()), name="count")
+        count.assign_add(1.0)
+        return count.value
+
+    [batch] = strategy.distribute_dataset([np.ones(8, np.float32)])
+    counts = [strategy.run(accumulated(step, 2), args=(batch,)) for _ in range(3)]
+    assert list(map(float, counts)) == [2, 4, 6]
+
+
 @pytest.mark.parametrize("name", ["two", "two on one device"])
 def test_each_micro_batch_draws_numbers_of_its_own(name: str) -> None:
     strategy = STRATEGIES[name]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -21,6 +22,14 @@ def test_a_step_that_was_complete_when_another_failed_counts() -> None:
     assert value(server) == 2.0
     server.pull({}, Ended(0, 4))
     assert value(server) == 2.0
+
+
+def test_a_push_that_is_in_a_snapshot_does_not_count_again_when_its_function_runs_again() -> None:
+    server = server_with_one(groups=1)
+    server.push(push(0, Ended()))
+    server.restore(copy.deepcopy(server.snapshot(Ended())), 1)
+    server.push(push(0, Ended(1, 0)))
+    assert value(server) == 1.0
 
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("sum", [2.0, 1.0]), ("mean", [1.0, 0.5])])

@@ -48,6 +48,7 @@ def test_replicas_tile_the_slice(topology, shape, stride) -> None:
 
 @given(TOPOLOGIES, SMALL, SMALL)
 @example(Topology.of_chips((3, 3, 1), wrap=(False, True, False)), (3, 3, 1, 1), (1, 1, 1, 1))
+@example(Topology.of_chips((4, 3, 1)), (4, 3, 1, 1), (1, 1, 1, 1))  # a comb along x would have three teeth
 def test_logical_devices_follow_the_links(topology, shape, stride) -> None:
     if any(a * s > n for a, s, n in zip(shape, stride, topology.mesh_shape, strict=True)):
         return

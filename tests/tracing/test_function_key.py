@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import gc
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -152,3 +154,24 @@ def test_a_frozen_dataclass_is_what_its_fields_are() -> None:
     assert keyed(one) == keyed(same) != keyed(other)
     object.__setattr__(same, "hidden", 5)
     assert keyed(one) != keyed(same)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        lambda step, value: functools.partial(step, y=value),
+        lambda step, value: functools.partial(functools.partial(step, value)),
+        lambda step, value: types.MethodType(lambda self, x: step(self, x), value),
+        lambda step, value: lambda x, y=value: step(x, y),
+        lambda step, value: lambda x, *, y=value: step(x, y),
+        lambda step, value: functools.partial(lambda inner, x: inner(x), functools.partial(step, value)),
+    ],
+    ids=["keyword", "partial of partial", "method", "default", "keyword default", "partial in a partial"],
+)
+def test_what_is_bound_to_a_function_belongs_to_it(pair, bound) -> None:
+    def step(x, y):
+        return x * y
+
+    found = [float(pair.run(bound(step, value), args=(3.0,))) for value in (2.0, 5.0, 2.0)]
+    assert found == [6, 15, 6]
+    assert function_key(bound(step, 2.0)) == function_key(bound(step, 2.0))

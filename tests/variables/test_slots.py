@@ -24,6 +24,20 @@ def values(variables):
     return [float(v) for v in variables]
 
 
+def test_a_program_finds_the_list_that_it_left(pair, five) -> None:
+    """Otherwise each call would collect the arrays of all variables anew."""
+
+    def step():
+        for v in five:
+            v.assign_add(1.0)
+
+    pair.run(step)
+    group = coalesced(tuple(v.slot for v in five))
+    pair.run(step)
+    assert coalesced(tuple(v.slot for v in five)) is group
+    assert values(five) == [2, 12, 22, 32, 42]
+
+
 def test_programs_that_write_other_sets_in_other_orders_in_turn(pair, five) -> None:
     def add(*which):
         for i in which:

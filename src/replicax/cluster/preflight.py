@@ -232,7 +232,7 @@ def _reach(group: WorkerGroup, deadline: float) -> socket.socket:
                 hint = (
                     "the name of the host is not known here"
                     if isinstance(error, socket.gaierror)
-                    else "worker 0 must run and listen there, and all workers must have one list of workers"
+                    else "worker 0 must run and listen there, and all workers must have the same list of workers"
                 )
                 raise TimeoutError(
                     f"{group.name_of(group.index)} could not reach the coordinator at {group.coordinator} within "

@@ -117,13 +117,15 @@ class DerivedStore:
 
     def __init__(self, outer: Store, values: dict[Variable, Any]) -> None:
         self.outer = outer
-        self.create = outer.create
         self.expect = outer.expect
         self.if_it_fails = outer.if_it_fails
         self.values = dict(values)
         self.written: dict[Variable, str | None] = {}
         self._trace = _jax.current_trace()
         _jax.renew_kept_programs()
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        return self.outer.create(make)
 
     def read(self, variable: Variable) -> Any:
         if variable in self.values:
