@@ -173,6 +173,8 @@ def test_arrays_as_a_dataset_whose_slices_are_scalars(pair, arrays) -> None:
         ((b for b in BATCHES), "iterated anew"),
         (3, "takes a Grain dataset.*got 3"),
         (None, "takes a Grain dataset.*got None"),
+        ("train.csv", "takes a Grain dataset.*got 'train.csv'"),
+        ({"x": "train.csv"}, "takes a Grain dataset.*got {'x': 'train.csv'}"),
     ],
 )
 def test_what_is_no_dataset(pair, dataset, message) -> None:

@@ -139,13 +139,23 @@ def test_a_stop_file(tmp_path: pathlib.Path) -> None:
 def test_ctrl_c_ends_the_run_after_the_step(capfd: Any) -> None:
     recorder = Recorder()
     raised = When(20, lambda run: signal.raise_signal(signal.SIGINT))
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt, match="the run was interrupted after step 30"):
         train(log_every=10, callbacks=[raised, recorder], steps_per_call=1)
     assert recorder.calls[-1] == ("end", 30)
     assert recorder.logged[-1][0] == 30
     assert "Ctrl-C: the step ends, and then all is saved, if there are checkpoints" in capfd.readouterr().err
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_after_a_run_the_handlers_of_the_program_are_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    own = [lambda *_: None for _ in numbers]
+    before = [signal.signal(number, handler) for number, handler in zip(numbers, own, strict=True)]
+    try:
+        train(3)
+        assert [signal.getsignal(number) for number in numbers] == own
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_ctrl_c_twice_ends_it_at_once() -> None:

@@ -134,6 +134,7 @@ def test_bars_are_as_long_as_their_words_say(plan) -> None:
     assert [s * unit for s in waits] == pytest.approx([p.exposed for p in plan.scaling])
     assert list(right.get_lines()[0].get_ydata()) == [p.efficiency for p in plan.scaling]
     assert all(list(line.get_xdata()) == [1, 2, 4] for line in (*left.get_lines(), *right.get_lines()))
+    assert [axes.xaxis.get_major_formatter()(4096) for axes in (left, right)] == ["4,096", "4,096"]
 
 
 def test_on_a_phone_a_row_of_a_wide_table_has_the_names_of_its_columns(plan) -> None:
