@@ -54,7 +54,8 @@ def importing() -> Iterator[None]:
     """Inside, Ctrl-C ends the process at once, as native code that it interrupts while it is imported may abort it."""
 
     def end(*_: object) -> NoReturn:
-        os.write(2, b"interrupted\n")
+        with contextlib.suppress(OSError):  # standard error may be closed
+            os.write(2, b"interrupted\n")
         os._exit(130)
 
     is_ours = threading.current_thread() is threading.main_thread()  # or no handler can be set

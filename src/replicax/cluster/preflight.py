@@ -180,7 +180,7 @@ def _problem(group: WorkerGroup, arrived: dict[int, dict[str, Any]], greeting: d
             f"the workers do not agree how many they are: worker 0 ({_where(arrived[0])}) knows of {group.count}, "
             f"and worker {index} ({_where(greeting)}) of {greeting['count']}. Give all the same cluster"
         )
-    if index in arrived and greeting.get("list") != arrived[index]["list"]:
+    if index in arrived and greeting.get("list") != arrived[index].get("list"):
         return (
             f"{_where(arrived[index])} and {_where(greeting)} are both worker {index}, by different lists of workers. "
             "Give all the same list, in the same order (--hosts of replicax launch, 'cluster' in TF_CONFIG)"
