@@ -32,7 +32,6 @@ import contextlib
 import os
 import pathlib
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -240,10 +239,10 @@ def _failure(running: Sequence[Running], logs: Sequence[pathlib.Path]) -> Worker
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port of this machine that no program uses, and two calls hardly give the same."""
+    from replicax.launcher import rendezvous
+
+    return rendezvous.free_port("127.0.0.1")
 
 
 def _report(worker: int, process: Running, late: bool, text: str) -> str:
