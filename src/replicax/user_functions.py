@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -22,6 +23,17 @@ def function_name(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature that ``fn`` is called by, and not that of a function that it wraps; ``None`` if it has none.
+
+    A decorator may give the function that it wraps more arguments.
+    """
+    try:
+        return inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
 
 
 def default_arguments(fn: types.FunctionType) -> list[tuple[str, Any]]:

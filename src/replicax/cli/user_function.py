@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from replicax.cli.command_line import InputError, is_unread
+from replicax.user_functions import signature_of
 
 _FOLDER = "{} is a folder: expected a Python file, or a module"
 
@@ -46,10 +46,11 @@ def check_keywords(
     function: Callable[..., Any], keywords: Mapping[str, Any], target: str, varied: Iterable[str] = ()
 ) -> None:
     """Check that a function takes a strategy and these arguments, of which a search has ``varied`` some."""
-    if not keywords:
+    signature = signature_of(function)
+    if not keywords or signature is None:
         return
     try:
-        inspect.signature(function, follow_wrapped=False).bind(None, **keywords)
+        signature.bind(None, **keywords)
     except TypeError as error:
         option = "--search" if any(repr(name) in str(error) for name in varied) else "--with"
         raise InputError(f"{option}: {target} does not take these arguments: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
 from replicax.loop.stop_requests import StopRequests
 from replicax.strategy import Strategy
-from replicax.user_functions import checked_function, checked_result, function_name
+from replicax.user_functions import checked_function, checked_result, function_name, signature_of
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
@@ -101,9 +100,8 @@ class Evaluation:
 
 def _check_takes(fn: Callable[..., Any], arguments: list[str]) -> None:
     """Raise a TypeError unless ``fn`` takes these arguments; otherwise it would come after hours, at the last step."""
-    try:
-        signature = inspect.signature(fn, follow_wrapped=False)
-    except (TypeError, ValueError):  # it has none
+    signature = signature_of(fn)
+    if signature is None:
         return
     try:
         signature.bind(*arguments)

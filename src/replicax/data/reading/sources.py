@@ -20,6 +20,7 @@ from replicax.devices.host_values import check_no_keys
 from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
+from replicax.user_functions import signature_of
 
 ARRAYS_AS_DATASET = "arrays, whose slices along dim 0 are the batches"
 """The kind of a source that is a pytree of arrays."""
@@ -60,8 +61,10 @@ def as_source(dataset: Any, method: str) -> Source:
         return Source(nodes.Iterated(LoaderIterator, dataset), f"a {name}")
     if _is_function(dataset):
         kind = f"the generator function {_name_of(dataset)}"
+        signature = signature_of(dataset)
         try:
-            inspect.signature(dataset, follow_wrapped=False).bind()
+            if signature is not None:
+                signature.bind()
         except TypeError as error:
             raise TypeError(
                 f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "

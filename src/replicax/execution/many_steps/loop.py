@@ -7,8 +7,6 @@ runs once for all lengths of groups, and an element whose replicas differ in siz
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +24,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.pytrees import registered
-from replicax.user_functions import checked_result, function_name
+from replicax.user_functions import checked_result, function_name, signature_of
 
 
 class Taken(NamedTuple):
@@ -76,17 +74,18 @@ class Step(Wrapper):
 
 def _check_takes(fn: Callable[..., Any], ctx: MultiStepContext, inputs: Sequence[Any]) -> None:
     """Raise a TypeError unless ``fn`` takes a context and these parts of an element."""
-    with contextlib.suppress(ValueError):  # it has no signature
-        signature = inspect.signature(fn, follow_wrapped=False)
-        try:
-            signature.bind(ctx, *inputs)
-        except TypeError as why:
-            name = function_name(fn)
-            parts = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
-            raise TypeError(
-                f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {parts}, but "
-                f"it is {name}{signature}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
-            ) from None
+    signature = signature_of(fn)
+    if signature is None:
+        return
+    try:
+        signature.bind(ctx, *inputs)
+    except TypeError as why:
+        name = function_name(fn)
+        parts = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
+        raise TypeError(
+            f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {parts}, but it "
+            f"is {name}{signature}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
+        ) from None
 
 
 def run_steps(
