@@ -191,14 +191,21 @@ def test_a_run_that_early_stopping_has_ended_trains_no_further_without_more_pati
     assert [ends(2), ends(2), ends(3)[:2]] == [(None, 30, why), (30, 30, why), (30, 40)]
 
 
-def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: pathlib.Path) -> None:
+def judged_at(number: signal.Signals) -> Any:
+    """An evaluation that a signal breaks off."""
+
     def judge(line: Line) -> Any:
         def step(batch: Any) -> Any:
-            signal.raise_signal(signal.SIGTERM)  # while the step is traced
+            signal.raise_signal(number)  # while the step is traced
             return line.evaluate(batch)
 
         return step
 
+    return judge
+
+
+def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: pathlib.Path) -> None:
+    judge = judged_at(signal.SIGTERM)
     _, before, error = attempt(tmp_path, evaluate="by step", judge=judge, evaluate_every=10)
     assert error.code == replicax.EXIT_PREEMPTED
     assert before.evaluated == []
@@ -216,15 +223,8 @@ def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: 
 
 
 def test_the_last_evaluation_is_made_once_by_runs_that_had_only_that_to_do(tmp_path: pathlib.Path) -> None:
-    def judge(line: Line) -> Any:
-        def step(batch: Any) -> Any:
-            signal.raise_signal(signal.SIGINT)  # while the step is traced
-            return line.evaluate(batch)
-
-        return step
-
     best = {"best": ("loss", "min"), "steps": 20}
-    _, before, error = attempt(tmp_path, evaluate="by step", judge=judge, **best)
+    _, before, error = attempt(tmp_path, evaluate="by step", judge=judged_at(signal.SIGINT), **best)
     assert (type(error), before.evaluated) == (KeyboardInterrupt, [])
     given = iter([3.0, 2.0, 1.0])
     for evaluated in ([(20, {"loss": 3.0})], [], []):

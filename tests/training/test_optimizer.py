@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import threading
+import concurrent.futures
 import time
 
 import jax
@@ -190,20 +190,8 @@ def test_threads_that_run_the_first_step_share_one_state(pair) -> None:
     def step():
         optimizer.apply_gradients([(jnp.ones(2), w)], aggregate=False)
 
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            pair.run(step)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: pair.run(step), range(3)))
     np.testing.assert_allclose(w.numpy(), 1 + 1.5 + 1.75)
     np.testing.assert_allclose(optimizer.variables[0].numpy(), 1.75)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import pickle
 import threading
@@ -234,15 +235,8 @@ def test_threads_share_what_a_step_creates(pair) -> None:
         count.assign_add(1.0)
         return count.value
 
-    def counted() -> None:
-        for _ in range(3):
-            pair.run(step)
-
-    threads = [threading.Thread(target=counted) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: pair.run(step), range(9)))
     assert float(pair.run(step)) == 10.0
 
 

@@ -31,7 +31,7 @@ class Instance:
     """A value of a kind, one of those in ``MEMBERS``."""
 
     kind: str
-    is_sure: bool = True  # whether the program says so, or only its name
+    is_sure: bool = True  # false if only a name suggests it
     is_today: bool = False  # whether it is Replicax's already
 
 
