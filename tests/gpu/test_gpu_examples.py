@@ -21,7 +21,7 @@ import pytest
 import replicax
 from replicax.execution.compiled.replicate import Executable, replicate
 from replicax.execution.many_steps.loop import Step
-from replicax.extended.array_specs import PaddedShapeDtypeStruct
+from replicax.extended.described_arguments import PaddedShapeDtypeStruct
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.planning import planner
 from replicax.planning.compilation import compile_ahead

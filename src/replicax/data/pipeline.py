@@ -24,7 +24,7 @@ from replicax.data.reading.batches import READ_NOTHING_AHEAD, Reading, State, re
 from replicax.data.reading.sources import as_source
 from replicax.data.same_dataset import check_same_dataset
 from replicax.data.workers import InputContext, InputWorkers
-from replicax.extended.array_specs import PaddedShapeDtypeStruct
+from replicax.extended.described_arguments import PaddedShapeDtypeStruct
 
 
 class InputPipeline:

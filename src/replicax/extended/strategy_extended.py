@@ -19,7 +19,7 @@ from replicax.devices.mesh import replica_mesh, slices_in_turn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.run import check_call, run_compiled
-from replicax.extended.array_specs import traced_step
+from replicax.extended.described_arguments import traced_step
 from replicax.extended.reducing import Reducing
 from replicax.extended.reproducibility import warn_unless_fixed
 from replicax.extended.updating import Updating

@@ -12,7 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.devices.mesh import programs_for, slices_of
 from replicax.execution.compiled.replicate import Executable
-from replicax.extended.array_specs import traced_step
+from replicax.extended.described_arguments import traced_step
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_and_share

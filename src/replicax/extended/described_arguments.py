@@ -1,4 +1,4 @@
-"""Arguments that are only described, to trace and compile a step before its data exist."""
+"""Steps traced for arguments that are only described, before their data exist."""
 
 from __future__ import annotations
 
