@@ -278,6 +278,9 @@ def test_something_in_the_place(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="there is something in"):
         checkpoint.save(tmp_path / "link")
+    checkpoint.save(tmp_path / "b", wait=False)
+    with pytest.raises(FileExistsError, match="there is something in"):  # or will be
+        checkpoint.save(tmp_path / "b", wait=False)
 
 
 def test_relative_paths(tmp_path, monkeypatch) -> None:
@@ -285,7 +288,6 @@ def test_relative_paths(tmp_path, monkeypatch) -> None:
     checkpoint = replicax.Checkpoint(step=1)
     checkpoint.save("a")
     checkpoint.save("b/c", wait=False)
-    os.chdir("/")
-    checkpoint.wait()
+    os.chdir("/")  # to restore waits for the save
     checkpoint.restore(tmp_path / "b" / "c")
     checkpoint.restore(tmp_path / "a")
