@@ -247,10 +247,11 @@ def test_any_other_error_leaves_nothing_behind_too(tmp_path, monkeypatch, functi
 
 
 def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_path, monkeypatch) -> None:
-    calls = []
+    calls, numbers = [], []
     fsync, rename = os.fsync, os.rename
 
     def noted_fsync(number):
+        numbers.append(number)
         calls.append(os.readlink(f"/proc/self/fd/{number}"))
         fsync(number)
 
@@ -268,6 +269,7 @@ def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_pat
     assert set(before) == {source, *(f"{source}/{name}" for name in files)}
     assert before[-2:] == [f"{source}/manifest.json", source]
     assert after == [str(tmp_path)]
+    assert not [n for n in numbers if os.path.exists(f"/proc/self/fd/{n}")]
 
 
 def test_something_in_the_place(tmp_path) -> None:

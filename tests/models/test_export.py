@@ -130,6 +130,8 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
         export(lambda x: {"class": "cat"})
     with pytest.raises(TypeError, match=r"jax.ShapeDtypeStruct\(shape, dtype\), got 8"):
         export(lambda x: x, 8)
+    with pytest.raises(TypeError, match="got <Variable 'v'"):
+        export(lambda x: x, v)
     with pytest.raises(TypeError, match="step must be callable"):
         export(3)
     with pytest.raises(replicax.errors.ContextError, match="inside a step"):
