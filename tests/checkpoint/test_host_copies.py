@@ -43,10 +43,8 @@ def test_each_save_has_the_values_of_its_time(pair, tmp_path) -> None:
         pytest.param(np.arange(4, dtype=">i4"), id="big-endian"),
         pytest.param(np.float64(2.5), id="scalar"),
         pytest.param(np.zeros((0, 3)), id="empty"),
-        pytest.param(jnp.arange(4, dtype=jnp.int4), id="int4"),
-        pytest.param(jnp.arange(4, dtype=jnp.bfloat16), id="bfloat16"),
-        pytest.param(jnp.array([True, False]), id="bool"),
-        pytest.param(jnp.array([1 + 2j]), id="complex"),
+        pytest.param(np.array(7), id="no dims"),
+        pytest.param(jnp.float32(1.5), id="number on a device"),
         pytest.param(jnp.zeros((2, 0)), id="empty on a device"),
         pytest.param("columns", id="columns first on a device"),
     ],
@@ -57,10 +55,14 @@ def test_arrays_however_they_lie(tmp_path, array) -> None:
         array = jax.device_put(jnp.arange(6.0).reshape(2, 3), Format(Layout((1, 0)), device))
     checkpoint = replicax.Checkpoint(array=array, before=np.arange(3, dtype=np.int8))
     checkpoint.save(tmp_path / "a")
+    checkpoint.array = np.zeros_like(array) if type(array) is np.ndarray else array * 0
+    checkpoint.before = checkpoint.before * 0
     checkpoint.restore(tmp_path / "a")
+    assert type(checkpoint.array) is type(array)
     assert checkpoint.array.dtype == np.asarray(array).dtype.newbyteorder("=")
     assert np.asarray(checkpoint.array).tolist() == np.asarray(array).tolist()
     assert checkpoint.before.tolist() == [0, 1, 2]
+    checkpoint.before[...] = 1  # NumPy's arrays can be written to
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "tuple in a dict", "namedtuple", "renamed", "reordered", "subclass"])

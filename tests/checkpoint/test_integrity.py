@@ -19,32 +19,6 @@ import replicax
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.manifest import _own_hash
 
-DAMAGES = [
-    "truncated",
-    "bit-flipped",
-    "emptied",
-    "file-missing",
-    "half-copied",
-    "no-manifest",
-    "manifest-truncated",
-    "manifest-flipped",
-    "manifest-emptied",
-    "index-flipped",
-    "index-missing",
-    "no-files",
-    "is-a-file",
-    "other-format",
-    "another-json",
-    "nested",
-    "pipe",
-    "device",
-    "pipe-of-data",
-    "endless",
-    "outside",
-    "absolute",
-    "unlisted",
-    "file-outside",
-]
 REASONS = {
     "truncated": "bytes, and should have",
     "bit-flipped": "has other bytes than were written: its SHA-256 is",
@@ -69,8 +43,11 @@ REASONS = {
     "outside": "index.json can't be read: ValueError: '../step-00000002/arrays-0' is not in the folder",
     "absolute": "/step-00000002/arrays-0' is not in the folder of the checkpoint",
     "unlisted": "index.json has v in 'other', which is not in the manifest",
+    "index-unlisted": "index.json is not in the manifest",
+    "loop": "Too many levels of symbolic links",
     "file-outside": "manifest.json can't be read: ValueError: '../step-00000002/index.json' is not in the folder",
 }
+DAMAGES = [*REASONS]
 
 
 def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -87,62 +64,44 @@ def flip(path: pathlib.Path, place: float = 0.5) -> None:
 
 def damage(folder: pathlib.Path, how: str) -> None:
     largest, manifest, index = data_files(folder)[0], folder / "manifest.json", folder / "index.json"
-    if how == "truncated":
-        os.truncate(largest, largest.stat().st_size - 1)
-    elif how == "bit-flipped":
-        flip(largest)
-    elif how == "emptied":
-        os.truncate(largest, 0)
-    elif how == "file-missing":
-        largest.unlink()
-    elif how == "half-copied":
+    if how in ("half-copied", "no-manifest", "pipe", "device"):
         manifest.unlink()
+    if how in ("file-missing", "half-copied", "pipe-of-data"):
         largest.unlink()
-    elif how == "no-manifest":
-        manifest.unlink()
-    elif how == "manifest-truncated":
-        os.truncate(manifest, manifest.stat().st_size // 2)
-    elif how == "manifest-flipped":
-        text = manifest.read_text()
-        manifest.write_text(text.replace('"step": 3', '"step": 7').replace('"step": null', '"step": 7'))
-    elif how == "manifest-emptied":
-        os.truncate(manifest, 0)
-    elif how == "index-flipped":
-        flip(index)
-    elif how == "index-missing":
-        index.unlink()
-    elif how == "no-files":
+    if how in ("no-files", "is-a-file", "loop"):
         shutil.rmtree(folder)
-        folder.mkdir()
-    elif how == "is-a-file":
-        shutil.rmtree(folder)
-        folder.write_text("a checkpoint")
-    elif how == "another-json":
-        manifest.write_text("[1, 2]")
-    elif how == "nested":
-        manifest.write_text("[" * 100_000)
-    elif how == "pipe":
-        manifest.unlink()
-        os.mkfifo(manifest)
-    elif how == "device":
-        manifest.unlink()
-        manifest.symlink_to("/dev/zero")
-    elif how == "pipe-of-data":
-        largest.unlink()
-        os.mkfifo(largest)
-    elif how == "endless":
-        os.truncate(manifest, 1 << 40)
-    elif how == "file-outside":
-        rewrite(manifest, lambda listed: listed["files"].update({"../step-00000002/index.json": [0, ""]}))
-    elif how == "other-format":
-        rewrite(manifest, lambda listed: listed.update(format=99))
-    else:
+    if how in ("outside", "absolute", "unlisted"):
         folders = {"outside": "../step-00000002/arrays-0", "absolute": f"{folder.parent}/step-00000002/arrays-0"}
         text = index.read_text().replace('"arrays-0"', json.dumps(folders.get(how, "other")))
         index.write_text(text)
         shutil.copytree(folder / "arrays-0", folder / "other")
         entry = [len(text), hashlib.sha256(text.encode()).hexdigest()]
         rewrite(manifest, lambda listed: listed["files"].update({"index.json": entry}))
+    outside = {"../step-00000002/index.json": [0, ""]}
+    further: dict[str, Callable[[], object]] = {
+        "truncated": lambda: os.truncate(largest, largest.stat().st_size - 1),
+        "bit-flipped": lambda: flip(largest),
+        "emptied": lambda: os.truncate(largest, 0),
+        "manifest-truncated": lambda: os.truncate(manifest, manifest.stat().st_size // 2),
+        "manifest-flipped": lambda: manifest.write_text(manifest.read_text().replace('"step": 3', '"step": 7')),
+        "manifest-emptied": lambda: os.truncate(manifest, 0),
+        "index-flipped": lambda: flip(index),
+        "index-missing": index.unlink,
+        "no-files": folder.mkdir,
+        "loop": lambda: folder.symlink_to(folder),
+        "index-unlisted": lambda: rewrite(manifest, lambda m: m["files"].pop("index.json")),
+        "is-a-file": lambda: folder.write_text("a checkpoint"),
+        "another-json": lambda: manifest.write_text("[1, 2]"),
+        "nested": lambda: manifest.write_text("[" * 100_000),
+        "pipe": lambda: os.mkfifo(manifest),
+        "device": lambda: manifest.symlink_to("/dev/zero"),
+        "pipe-of-data": lambda: os.mkfifo(largest),
+        "endless": lambda: os.truncate(manifest, 1 << 40),
+        "file-outside": lambda: rewrite(manifest, lambda m: m["files"].update(outside)),
+        "other-format": lambda: rewrite(manifest, lambda m: m.update(format=99)),
+    }
+    if how in further:
+        further[how]()
 
 
 def rewrite(manifest: pathlib.Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -177,6 +136,9 @@ def run(original, tmp_path):
 def test_the_newest_whole_one_is_used(run, how, caplog) -> None:
     folder, v, checkpoint = run
     damage(folder / "step-00000003", how)
+    with pytest.raises(replicax.errors.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
+        checkpoint.restore(folder / "step-00000003")
+    assert float(v.value[0]) == 0.0
     manager = replicax.CheckpointManager(checkpoint, folder)
     with caplog.at_level(logging.WARNING, "replicax"):
         assert manager.restore_latest() == 2
@@ -188,17 +150,8 @@ def test_the_newest_whole_one_is_used(run, how, caplog) -> None:
     manager.save(3)
     manager.close()
     assert manager.steps == (1, 2, 3)
-    assert (folder / "step-00000003.damaged-1").exists()
+    assert os.path.lexists(folder / "step-00000003.damaged-1")
     assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 3
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_checkpoint_by_path_says_what_is_wrong(run, how) -> None:
-    folder, v, checkpoint = run
-    damage(folder / "step-00000003", how)
-    with pytest.raises(replicax.errors.CheckpointError, match=f"step-00000003 can't be restored: .*({REASONS[how]})"):
-        checkpoint.restore(folder / "step-00000003")
-    assert float(v.value[0]) == 0.0
 
 
 def test_a_disk_that_breaks_while_bytes_are_checked(run, monkeypatch, caplog) -> None:
@@ -223,6 +176,7 @@ def test_every_byte_counts(run) -> None:
     newest = folder / "step-00000003"
     for path in sorted(p for p in newest.rglob("*") if p.is_file()):
         before = path.read_bytes()
+        assert not before.startswith(b"\x80"), path  # no pickle: nothing in a checkpoint could run code
         for place in (0.0, 0.3, 0.6, 0.999):
             flip(path, place)
             with pytest.raises(replicax.errors.CheckpointError, match="can't be restored"):
@@ -279,14 +233,6 @@ def test_nothing_at_all(tmp_path) -> None:
     assert replicax.CheckpointManager(checkpoint, tmp_path / "run").restore_latest() is None
     with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*nowhere"):
         checkpoint.restore(tmp_path / "nowhere")
-
-
-def test_no_pickle(run) -> None:
-    """Nothing in a checkpoint could run code."""
-    folder, _, _ = run
-    for path in folder.rglob("*"):
-        if path.is_file():
-            assert not path.read_bytes().startswith(b"\x80"), path  # the first byte of a pickle
 
 
 def test_many_damaged_ones_do_not_fill_the_log(run, caplog) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 import replicax
 from replicax.checkpoint import retention, saving
+from replicax.workers import heartbeat
+from replicax.workers.heartbeat_page import Phase
 
 
 @pytest.fixture
@@ -45,6 +48,7 @@ def test_every_so_many_steps(checkpoint, tmp_path) -> None:
     assert saved(manager, range(1, 35)) == [10, 20, 30]
     assert manager.save(34, force=True)
     manager.wait()
+    manager = replicax.CheckpointManager(checkpoint, tmp_path / "one", every_steps=10)
     assert manager.restore_latest() == 34
     assert saved(manager, range(35, 45)) == [40]  # as if it had not been broken off
     by_seven = replicax.CheckpointManager(checkpoint, tmp_path / "seven", every_steps=10)
@@ -110,6 +114,33 @@ def test_the_best_is_kept(checkpoint, tmp_path, direction, best, kept) -> None:
         again.restore(1)
 
 
+def test_metrics_that_are_known_later_come_to_those_of_the_save(checkpoint, tmp_path) -> None:
+    """As ``replicax.train`` adds those of an evaluation."""
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    saved(manager, [1, 2], metrics={"loss": 0.5})
+    for step in (1, 2):
+        manager._add_metrics(step, {"score": float(step)})
+    for one in (manager, replicax.CheckpointManager(checkpoint, tmp_path, best=("score", "max"))):
+        assert [one._metrics_of(step) for step in (1, 2)] == [{"loss": 0.5, "score": float(step)} for step in (1, 2)]
+    assert (one.best, one.best_step) == (("score", "max"), 2)
+
+
+def test_the_launcher_is_told_what_takes_long(checkpoint, tmp_path, monkeypatch) -> None:
+    phases: list[Phase] = []
+    beat = types.SimpleNamespace(is_of_this_thread=lambda: True, switch=phases.append)
+    monkeypatch.setattr(heartbeat, "current", beat)
+    manager = replicax.CheckpointManager(checkpoint, tmp_path)
+    for call, phase in (
+        *((lambda: checkpoint.save(tmp_path / "a"), Phase.SAVING), (checkpoint.wait, Phase.SAVING)),
+        *((lambda: manager.save(1), Phase.SAVING), (manager.wait, Phase.SAVING)),
+        *((lambda: checkpoint.restore(tmp_path / "a"), Phase.RESTORING), (manager.restore_latest, Phase.RESTORING)),
+        (lambda: manager.restore(1), Phase.RESTORING),
+    ):
+        phases.clear()
+        call()
+        assert phases[0] is phase
+
+
 # --- what is not deleted --------------------------------------------------------------------------------
 
 
@@ -123,6 +154,7 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
     shutil.copytree(tmp_path / "other" / "step-00000001", folder / "step-00000001")
     checkpoint.save(folder / "step-00000000")
     shutil.copytree(folder / "step-00000002", folder / "best model")
+    shutil.copytree(folder / "step-00000002", folder / "step-00000006")
     saved(manager, [3])
     (folder / "step-00000003" / "notes.txt").write_text("keep this")
     (folder / "step-00000009.unfinished-12345678").mkdir()
@@ -137,6 +169,7 @@ def test_nothing_of_others_is_deleted(checkpoint, tmp_path, caplog) -> None:
         "step-00000001",
         "step-00000003",
         "step-00000005",
+        "step-00000006",
         "step-00000009.unfinished-12345678",
         "step-9",
     }
@@ -153,14 +186,6 @@ def test_a_checkpoint_with_a_file_of_the_user_is_not_deleted(checkpoint, tmp_pat
     saved(manager, [2, 3])
     assert file.read_text() == "keep this"
     assert manager.steps == (1, 3)
-
-
-def test_a_copy_by_the_user_is_not_deleted(checkpoint, tmp_path) -> None:
-    manager = replicax.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
-    saved(manager, [2])
-    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000001")
-    saved(manager, [3, 4])
-    assert manager._folder.steps() == [1, 4]
 
 
 def test_a_step_that_is_damaged_again_and_again(checkpoint, tmp_path) -> None:
@@ -259,6 +284,14 @@ def test_old_checkpoints_that_another_manager_deletes_at_the_same_time(checkpoin
     assert len(broken) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manager.json", "step-00000003"]
 
+    def refused(path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    with pytest.raises(replicax.errors.CheckpointError, match="old checkpoints in .* can't be deleted: .*denied"):
+        saved(manager, [4])
+    assert manager.steps == (4,)
+
 
 def test_two_managers_that_make_a_folder_at_once_have_one_id(tmp_path, monkeypatch) -> None:
     write, others = retention.manifest.write_flushed, []
@@ -302,6 +335,8 @@ def test_steps_that_are_there_or_later(checkpoint, tmp_path) -> None:
             manager.save(step)
         with pytest.raises(ValueError, match="step must be an int of at least 0"):
             manager.restore(step)
+    with pytest.raises(TypeError, match="checkpoint must be a replicax.Checkpoint, got <Variable"):
+        replicax.CheckpointManager(checkpoint.v, tmp_path)
     with pytest.raises(TypeError, match="metrics must be a dict of numbers by name, got 0.5"):
         manager.save(6, 0.5)
     assert manager.save(np.int64(6))
@@ -323,12 +358,7 @@ def test_wrong_options(checkpoint, tmp_path, options, message) -> None:
         replicax.CheckpointManager(checkpoint, tmp_path, **options)
 
 
-def test_no_checkpoint(v, tmp_path) -> None:
-    with pytest.raises(TypeError, match="checkpoint must be a replicax.Checkpoint, got <Variable"):
-        replicax.CheckpointManager(v, tmp_path)
-
-
-def test_folders_that_cannot_be(checkpoint, tmp_path) -> None:
+def test_folders_that_cannot_be(checkpoint, tmp_path, caplog) -> None:
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(NotADirectoryError, match=rf"there can be no folder {directory}: {tmp_path}/file is a file"):
@@ -341,14 +371,7 @@ def test_folders_that_cannot_be(checkpoint, tmp_path) -> None:
     (tmp_path / "odd" / "manager.json").write_text("{}")
     with pytest.raises(OSError, match=r"manager.json can't be read, by which .*; remove it"):
         replicax.CheckpointManager(checkpoint, tmp_path / "odd")
-
-
-def test_a_run_that_fails_leaves_its_last_checkpoint(checkpoint, tmp_path) -> None:
-    def fails() -> None:
-        with replicax.CheckpointManager(checkpoint, tmp_path) as manager:
-            manager.save(1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    assert replicax.CheckpointManager(checkpoint, tmp_path).restore_latest() == 1
+    saved(replicax.CheckpointManager(checkpoint, tmp_path / "run"), [1])
+    (tmp_path / "run" / "metrics.json").write_text("{")
+    assert replicax.CheckpointManager(checkpoint, tmp_path / "run").steps == (1,)
+    assert "metrics.json, which has metrics of checkpoints, can't be read: " in caplog.text

@@ -64,9 +64,10 @@ def test_a_program_resumes_with_the_arrays_that_a_step_made_of_its_numbers(tmp_p
 
 
 def test_a_number_that_was_saved_before_a_step_made_an_array_of_it(tmp_path) -> None:
-    replicax.Checkpoint(step=3, rate=0.5, done=True).save(tmp_path / "a")
-    checkpoint = replicax.Checkpoint(step=jnp.uint8(7), rate=np.float32(1), done=jnp.array(False))
+    replicax.Checkpoint(step=3, rate=0.5, done=True, large=1e300).save(tmp_path / "a")
+    checkpoint = replicax.Checkpoint(step=jnp.uint8(7), rate=np.float32(1), done=jnp.array(False), large=jnp.ones(()))
     checkpoint.restore(tmp_path / "a")
+    assert checkpoint.large == np.inf  # as in a step
     assert (checkpoint.step, checkpoint.rate, checkpoint.done) == (3, 0.5, True)
     assert (checkpoint.step.dtype, type(checkpoint.rate), checkpoint.done.dtype) == (jnp.uint8, np.float32, bool)
 
@@ -148,6 +149,8 @@ def test_another_optimizer(tmp_path) -> None:
     other = replicax.Optimizer(optax.adam(0.1))
     with pytest.raises(ValueError, match="optimizer has other state than was saved: is it another transformation"):
         replicax.Checkpoint(model=[v], optimizer=other).restore(tmp_path / "a")
+    with pytest.raises(ValueError, match="they differ in optimizer: saved was an optimizer, here is the plain value 0"):
+        replicax.Checkpoint(model=[v], optimizer=0).restore(tmp_path / "a", partial=True)
     assert other.parameters is None  # as it was
     assert other.variables == []
 
@@ -227,6 +230,8 @@ def test_an_iterator_that_cannot_go_on_leaves_all_as_it_was(tmp_path) -> None:
     before, coming = other.values(), other.data.get_state()
     with pytest.raises(ValueError, match="second: this is the state of another dataset"):
         replicax.Checkpoint(first=other.data, second=more).restore(tmp_path / "b")
+    with pytest.raises(ValueError, match="they differ in second: saved was an iterator, here is the plain value None"):
+        replicax.Checkpoint(first=other.data, second=None).restore(tmp_path / "b")
     assert other.values() == before
     assert other.data.get_state() == coming
     assert len(other.coming()) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.checkpoint import device_blocks, restoration
+from replicax.checkpoint import array_leaves, device_blocks, restoration
 from replicax.checkpoint.storage import blocks
 from tests.checkpoint.runs import Run
 from tests.conftest import strategy_of
@@ -68,25 +69,9 @@ def test_arrays_of_all_dtypes(tmp_path) -> None:
             assert np.asarray(found).tobytes() == array.tobytes(), dtype
 
 
-def test_shapes(tmp_path) -> None:
-    objects = {
-        "scalar": np.float32(2.5),
-        "none": np.zeros((0, 3), np.float32),
-        "no_dims": np.array(7, np.int32),
-        "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
-        "every_other": np.arange(10, dtype=np.int32)[::2],
-        "empty": jnp.zeros((2, 0)),
-        "number": jnp.float32(1.5),
-    }
-    found = there_and_back(tmp_path / "a", **objects)
-    for name, value in objects.items():
-        assert type(found[name]) is type(value), name
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value)
-    found["no_dims"][...] = 1  # NumPy arrays can be written to
-
-
-def test_large_arrays_are_in_pieces(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("is_on_cpu", [True, False])  # other devices send their pieces
+def test_large_arrays_are_in_pieces(tmp_path, monkeypatch, is_on_cpu) -> None:
+    monkeypatch.setattr(array_leaves, "_is_on_cpu", lambda sharding: is_on_cpu)
     monkeypatch.setattr(blocks.pieces_of, "__defaults__", (100,))
     monkeypatch.setattr(device_blocks, "LARGE", 300)
     monkeypatch.setattr(restoration, "BATCH", 500)
@@ -161,6 +146,12 @@ def test_attributes_are_what_is_saved(tmp_path) -> None:
     checkpoint.step = 9
     checkpoint.restore(tmp_path / "a")
     assert checkpoint.step == 5
+    checkpoint.step = 7
+    checkpoint.save(tmp_path / "b")
+    checkpoint.step = 0
+    assert checkpoint.restore(tmp_path / "b")["step"] == 7
+    assert {"step", "key", "save"} <= {*dir(checkpoint)}
+    assert repr(checkpoint) == "Checkpoint(step, key)"
     with pytest.raises(AttributeError, match="has no 'stepp'; it has step, key"):
         checkpoint.stepp = 6
     with pytest.raises(AttributeError, match="has no 'stepp'; it has step, key"):
@@ -222,6 +213,7 @@ def test_what_cannot_be_saved_is_named() -> None:
         ({"x": object()}, "model/x is of the class builtins.object"),
         ({"x": [np.array(["a"])]}, r"model/x/0 is a NumPy array of dtype <U1\. Saved are variables"),
         ({"x": np.longdouble(1)}, f"model/x is a NumPy array of dtype {np.dtype(np.longdouble)}"),
+        ({"x": np.ma.masked_array([1.0], [True])}, "model/x is a masked array, whose mask would be lost"),
         ({"x": np.array([object()])}, "model/x is a NumPy array of dtype object"),
         (dataset, r"model is of the class .*DistributedDataset.*save the iterator, iter\(dataset\)"),
         (
@@ -229,16 +221,28 @@ def test_what_cannot_be_saved_is_named() -> None:
             "model is of the class builtins.list_iterator.*; an iterator has to be one of strategy.distribute_dataset",
         ),
         (per_replica, "make a Variable with synchronization='on_read'"),
-        (optax.sgd(0.1).update, "model is of the class builtins.function"),
-        (b"bytes", "model is of the class builtins.bytes"),
+        (optax.sgd(0.1).update, "model is of the class builtins.function.*; leave functions out, and of an Optax"),
+        (b"bytes", "model is of the class builtins.bytes.*; make it one of these"),
+        (strategy, "; of a strategy save the variables that were made in its scope"),
     ]
     for value, message in cases:
         with pytest.raises(TypeError, match=message):
             replicax.Checkpoint(model=value)
+    for value, message in (
+        ("folder", r"The first without a name is .*folder.*; the path is for its method: checkpoint.save\(path\)"),
+        ({"w": 1.0}, r"The first without a name is .*; of a dict: Checkpoint\(\*\*objects\)"),
+        (strategy, "The first without a name is .*; of a strategy save the variables"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            replicax.Checkpoint(value)
     with pytest.raises(ValueError, match="can't flatten model, where the keys of a dict must be of one type"):
         replicax.Checkpoint(model={1: 0.0, "1": 1.0})
     with pytest.raises(ValueError, match="takes what is to be saved, by name"):
         replicax.Checkpoint()
+    with pytest.raises(ValueError, match="two objects are called 'm/w': rename a key of one of them"):
+        replicax.Checkpoint(**{"m": types.SimpleNamespace(variables={"w": replicax.Variable(1.0)}), "m/w": 1.0})
+    with pytest.raises(TypeError, match="x is a value that a step computes: save outside of steps"):
+        jax.jit(lambda x: replicax.Checkpoint(x=x))(1.0)
     for name in ("save", "restore", "_x"):
         with pytest.raises(ValueError, match=f"an object can't be called '{name}'"):
             replicax.Checkpoint(**{name: 1})

@@ -247,10 +247,11 @@ def test_any_other_error_leaves_nothing_behind_too(tmp_path, monkeypatch, functi
 
 
 def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_path, monkeypatch) -> None:
-    calls = []
+    calls, numbers = [], []
     fsync, rename = os.fsync, os.rename
 
     def noted_fsync(number):
+        numbers.append(number)
         calls.append(os.readlink(f"/proc/self/fd/{number}"))
         fsync(number)
 
@@ -268,6 +269,7 @@ def test_the_manifest_is_written_last_and_all_is_flushed_before_the_name(tmp_pat
     assert set(before) == {source, *(f"{source}/{name}" for name in files)}
     assert before[-2:] == [f"{source}/manifest.json", source]
     assert after == [str(tmp_path)]
+    assert not [n for n in numbers if os.path.exists(f"/proc/self/fd/{n}")]
 
 
 def test_something_in_the_place(tmp_path) -> None:
@@ -278,6 +280,9 @@ def test_something_in_the_place(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="there is something in"):
         checkpoint.save(tmp_path / "link")
+    checkpoint.save(tmp_path / "b", wait=False)
+    with pytest.raises(FileExistsError, match="there is something in"):  # or will be
+        checkpoint.save(tmp_path / "b", wait=False)
 
 
 def test_relative_paths(tmp_path, monkeypatch) -> None:
@@ -285,7 +290,6 @@ def test_relative_paths(tmp_path, monkeypatch) -> None:
     checkpoint = replicax.Checkpoint(step=1)
     checkpoint.save("a")
     checkpoint.save("b/c", wait=False)
-    os.chdir("/")
-    checkpoint.wait()
+    os.chdir("/")  # to restore waits for the save
     checkpoint.restore(tmp_path / "b" / "c")
     checkpoint.restore(tmp_path / "a")

@@ -58,11 +58,8 @@ def latest(folders: list[str], step: int | None = None) -> tuple[Any, Any, list[
     """What these workers restore from a folder each; and then they save there."""
     messages: list[str] = []
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler = Handler()
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("replicax").addHandler(handler)
     try:
         run = Run.of(replicax.MultiWorkerMirroredStrategy(), seed=1)
@@ -129,24 +126,6 @@ def misuses(folder: str) -> list[str]:
     tried(lambda: replicax.CheckpointManager(checkpoint, blocked if me == 1 else folder))
     checkpoint.save(os.path.join(folder, "b"))
     tried(lambda: checkpoint.save(os.path.join(folder, "b")))
-    if me == 1:
-        from replicax.checkpoint import saving
-
-        write = saving.write_pieces
-
-        def fails(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        saving.write_pieces = fails
-    try:
-        tried(lambda: checkpoint.save(os.path.join(folder, "c")))
-    finally:
-        if me == 1:
-            saving.write_pieces = write
-    checkpoint.save(os.path.join(folder, "d"))
-    checkpoint.restore(os.path.join(folder, "d"))
-    other = replicax.Checkpoint(**{"model" if me == 0 else "modell": checkpoint.model})
-    tried(lambda: other.save(os.path.join(folder, "e")))
     return found
 
 

@@ -1,12 +1,10 @@
-"""In float64, training on four replicas is that of one device to 1e-10: a model of each library."""
+"""In float64, training on four replicas is that of one device to 1e-10: a model of NNX, and one of variables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,36 +55,6 @@ def of_nnx(strategy: replicax.Strategy) -> Any:
     return losses, nnx.as_pure(nnx.state(model))
 
 
-def of_pure_step(strategy: replicax.Strategy, params: Any, logits_of: Callable[[Any, Any], Any]) -> Any:
-    """A pure step, with its arrays as arguments and results."""
-    opt_state = TX.init(eqx.filter(params, eqx.is_inexact_array))
-
-    def loss_fn(params: Any, x: Any, y: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(logits_of(params, x), y).mean()
-
-    def step(params: Any, opt_state: Any, x: Any, y: Any) -> Any:
-        loss, grads = eqx.filter_value_and_grad(loss_fn)(params, x, y)
-        loss, grads = replicax.get_replica_context().all_reduce("mean", (loss, grads))
-        updates, opt_state = TX.update(grads, opt_state)
-        return eqx.apply_updates(params, updates), opt_state, loss
-
-    losses = []
-    for x, y in strategy.distribute_dataset(BATCHES):
-        params, opt_state, loss = strategy.run(step, args=(params, opt_state, x, y))
-        losses.append(loss)
-    return losses, eqx.filter(params, eqx.is_array)
-
-
-def of_equinox(strategy: replicax.Strategy) -> Any:
-    module = eqx.nn.MLP(6, 4, 16, 2, activation=jnp.tanh, key=jax.random.key(0))
-    return of_pure_step(strategy, module, lambda module, x: jax.vmap(module)(x))
-
-
-def of_linen(strategy: replicax.Strategy) -> Any:
-    net = nn.Sequential([nn.Dense(16, param_dtype=jnp.float64), nn.tanh, nn.Dense(4, param_dtype=jnp.float64)])
-    return of_pure_step(strategy, net.init(jax.random.key(0), BATCHES[0][0]), net.apply)
-
-
 def of_variables(strategy: replicax.Strategy) -> Any:
     """A plain pytree, as variables."""
     a, b = jax.random.split(jax.random.key(0))
@@ -107,10 +75,7 @@ def of_variables(strategy: replicax.Strategy) -> Any:
     return losses, replicax.as_arrays(params)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [of_nnx, *(pytest.param(program, marks=pytest.mark.soak) for program in (of_equinox, of_linen)), of_variables],
-)
+@pytest.mark.parametrize("program", [of_nnx, of_variables])
 @third_party
 def test_four_replicas_are_one_device(program: Callable[[replicax.Strategy], Any]) -> None:
     expected = jax.tree.leaves(program(strategy_of(1)))

@@ -101,6 +101,12 @@ def test_several_arguments_and_a_fixed_batch(tmp_path: pathlib.Path) -> None:
     assert (float(doubled.sum()), counts.tolist()) == (12.0, [0, 1])
     with pytest.raises(ValueError, match="[Ss]hape"):
         exported.call(np.ones((3, 3), np.float32), np.arange(3, dtype=np.int32))
+    spec = (*spec, jax.ShapeDtypeStruct((), np.float64))  # a number has no rows, and JAX no 64 bits
+    fn = lambda x, n, k: x[:, 0] * k + n.astype(k.dtype)  # noqa: E731
+    with jax.disable_jit():
+        exported = replicax.models.export(fn, spec, tmp_path / "any.bin", any_batch=True)
+    found = exported.call(np.ones((3, 3), np.float32), np.arange(3, dtype=np.int32), np.float32(2))
+    assert found.tolist() == [2.0, 3.0, 4.0]
 
 
 def test_what_is_no_prediction_is_told_and_no_file_is_written(
@@ -108,6 +114,7 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 ) -> None:
     with strategy_of(2).scope():
         v = replicax.Variable(1.0, name="v")
+        own = replicax.Variable(1.0, name="own", synchronization="on_read")
     spec, path = jax.ShapeDtypeStruct((2,), np.float32), tmp_path / "model.bin"
 
     def export(step: Any, spec: Any = spec) -> None:
@@ -115,12 +122,16 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 
     with pytest.raises(replicax.errors.TraceError, match="assigns variable 'v'.*changes nothing"):
         export(lambda x: v.assign(2.0))
+    with pytest.raises(replicax.errors.TraceError, match="reads the copies of variable .own.*: an exported step has"):
+        export(lambda x: x * own.strategy.local_results(own)[0])
     with pytest.raises(replicax.errors.TraceError, match="creates a variable"):
         export(lambda x: x * replicax.Variable(1.0))
     with pytest.raises(TypeError, match="returned 'cat'; an exported step returns arrays"):
         export(lambda x: {"class": "cat"})
     with pytest.raises(TypeError, match=r"jax.ShapeDtypeStruct\(shape, dtype\), got 8"):
         export(lambda x: x, 8)
+    with pytest.raises(TypeError, match="got <Variable 'v'"):
+        export(lambda x: x, v)
     with pytest.raises(TypeError, match="step must be callable"):
         export(3)
     with pytest.raises(replicax.errors.ContextError, match="inside a step"):

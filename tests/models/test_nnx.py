@@ -40,9 +40,9 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.
 
 @functools.cache
 @third_party
-def alone(kind, passes=1):
+def alone(kind):
     objects = made(KINDS[kind][0], CLIPPED)
-    for batch in batches() * passes:
+    for batch in batches():
         train_step_alone(*objects, batch)
     return arrays(*objects), {name: float(value) for name, value in objects[2].compute().items()}
 
@@ -157,15 +157,6 @@ def test_many_steps_in_one_dispatch(pair) -> None:
 
 
 @third_party
-def test_in_the_training_loop(pair) -> None:
-    model, optimizer, metrics = made(WIDE, CLIPPED)
-    step = functools.partial(train_step, model, optimizer, metrics)
-    run = replicax.train(step, pair.distribute_dataset(batches()), steps=8, progress=False)
-    check_alike(arrays(model, optimizer, metrics), alone("cnn", 2)[0])
-    assert run.step == 8
-
-
-@third_party
 def test_a_last_batch_that_is_smaller(pair) -> None:
     data = [*batches(1), {name: value[:5] for name, value in batches(2)[1].items()}]
     expected = made(MLP, CLIPPED)
@@ -183,21 +174,17 @@ def test_a_last_batch_that_is_smaller(pair) -> None:
     check_alike(arrays(*padded), arrays(*expected))
 
 
+SETTINGS = {
+    "tree mode": lambda: nnx.set_graph_mode(False),
+    "a mesh": lambda: jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
 @third_party
-def test_tree_mode(pair) -> None:
-    with nnx.set_graph_mode(False):
+def test_settings_of_the_user(pair, setting) -> None:
+    with setting():
         objects = made(MLP, CLIPPED)
-        trained(pair, objects, batches())
-    check_alike(arrays(*objects), alone("mlp")[0])
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(jax.sharding.AxisType.Auto, marks=pytest.mark.soak), jax.sharding.AxisType.Explicit]
-)
-@third_party
-def test_a_mesh_that_the_user_has_set(pair, kind) -> None:
-    objects = made(MLP, CLIPPED)
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(kind,))):
         trained(pair, objects, batches())
     check_alike(arrays(*objects), alone("mlp")[0])
 
@@ -390,7 +377,7 @@ def test_a_checkpoint_restores_a_variable_and_a_state_in_place(tmp_path) -> None
 class Sowing(nnx.Module):
     def __init__(self, *, rngs):
         self.linear = nnx.Linear(6, 4, rngs=rngs)
-        self.table = jnp.ones(4)
+        self.table, self.mode = jnp.ones(4), 1
 
     def __call__(self, x):
         h = self.linear(x)
@@ -399,8 +386,8 @@ class Sowing(nnx.Module):
 
 
 def changes_an_attribute(model, x):
-    model.eval_only = 3
-    return model(x)
+    model.mode = 3
+    return model.linear(x)
 
 
 def replaces_an_array(model, x):
@@ -415,16 +402,10 @@ def another_shape(model, x):
     model.linear.bias.set_value(jnp.zeros(3))
 
 
-def reduced_before(model, x):
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    gradients = nnx.grad(lambda model: model.linear(x).sum())(model)
-    return optimizer, gradients
-
-
 ITS_OWN = r"(?s)'sowing/linear/bias'.*, of an NNX object, .* differs between.*test_nnx\.py:\d+ \(assigns_its_own"
 MISTAKES = {
     "sown": (lambda model, x: model(x), TypeError, r"structure.*sowing/h is new.*nnx.pop"),
-    "attribute": (changes_an_attribute, TypeError, "the step has changed the structure of an NNX object"),
+    "attribute": (changes_an_attribute, TypeError, "structure of an NNX object: the attribute 'mode' was 1, now 3\\."),
     "array": (replaces_an_array, TypeError, r"sowing/table was changed by the step.*nnx.Variable"),
     "its own": (assigns_its_own, replicax.errors.LocalityError, ITS_OWN),
     "shape": (another_shape, ValueError, r"'sowing/linear/bias'.*shape \(3,\); expected \(4,\)"),
@@ -580,6 +561,17 @@ def test_a_line_search_sees_the_loss_of_the_whole_batch(pair, executor) -> None:
             (run or functools.partial(step, jnp.mean))(model, optimizer, x)
         found.append(arrays(model))
     check_alike(*found)
+
+
+@third_party
+def test_a_model_that_an_accumulated_step_makes_is_told(pair) -> None:
+    def step(model, optimizer, batch):
+        gradients = nnx.grad(lambda model: replicax.compute_average_loss(model(batch["x"]).sum(-1)))(model)
+        optimizer.update(nnx.clone(model), gradients)
+
+    step, data = functools.partial(step, *made(MLP)[:2]), pair.distribute_dataset(batches(1))
+    with pytest.raises(TypeError, match="must be arguments of the step, or parts of one, got a MLP that the step has"):
+        replicax.train(step, data, 1, accumulate=2, progress=False)
 
 
 @third_party

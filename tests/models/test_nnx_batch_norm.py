@@ -29,6 +29,11 @@ class Folded(nnx.BatchNorm):
         return jnp.where(y > 0, y, -y)  # JAX drops its derivative if there are no rows
 
 
+class Masked(nnx.BatchNorm):
+    def __call__(self, x):
+        return super().__call__(x, mask=x > -1.5)
+
+
 class Net(nnx.Module):
     def __init__(self, axis=None, kind=nnx.BatchNorm):
         self.norm = kind(6, axis_name=axis, rngs=nnx.Rngs(0))
@@ -51,7 +56,7 @@ def trained(model, replicas=4, batch=BATCH):
     return model
 
 
-@pytest.mark.parametrize("kind", [nnx.BatchNorm, pytest.param(Rectified, marks=pytest.mark.soak), Folded])
+@pytest.mark.parametrize("kind", [nnx.BatchNorm, pytest.param(Rectified, marks=pytest.mark.soak), Folded, Masked])
 @third_party
 def test_with_the_axis_of_the_replicas_it_is_that_of_the_global_batch(kind) -> None:
     expected = Net(None, kind)
@@ -87,4 +92,9 @@ def test_a_replica_without_rows_has_no_part_in_the_statistics(debug) -> None:
     for name in ("mean", "var"):
         found = getattr(model.norm, name)[...]
         np.testing.assert_allclose(found, np.mean([getattr(part.norm, name)[...] for part in parts], 0), rtol=1e-5)
-    assert all(np.isfinite(array).all() for array in arrays(model).values())
+    before = arrays(model)
+    assert all(np.isfinite(array).all() for array in before.values())
+    strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
+    [nothing] = strategy.distribute_dataset([BATCH[:0]])
+    strategy.run(lambda model, x: model.norm(x), args=(model, nothing))
+    check_alike(arrays(model), before)

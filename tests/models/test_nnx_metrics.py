@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import replicax
+from replicax.loop import accumulated
 from tests.conftest import logical_strategy
 from tests.models.nets import arrays, check_alike
 from tests.programs.programs import third_party
@@ -122,3 +123,19 @@ def test_an_average_that_adds_up_by_itself_refuses_padding(pair) -> None:
     [_, batch] = pair.distribute_dataset([np.arange(4.0), np.arange(3.0)], PADDED)
     with pytest.raises(ValueError, match=r"Total.update: the batch is padded.*call super\(\).update"):
         pair.run(lambda metric, x: metric.update(values=x), args=(metric, batch))
+
+
+@third_party
+def test_only_metrics_that_are_sums_leave_padding_out(pair) -> None:
+    def update(confusion, logits, labels):
+        confusion.update(logits, labels)
+
+    sums = r"and only metrics that are sums \(.*use one of these, or"
+    [_, padded] = pair.distribute_dataset(ROWS, PADDED)
+    with pytest.raises(ValueError, match=f"Confusion.update: the batch is padded, {sums} drop_remainder"):
+        pair.run(update, args=(Confusion(), *padded))
+    with pytest.raises(ValueError, match=r"Average.update: .* padded to 2 rows, so there must be an entry for each"):
+        pair.run(lambda metric, x, y: metric.update(values=x.sum(0)), args=(nnx.metrics.Average(), *padded))
+    [_, uneven] = pair.distribute_dataset(ROWS)
+    with pytest.raises(ValueError, match=f"a micro-batch of .* may be padded, {sums} update it in another step"):
+        pair.run(accumulated(update, 2), args=(Confusion(), *uneven))

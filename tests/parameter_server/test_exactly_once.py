@@ -52,34 +52,6 @@ def test_a_worker_that_dies_is_replaced_and_its_function_counts_once(mode: Any, 
         assert parts.numpy().tolist() == [60] * 4
 
 
-def test_a_push_that_reached_one_server_only_is_completed() -> None:
-    """The worker dies between two servers: the function is run again, and the first server drops what it has seen."""
-    strategy = replicax.ParameterServerStrategy(
-        num_workers=1, num_servers=2, variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
-    )
-    iterations, parts, fn = counting(strategy, 4)
-    with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(fn).fetch(WAIT)
-        server = actors.of("ShardServer")[1]
-
-        def die(method: str, args: Any) -> None:
-            if method == "push":
-                server.before = lambda method, args: None
-                actors.of("StepWorker")[0].kill()
-                raise_lost(server)
-
-        server.before = die
-        coordinator.schedule(fn)
-        coordinator.join(WAIT)
-        assert (int(iterations), parts.numpy().tolist()) == (2, [2] * 4)
-
-
-def raise_lost(server: Any) -> None:
-    from replicax.parameter_server.actors import ActorDiedError
-
-    raise ActorDiedError("the connection is gone")
-
-
 def test_a_function_that_always_ends_its_worker_is_an_error() -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     with coordinator_of(strategy) as (coordinator, actors):

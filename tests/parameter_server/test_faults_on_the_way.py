@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import Any
@@ -182,22 +181,6 @@ def test_who_uses_a_result_sees_what_its_function_has_changed() -> None:
         coordinator.join(WAIT)
 
 
-def test_a_step_reads_all_that_the_step_before_has_changed() -> None:
-    """In steps of several functions servers change variables when they hear that all have ended."""
-    strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
-    with strategy.scope():
-        v = replicax.Variable(1.0, name="v", aggregation="sum")
-
-    def fn() -> Any:
-        return strategy.run(lambda: v.assign_add(v * 1.0) * 1.0)
-
-    with coordinator_of(strategy) as (coordinator, _):
-        for _ in range(2 * 5):
-            coordinator.schedule(fn)
-        coordinator.join(WAIT)
-        assert float(v) == 3.0**5
-
-
 def test_a_dataset_reads_variables_while_a_change_is_on_its_way() -> None:
     strategy, v = with_servers(1)
 
@@ -213,12 +196,3 @@ def test_a_dataset_reads_variables_while_a_change_is_on_its_way() -> None:
             assert len({value.fetch(WAIT) for value in values}) == 1
         coordinator.join(WAIT)
         assert v.numpy().tolist() == [3 * MANY, 3 * MANY]
-
-
-def test_a_function_that_leaves_the_program_has_failed() -> None:
-    strategy, v = with_servers(1)
-    with coordinator_of(strategy) as (coordinator, _):
-        coordinator.schedule(lambda: sys.exit("it leaves"))
-        with pytest.raises(replicax.errors.WorkerError, match="SystemExit: it leaves"):
-            coordinator.join(WAIT)
-        assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [0, 0]

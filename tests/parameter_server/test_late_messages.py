@@ -80,13 +80,3 @@ def test_what_was_sent_before_servers_have_gone_back_is_ignored(groups: int) -> 
         server.push(push(function, Ended(1, 0)))
     server.pull({}, Ended(1, 2))
     assert value(server) == 2.0
-
-
-def test_a_snapshot_knows_which_functions_had_ended() -> None:
-    server = server_with_one(groups=1)
-    server.push(push(0, Ended(0, 0)))
-    state = server.snapshot(Ended(0, 1))
-    server.restore(state, 1)
-    server.push(push(0, Ended(1, 0)))
-    server.push(push(1, Ended(1, 1)))
-    assert value(server) == 2.0

@@ -49,6 +49,7 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         for server in actors.of("ShardServer"):
             server.call("ready").result(WAIT)  # after what it is to forget
             assert [len(known) for known in (server.object._state.values, server.object._optimizers)] == [0, 0]
+            assert len(server.object._state.seen) <= 1  # of the last function that has changed something
         assert [*cluster.home.definitions._all] == [("servers", 0)]
 
 

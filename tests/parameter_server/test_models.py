@@ -115,11 +115,3 @@ def test_metrics_add_up_what_all_workers_have(mode: Any, tmp_path: pathlib.Path)
         elsewhere = replicax.Mean("loss")
     replicax.Checkpoint(mean=elsewhere.variables).restore(tmp_path / "metric")
     np.testing.assert_allclose(elsewhere.result(), scores.mean(), rtol=1e-6)
-
-
-def test_random_keys_are_made_in_steps() -> None:
-    with (
-        replicax.ParameterServerStrategy().scope(),
-        pytest.raises(TypeError, match=r"'key' .*: parameter servers keep no random keys.*fold_in"),
-    ):
-        replicax.Variable(jax.random.key(0), name="key", trainable=False)

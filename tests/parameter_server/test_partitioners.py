@@ -30,12 +30,7 @@ def counted_by(shape: tuple[int, ...], dtype: Any) -> Any:
         (BY_HALVES, BY_COLUMNS, 1, [(0, 2), (2, 4)]),  # 3 parts of 4 columns: two of 2
         (replicax.variables.MinSizePartitioner(32, 3), None, 0, [(0, 2), (2, 4), (4, 6)]),
         (replicax.variables.MaxSizePartitioner(64), None, 0, [(0, 3), (3, 6)]),
-        (
-            replicax.variables.FixedShardsPartitioner(100),
-            None,
-            0,
-            [(0, 2), (2, 4), (4, 6)],
-        ),  # a part for each server at most
+        (replicax.variables.FixedShardsPartitioner(100), None, 0, [(0, 2), (2, 4), (4, 6)]),  # one for each server
         (counted_by, None, 0, [(0, 3), (3, 6)]),
     ],
 )
@@ -58,6 +53,17 @@ def test_each_variable_is_in_the_parts_that_are_asked_for(
         assert shards.dim == dim
         assert sorted(shards.bounds.values()) == bounds
         np.testing.assert_allclose(w.numpy(), -0.5 * before)
+
+
+def test_each_part_goes_to_the_server_with_the_fewest_bytes() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=3)
+    with strategy.scope():
+        halves = replicax.Variable(np.zeros(12, np.float32), partitioner=BY_HALVES)
+        others = [replicax.Variable(np.zeros(size, np.float32)) for size in (9, 1)]
+    with coordinator_of(strategy) as (coordinator, _):
+        coordinator.schedule(lambda: None).fetch(WAIT)
+        shards = coordinator._cluster.home.definitions.shards
+        assert [shards[v.number].servers for v in (halves, *others)] == [(0, 1), (2,), (0,)]
 
 
 def test_groups_are_refused() -> None:

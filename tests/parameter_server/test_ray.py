@@ -144,6 +144,7 @@ def test_the_error_of_a_worker_names_its_line(coordinator: replicax.ClusterCoord
     with pytest.raises(replicax.errors.WorkerError, match=r"test_ray\.py:\d+: NotKnownHereError: what went wrong"):
         coordinator.join(WAIT)
     assert coordinator.schedule(jax.device_count).fetch(WAIT) == 1
+    assert coordinator.schedule(lambda: jax.config.jax_numpy_dtype_promotion).fetch(WAIT) == "strict"  # as here
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])

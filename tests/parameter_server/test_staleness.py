@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 import replicax
-from tests.parameter_server.thread_actors import coordinator_of
+from tests.parameter_server.thread_actors import coordinator_of, wait_until_ready
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, None])
@@ -33,17 +34,35 @@ def test_it_is_measured_and_bounded(bound: int | None) -> None:
         assert report.staleness_p99 == 0
 
 
-def test_what_is_based_on_nothing_is_not_stale() -> None:
-    strategy = replicax.ParameterServerStrategy(num_workers=1)
+_hold = threading.Event()
+"""What a function waits for: workers are threads of this process."""
+
+
+def test_a_report_has_what_each_worker_did_and_what_was_stale() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=2)
     with strategy.scope():
         v = replicax.Variable(0.0, name="v")
 
-    def add() -> None:
-        v.assign_add(1.0)  # without reading it
+    def add_later(others: int) -> None:
+        from tests.parameter_server.test_staleness import _hold
+
+        if others:
+            v.numpy()
+            _hold.wait(100)
+        v.assign_add(1.0)  # what is based on nothing is not stale
 
     with coordinator_of(strategy) as (coordinator, _):
-        for _ in range(20):
-            coordinator.schedule(add)
+        coordinator.schedule(add_later, args=(0,)).fetch(100)
+        coordinator.join(100)
+        wait_until_ready(coordinator)
+        coordinator.schedule(add_later, args=(9,))
+        began = time.monotonic()
+        for _ in range(9):
+            coordinator.schedule(add_later, args=(0,)).fetch(100)
+        waited = time.monotonic() - began
+        _hold.set()
         report = coordinator.join(100)
-    assert float(v) == 20.0
-    assert report.staleness_p99 == 0
+    assert sorted(report.by_worker.values()) == [1, 9]
+    assert (report.staleness_p50, report.staleness_p99) == (0, pytest.approx(0.91 * 9))  # of nine that are 0, and a 9
+    assert report.seconds >= waited
+    assert report.rate == report.functions / report.seconds

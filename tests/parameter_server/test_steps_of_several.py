@@ -69,17 +69,23 @@ def test_a_function_that_reads_what_it_has_changed_is_told() -> None:
         model.w.assign_add(np.ones((5, 2), np.float32))
         return model.w[np.array([0])]
 
+    def assigns() -> Any:
+        model.w.assign(np.zeros((5, 2), np.float32))
+        return model.w.numpy()
+
     def scheduled(coordinator: replicax.ClusterCoordinator, fn: Any, parts: Any) -> None:
         for part in parts:
             coordinator.schedule(fn, args=part)
         coordinator.join(WAIT)
 
     with coordinator_of(strategy) as (coordinator, _):
-        for fn, args in [(two_steps, batch), (reads_rows, ())]:
+        for fn, args in [(two_steps, batch), (reads_rows, ()), (assigns, ())]:
             with pytest.raises(replicax.errors.WorkerError, match=r"has changed variable .* and now reads it"):
                 scheduled(coordinator, fn, in_parts(batch, 2) if args else [(), ()])
         assert int(model.iterations) == 0  # no part of a step that has failed
-        assert model.w.numpy().tolist() == regression(replicax.MirroredStrategy(["cpu:0"])).w.numpy().tolist()
+        expected = regression(replicax.MirroredStrategy(["cpu:0"])).w.numpy().tolist()
+        seen = coordinator.fetch([coordinator.schedule(lambda: model.w.numpy()) for _ in range(2)])
+        assert [w.tolist() for w in (model.w.numpy(), *seen)] == [expected] * 3
 
 
 @pytest.mark.parametrize("server", [0, 1])

@@ -34,15 +34,16 @@ def trained(strategy: replicax.ParameterServerStrategy, tx: Any = None) -> Regre
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers", "devices", "partitioner"),
+    ("workers", "servers", "devices", "partitioner", "tx"),
     [
-        (2, 1, 1, None),
-        (4, 3, 1, replicax.variables.FixedShardsPartitioner(2)),
-        (2, 2, 2, lambda shape, dtype: [1, 2] if len(shape) == 2 else [1] * len(shape)),
+        (2, 1, 1, None, None),
+        (2, 1, 1, None, optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))),
+        (4, 3, 1, replicax.variables.FixedShardsPartitioner(2), None),
+        (2, 2, 2, lambda shape, dtype: [1, 2] if len(shape) == 2 else [1] * len(shape), None),
     ],
-    ids=["2-workers", "split-by-rows", "2-devices-a-worker"],
+    ids=["2-workers", "a-norm-over-all-variables", "split-by-rows", "2-devices-a-worker"],
 )
-def test_it_equals_mirrored_strategy(workers: int, servers: int, devices: int, partitioner: Any) -> None:
+def test_it_equals_mirrored_strategy(workers: int, servers: int, devices: int, partitioner: Any, tx: Any) -> None:
     strategy = replicax.ParameterServerStrategy(
         num_workers=workers,
         num_servers=servers,
@@ -51,16 +52,9 @@ def test_it_equals_mirrored_strategy(workers: int, servers: int, devices: int, p
         devices_per_worker=devices,
     )
     assert strategy.num_replicas_in_sync == workers * devices
-    model, reference = trained(strategy), mirrored(workers * devices, STEPS)
+    model, reference = trained(strategy, tx), mirrored(workers * devices, STEPS, tx)
     assert int(model.iterations) == int(reference.iterations) == STEPS
     for found, expected in zip(model.values, reference.values, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
-
-
-def test_norms_over_all_variables_are_right_on_one_server() -> None:
-    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
-    model = trained(replicax.ParameterServerStrategy(mode="sync"), clipped)
-    for found, expected in zip(model.values, mirrored(2, STEPS, clipped).values, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -170,16 +164,19 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
         assert float(total) == 7.0
 
 
-def test_collectives_inside_a_step_are_refused() -> None:
+def test_collectives_inside_a_step_and_gradients_that_are_reduced_already_are_refused() -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=2, mode="sync")
-
-    def step() -> jax.Array:
-        return replicax.get_replica_context().all_reduce("sum", jnp.float32(1))
+    with strategy.scope():
+        v, optimizer = replicax.Variable(1.0), replicax.Optimizer(optax.sgd(1.0))
 
     with coordinator_of(strategy) as (coordinator, _):
-        coordinator.schedule(lambda: strategy.run(step))
-        with pytest.raises(replicax.errors.WorkerError, match=r"meet only on the servers, after the step"):
-            coordinator.join(timeout_seconds=100)
+        for step, message in (
+            (lambda: replicax.get_replica_context().all_reduce("sum", 1.0), "meet only on the servers, after the step"),
+            (lambda: optimizer.apply_gradients([(v * 1.0, v)], aggregate=False), "so none can be reduced already"),
+        ):
+            coordinator.schedule(lambda step=step: strategy.run(step))
+            with pytest.raises(replicax.errors.WorkerError, match=message):
+                coordinator.join(timeout_seconds=100)
 
 
 def test_outside_a_step_a_function_combines_the_replicas_of_its_own_worker() -> None:
@@ -195,10 +192,11 @@ def test_outside_a_step_a_function_combines_the_replicas_of_its_own_worker() -> 
     assert [np.ravel(found).tolist() for found in second] == [[5], [2.5], [2, 3]]
 
 
-def test_rows_of_a_table_are_sent_as_rows() -> None:
+@pytest.mark.parametrize(("parts", "count"), [([2, 1], 6 + 4), ([1, 1], 6 + 4), ([1, 2], 2 * (6 + 4))])
+def test_rows_of_a_table_are_sent_as_rows(parts: list[int], count: int) -> None:
     """Of a gradient as IndexedSlices only the rows go to the servers, and each server gets its own."""
     strategy = replicax.ParameterServerStrategy(
-        num_workers=2, num_servers=2, mode="sync", variable_partitioner=replicax.variables.FixedShardsPartitioner(2)
+        num_workers=2, num_servers=2, mode="sync", variable_partitioner=lambda shape, dtype: parts[: len(shape)]
     )
 
     def build(strategy: replicax.Strategy) -> tuple[Any, Any]:
@@ -212,22 +210,24 @@ def test_rows_of_a_table_are_sent_as_rows() -> None:
 
         return table, step
 
-    ids = [np.array([0, 7, 7, -1], np.int32), np.array([3, 4, 0, 1], np.int32)]
+    ids = [np.array([0, 7, 7, -1, 3, 4, 0, 1], np.int32), np.array([0, 1, 2, 3], np.int32)]  # the last: of one half
     table, step = build(strategy)
     with coordinator_of(strategy) as (coordinator, actors):
         sent: list[Any] = []
         for server in actors.of("ShardServer"):
             server.before = lambda method, args: sent.append(args[0]) if method == "push" else None
-        for part in in_parts((np.concatenate(ids),), 2):
-            coordinator.schedule(lambda x: strategy.run(step, args=(x,)), args=part)
-        coordinator.join(timeout_seconds=100)
-        found = table.numpy()
+        found = []
+        for batch in ids:
+            for part in in_parts((batch,), 2):
+                coordinator.schedule(lambda x: strategy.run(step, args=(x,)), args=part)
+            coordinator.join(timeout_seconds=100)
+            found.append(table.numpy())
     rows = [change for push in sent for change in push.changes.values()]
     assert all(isinstance(r, tuple) for r in rows)
-    assert sum(len(indices) for indices, _ in rows) == 6  # row 7, which comes three times, is one
+    assert sum(len(indices) for indices, _ in rows) == count  # row 7, which comes three times, is one
 
     reference = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
     expected, step = build(reference)
-    [batch] = reference.distribute_dataset([np.concatenate(ids)])
-    reference.run(step, args=(batch,))
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
+    for batch, values in zip(reference.distribute_dataset(ids), found, strict=True):
+        reference.run(step, args=(batch,))
+        np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import coordinator as coordinator_module
+from replicax.parameter_server import coordinator as coordinator_module, dispatcher
 from replicax.parameter_server.actors import ActorDiedError
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
@@ -101,23 +101,59 @@ def test_threads_that_read_and_assign_see_what_was_there() -> None:
         assert v.numpy().tolist() == [60.0] * 8
 
 
-def test_closing_ends_the_wait_of_another_thread() -> None:
+@pytest.mark.parametrize("waits_for", ["the end", "room"])
+def test_closing_ends_the_wait_of_another_thread(monkeypatch: pytest.MonkeyPatch, waits_for: str) -> None:
+    monkeypatch.setattr(dispatcher, "_MOST_QUEUED", 2)
     strategy, ended = replicax.ParameterServerStrategy(num_workers=1), []
 
-    def join() -> None:
+    def wait() -> None:
         try:
-            coordinator.join()
+            for _ in range(3 if waits_for == "room" else 0):
+                coordinator.schedule(lambda: 1)
+            if waits_for == "the end":
+                coordinator.join()
         except replicax.errors.WorkerError as error:
             ended.append(str(error))
 
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda: time.sleep(1))
-        joining = threading.Thread(target=join, daemon=True)
+        joining = threading.Thread(target=wait, daemon=True)
         joining.start()
         time.sleep(0.1)  # it waits
         coordinator.close()
         joining.join(WAIT / 10)
         assert "closed" in ended[0]
+
+
+@pytest.mark.parametrize(
+    ("dies", "message"),
+    [
+        (False, "the coordinator can't go on: no worker has started within 0.2 seconds"),
+        (True, "worker 0 has died in its start, the 5th in a row: it was killed"),
+    ],
+)
+def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch, dies: bool, message: str) -> None:
+    class Failing(ThreadActors):
+        def start(self, kind: type, *args: Any, env: Any) -> Any:
+            actor = super().start(kind, *args, env=env)
+            if kind.__name__ == "StepWorker":
+                actor.before = lambda method, args: actor.kill() if dies else over.wait(WAIT)
+            return actor
+
+    over = threading.Event()
+    monkeypatch.setattr(coordinator_module, "_make_actors", Failing)
+    monkeypatch.setattr(dispatcher, "_LOOK", 0.1)
+    with replicax.ClusterCoordinator(replicax.ParameterServerStrategy(num_workers=1)) as coordinator:
+        if not dies:
+            value = coordinator.schedule(lambda: 1)
+            with pytest.raises(TimeoutError, match="after 0.01 seconds worker 0 is starting; 1 functions wait"):
+                coordinator.join(0.01)
+            with pytest.raises(TimeoutError, match=r"scheduled function 0\) has not been finished within 0.01 seconds"):
+                value.fetch(0.01)
+        monkeypatch.setattr(dispatcher, "_SECONDS_TO_START", 0.2)
+        with pytest.raises(replicax.errors.WorkerError, match=message):
+            coordinator.schedule(lambda: 1).fetch(WAIT)
+        over.set()
 
 
 def test_a_start_that_fails_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

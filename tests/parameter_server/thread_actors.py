@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -41,7 +40,7 @@ class ThreadActors:
         for actor in self.actors:
             actor.kill()
             actor.executor.shutdown(wait=True, cancel_futures=True)
-            actor.object = None  # with the memory that it shares, of which each block is open files
+            actor.object = None
             _all.pop(id(actor), None)
 
     def of(self, kind: str) -> list[ThreadActor]:
@@ -56,9 +55,7 @@ class ThreadActor:
         self.kind = kind
         self.args = args
         self.env = env
-        threads = getattr(kind, "calls_at_once", 1)
-        self.executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=kind.__name__)
-        self.starting = threading.Lock()
+        self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=kind.__name__)
         self.object: Any = None
         self.is_dead = False
         self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
@@ -80,9 +77,8 @@ class ThreadActor:
         return ThreadReply(self.executor.submit(self._called, method, sent))
 
     def _called(self, method: str, sent: bytes) -> Any:
-        with self.starting:
-            if self.object is None:
-                self.object = self.kind(*self.args)
+        if self.object is None:
+            self.object = self.kind(*self.args)
         args = cloudpickle.loads(sent)
         self.before(method, args)
         if self.is_dead:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.models import safetensors
 from replicax.variables.layout import Copies, Split
 
 
@@ -22,15 +23,15 @@ def strategy(slice_of_16):
     return replicax.TPUStrategy(slice_of_16)
 
 
-def refuse():
-    raise AssertionError("this was computed")
-
-
 def test_variables_have_shapes_and_no_values(strategy) -> None:
+    def refused():
+        raise AssertionError("this was computed")
+
     huge = (1 << 20, 1 << 20)  # 4 TiB
     with strategy.scope():
         w = replicax.Variable(lambda: jnp.ones(huge), name="w")
         given = replicax.Variable(np.arange(6.0).reshape(2, 3), name="given")
+        never = replicax.Variable(lambda: jax.pure_callback(refused, jax.ShapeDtypeStruct((3,), jnp.float32)))
         number = replicax.Variable(2, dtype=jnp.float32)
         key = replicax.Variable(lambda: jax.random.key(0), name="key")
         copies = replicax.Variable(1.0, synchronization="on_read", aggregation="sum")
@@ -38,6 +39,7 @@ def test_variables_have_shapes_and_no_values(strategy) -> None:
         from_another = replicax.Variable(lambda: w.value[0, :3] * 2)
     assert (w.shape, w.dtype) == (huge, jnp.float32)
     assert (given.shape, given.dtype) == ((2, 3), jnp.float32)
+    assert never.shape == (3,)
     assert (number.shape, number.dtype) == ((), jnp.float32)
     assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     assert isinstance(copies.layout, Copies)
@@ -48,14 +50,6 @@ def test_variables_have_shapes_and_no_values(strategy) -> None:
         assert variable.slot.array.sharding == variable.sharding
         assert variable.slot.array.shape == variable.layout.stored_shape(variable.shape)
     assert repr(given) == "<Variable 'given' float32[2,3] mirrored on 16 replicas: absent>"
-
-
-def test_initial_values_are_not_computed(strategy) -> None:
-    def initial():
-        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((3,), jnp.float32))
-
-    with strategy.scope():
-        assert replicax.Variable(initial).shape == (3,)
 
 
 def on_read(strategy, aggregation: str) -> replicax.Variable:
@@ -82,6 +76,7 @@ def on_read(strategy, aggregation: str) -> replicax.Variable:
         ("distribute_datasets_from_function", lambda s, v: s.distribute_datasets_from_function(lambda c: [])),
         ("distribute_values_from_function", lambda s, v: s.distribute_values_from_function(lambda c: 1)),
         ("Checkpoint.save", lambda s, v: replicax.Checkpoint(v=v).save("never")),
+        ("replicax.models.safetensors", lambda s, v: safetensors.save("never", {"v": v})),
         ("extended.broadcast_to", lambda s, v: s.extended.broadcast_to(1.0)),
     ],
 )
@@ -127,7 +122,3 @@ def test_the_step_is_checked_as_ever(strategy) -> None:
             lambda x: jax.lax.cond(x > 0, lambda: replicax.get_replica_context().all_reduce("sum", x), lambda: x),
             jax.ShapeDtypeStruct((), jnp.float32),
         )
-
-
-def test_devices_that_are_there_are_not_absent(pair) -> None:
-    assert not pair.extended.is_absent

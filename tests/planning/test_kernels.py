@@ -35,6 +35,8 @@ def test_products_fill_tiles_and_waves() -> None:
     # Cutting the depth pays where tiles are few, if enough of it is left for each.
     assert share(256, 256, 1 << 16) > 0.5  # the 16 smallest tiles alone have a tenth of the multiprocessors
     assert 1.7 < share(64, 64, 1024) / share(64, 64, 1023) < 2
+    # A TPU's matrix unit is filled up: rows to 8, columns and depth to 128, or to 8 where there are fewer.
+    assert seconds_of_product(Product(2, 9, 129, 4, "bf16"), TPU) == 2 * 2 * 16 * 256 * 8 / 1e15
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("bf16", 1), ("f16", 1), ("f32", 2), ("f8e4m3fn", 0.5), ("f64", 16)])
@@ -90,6 +92,9 @@ def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):
         ("negate(%x)", "elementwise"),
         ("transpose(%x), dimensions={1,0}", "transposition"),
         ("sort(%x), dimensions={1}, to_apply=%less", "sort"),
+        ("gather(%x)", "gather"),
+        ("reduce(%x), dimensions={1}, to_apply=%add", "reduction"),
+        ('custom-call(%x), custom_call_target="f"', "opaque"),
     ],
 )
 def test_kernels_are_told_apart(opcode: str, kind: str) -> None:
@@ -130,6 +135,7 @@ ENTRY %main (x: bf16[4096,4096], w: f32[4096,4096]) -> bf16[4096,4096] {
         ("jit(f)/transpose(jvp(flash_attention_dq))/pallas_call", 1, (3, 2)),
         ("jit(f)/transpose(jvp(flash_attention_dkdv))/pallas_call", 2, (4, 2)),
         ("jit(f)/mha_backward_by_hand/pallas_call", 3, (5, 4)),  # gradients are known by their number, too
+        ("jit(f)/rematted_computation/mha_forward/pallas_call", 1, (2, 2)),
         ("jit(f)/something_else/pallas_call", 1, None),
     ],
 )
@@ -145,13 +151,15 @@ def test_attention_that_is_opaque(name: str, results: int, products: tuple[int, 
     main = module.computations["main"]
     found = attention_of(main.root, main)
     kind = "opaque" if products is None else "attention, backward" if products[0] > 2 else "attention"
-    assert kernel_of(module, main, main.root, GPU).kind == kind
-    one = 2 * 2 * 8 * 512 * 512 * 64
+    run, one = kernel_of(module, main, main.root, GPU), 2 * 2 * 8 * 512 * 512 * 64
+    # What is computed a second time is no FLOP of the model's.
+    assert (run.kind, run.model_flops) == (kind, one * products[1] if products and "remat" not in name else 0)
     assert (found and (found.flops, found.model_flops)) == (products and tuple(p * one for p in products))
 
 
-def test_attention_to_keys_of_another_length() -> None:
-    queries, keys = "bf16[2,128,8,64]{3,2,1,0}", "bf16[2,512,8,64]{3,2,1,0}"
+@pytest.mark.parametrize("dims", ["2,{},8,64", "2,8,{},64"])
+def test_attention_to_keys_of_another_length(dims: str) -> None:
+    queries, keys = (f"bf16[{dims.format(length)}]{{3,2,1,0}}" for length in (128, 512))
     main = parse(
         f"ENTRY %main (q: {queries}, k: {keys}, v: {keys}) -> {queries} {{\n  %q = {queries} parameter(0)\n"
         f"  %k = {keys} parameter(1)\n  %v = {keys} parameter(2)\n"
@@ -187,12 +195,17 @@ ENTRY %main (x: {whole}, n: s32[]) -> {part} {{
 # --- collectives
 
 
-@pytest.mark.parametrize(("hosts", "each"), [(64, 1), (16, 8)])
-def test_a_small_sum_takes_the_steps_of_a_tree(hosts: int, each: int) -> None:
-    """Up a chain of the GPUs of a host and a binary tree of hosts, and back, at the latencies of NCCL's table."""
+RING = (6.6, 0.6, 2.7), (14.0, 1.9, 4.0), (8.4, 3.4, 14.0)  # the latencies of NCCL's table
+TREE = (6.8, 0.6, 5.0), (14.0, 1.25, 8.5)
+
+
+@pytest.mark.parametrize(("hosts", "each", "way"), [(1, 8, RING), (64, 1, TREE), (16, 8, TREE)])
+def test_a_small_sum_takes_the_steps_of_a_ring_or_a_tree(hosts: int, each: int, way: tuple) -> None:
+    """Up a chain of the GPUs of a host and a binary tree of hosts, and back."""
     inside, between = 2 * (each - 1), 2 * int(np.log2(hosts))
-    expected = min(base + inside * a + between * b for base, a, b in ((6.8, 0.6, 5.0), (14.0, 1.25, 8.5)))
+    expected = min(base + inside * a + between * b for base, a, b in way)
     assert seconds_between_gpus("all-reduce", 1, hosts, hosts * each, GPU) == pytest.approx(1e-6 * expected, rel=1e-3)
+    assert seconds_between_gpus("all-reduce", 1, 1, 1, GPU) == 0
 
 
 @pytest.mark.parametrize(
@@ -204,8 +217,8 @@ def test_a_small_sum_takes_the_steps_of_a_tree(hosts: int, each: int) -> None:
         ("all-gather", 8, 64, 63 / 64 / (8 * NETWORK)),  # each of the eight of a host sends a part of it
         ("all-gather", 8, 8, 7 / 8 / NETWORK),
         ("all-gather", 2, 4, 3 / 4 / (2 * NETWORK)),
-        ("all-to-all", 1, 8, 7 / 64 * 8 / 8 / LINKS),
-        ("all-to-all", 8, 64, 56 / 64 / 64 * 64 / 64 / NETWORK * 64),
+        ("all-to-all", 1, 8, 7 / 8 / LINKS),
+        ("all-to-all", 8, 64, 56 / 64 / NETWORK),
         ("all-to-all", 2, 16, 8 / 16 / NETWORK),  # to the eight of the other host
         ("ragged-all-to-all", 8, 64, 56 / 64 / NETWORK),
         ("collective-permute", 1, 8, 1 / LINKS),
@@ -213,24 +226,14 @@ def test_a_small_sum_takes_the_steps_of_a_tree(hosts: int, each: int) -> None:
     ],
 )
 def test_large_collectives_take_what_their_bytes_take(kind: str, hosts: int, gpus: int, expected: float) -> None:
-    if kind == "all-to-all" and hosts == 1:
-        expected = 7 / 8 / LINKS
-    if kind == "all-to-all" and hosts == 8:
-        expected = 56 / 64 / NETWORK
     assert seconds_between_gpus(kind, 1e11, hosts, gpus, GPU) == pytest.approx(1e11 * expected, rel=0.01)
-
-
-def test_small_collectives_take_what_their_steps_take() -> None:
-    small = [seconds_between_gpus("all-reduce", 4, h, 8 * h, GPU) for h in (1, 2, 16, 64)]
-    assert small == sorted(small)
-    assert 5e-6 < small[0] < 2e-5
-    assert small[3] - small[2] == pytest.approx(2 * 2 * 5e-6, rel=0.01)  # a tree: two steps for each doubling
-    assert seconds_between_gpus("all-gather", 4, 1, 1, GPU) < 1e-9
 
 
 def test_hosts_come_from_the_devices() -> None:
     cards = [SimpleNamespace(device_kind="H100", platform="gpu", slice_index=i // 8) for i in range(32)]
     network = Network(np.array(cards, dtype=object)[:, None], GPU, slices=1)
+    assert network.name == "4x8"
+    assert Network(np.array(cards[:12], dtype=object)[:, None], GPU, slices=1).name == ""  # 8 of one, 4 of another
     whole = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(32)),), 1)
     inside = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(8)),), 1)
     across = CollectiveUse("all-gather", 10**9, ("replica",), (tuple(range(0, 32, 8)),), 1)

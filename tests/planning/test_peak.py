@@ -10,7 +10,6 @@ import pytest
 import replicax
 from replicax.hlo.instructions import parse
 from replicax.hlo.live_ranges import LiveRanges, LiveValue
-from replicax.planning.render.tables import sections
 from replicax.planning.timeline.peak import ACTIVATIONS, COPIES, INPUTS, OTHERS, VARIABLES, temporaries_by_kind
 from tests.conftest import strategy_of
 
@@ -66,8 +65,6 @@ def test_without_a_backward_pass_nothing_is_kept_for_it() -> None:
         w = replicax.Variable(lambda: jnp.zeros((WIDTH, WIDTH)), name="w")
     found = replicax.plan(strategy, lambda x: jnp.sin(jnp.sin(x @ w) @ w), jax.ShapeDtypeStruct((8, WIDTH), "float32"))
     assert ACTIVATIONS not in found.memory.peak
-    [section] = [s for s in sections(found) if s.title == "When the memory is fullest"]
-    assert [row[0] for row in section.rows] == list(found.memory.peak)
 
 
 def test_gathered_variables_are_known_by_the_names_of_a_programs_arguments() -> None:
@@ -108,18 +105,20 @@ ENTRY %main (w: f32[16], x: f32[16]) -> f32[16] {
 """
 
 
+STEPS = ("w", "x", "z", "zeros", "cast", "p", "n", "loop", "g")
+
+
 def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
-    steps = ("w", "x", "z", "zeros", "cast", "p", "n", "loop", "g")
     alive = [
         LiveValue("w", (), 64, 0, 9),  # an argument
         LiveValue("p", (0,), 32, 5, 7),  # the weights
         LiveValue("p", (1,), 64, 5, 9),  # the layer's result
         LiveValue("zeros", (), 64, 3, 9),
     ]
-    found = temporaries_by_kind(parse(LOOP), LiveRanges(steps, tuple(alive)), 1000)
+    found = temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, tuple(alive)), 1000)
     assert found == {COPIES: 32, ACTIVATIONS: 64, OTHERS: 904}
     # What shares a place counts for each: all together they are no more than there are.
-    assert temporaries_by_kind(parse(LOOP), LiveRanges(steps, tuple(alive)), 48) == {
+    assert temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, tuple(alive)), 48) == {
         COPIES: 16,
         ACTIVATIONS: 32,
         OTHERS: 0,
@@ -128,9 +127,8 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
 
 @pytest.mark.parametrize(("end", "found"), [(7, {OTHERS: 1000}), (8, {ACTIVATIONS: 64, OTHERS: 936})])
 def test_what_the_first_backward_operation_takes_is_kept_for_it(end: int, found: dict[str, int]) -> None:
-    steps = ("w", "x", "z", "zeros", "cast", "p", "n", "loop", "g")
     result = LiveValue("n", (), 64, 6, end)
-    assert temporaries_by_kind(parse(LOOP), LiveRanges(steps, (result,)), 1000) == found
+    assert temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, (result,)), 1000) == found
 
 
 def test_tokens() -> None:
@@ -138,15 +136,14 @@ def test_tokens() -> None:
     chip = replicax.planning.Chip("card", flops=1e15, memory=1e9, bandwidth=3e12)
     text = {
         "text": jax.ShapeDtypeStruct((4, 128), jnp.int32),
+        "translation": jax.ShapeDtypeStruct((4, 120), jnp.int32),
         "label": jax.ShapeDtypeStruct((4,), jnp.int32),
         "features": jax.ShapeDtypeStruct((4, 512), jnp.float32),
     }
     found = replicax.plan(strategy, lambda e: jnp.sin(e["text"].astype(jnp.float32)), text, chip=chip)
     assert (found.examples, found.tokens) == (8, 128)
     assert found.to_dict()["tokens_per_second"] == found.tokens_per_second == found.examples_per_second * 128
-    [step] = [s for s in sections(found) if s.title == "Predicted time of one step"]
-    assert any(row[0] == "tokens a second" and row[2].endswith("at 128 in an example") for row in step.rows)
-    assert any(row[0] == "examples a second" and row[2] == "of all replicas together" for row in step.rows)
+    assert found.examples_per_second * found.timeline.seconds == pytest.approx(8)  # of all replicas together
     images = jax.ShapeDtypeStruct((4, 28, 28), jnp.uint8)
     other = replicax.plan(strategy, lambda x: jnp.sin(x.astype(jnp.float32)), images, chip=chip)
     assert (other.examples, other.tokens, other.tokens_per_second) == (8, None, None)

@@ -51,6 +51,8 @@ def test_the_replicas_of_all_slices_count() -> None:
     with strategy.scope():
         w = replicax.Variable(lambda: jnp.ones((1024, 4)), name="w")
     assert w.sharding.shard_shape(w.shape) == (1024 // 8, 4)
+    with pytest.raises(ValueError, match="slices are of TPUs; the hosts of GPUs are part of the topology"):
+        strategy_of(topology="h100:2x8", slices=2)
 
 
 @pytest.mark.parametrize("text", ["split", "groups", "groups:0", "groups:x", "groups:2:2", "", None])
@@ -78,6 +80,8 @@ def test_the_batch_of_an_element() -> None:
     assert with_examples(element, 2) == {**element, "x": jax.ShapeDtypeStruct((2, 3), "float32")}
     assert with_examples(None, 2) is None
     assert examples_of(3.0) is None
+    with pytest.raises(ValueError, match="it has 5, 6 of them"):
+        with_examples((element, jax.ShapeDtypeStruct((5,), "float32")), 2)
 
 
 @pytest.mark.parametrize("number", [0, -1, 0.5])
@@ -86,20 +90,14 @@ def test_a_batch_that_can_not_be(number) -> None:
         with_examples(jax.ShapeDtypeStruct((6, 3), "float32"), number)
 
 
-def test_arrays_that_differ_in_the_number_of_examples() -> None:
-    element = jax.ShapeDtypeStruct((6, 3), "float32"), jax.ShapeDtypeStruct((5,), "float32")
-    with pytest.raises(ValueError, match="it has 5, 6 of them"):
-        with_examples(element, 2)
-
-
 @pytest.mark.parametrize(("variables", "pieces"), [("mirrored", 1), ("sharded", 8), ("groups:4", 4)])
 def test_what_variables_alone_need(variables: str, pieces: int) -> None:
     strategy = strategy_of(devices=8, variables=variables)
     with strategy.scope():
-        w, unused = (replicax.Variable(lambda: jnp.zeros((64, 64)), name=name) for name in ("w", "unused"))
-    step, element = (lambda x: (x @ w).sum()), jax.ShapeDtypeStruct((32, 64), "float32")
+        w, v, unused = (replicax.Variable(lambda: jnp.zeros((64, 64)), name=name) for name in ("w", "v", "unused"))
+    step, element = (lambda x: (x @ w @ v).sum()), jax.ShapeDtypeStruct((32, 64), "float32")
     chip = Chip("card", flops=1.0, memory=100.0, bandwidth=1.0)
-    assert variables_alone(strategy, step, element, chip=chip) == (64 * 64 * 4 // pieces, 100)
+    assert variables_alone(strategy, step, element, chip=chip) == (2 * 64 * 64 * 4 // pieces, 100)
     assert variables_alone(strategy, step, element)[1] is None
     assert unused.shape == (64, 64)
 
@@ -123,14 +121,8 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert chip.memory == machine / devices  # which they share
     assert 1e-2 < chip.flops / chip.arithmetic < 1e2
-    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
-    found = replicax.plan(strategy, lambda x: jnp.tanh(x @ x), jax.ShapeDtypeStruct((64, 64), "float32"), chip=chip)
-    assert found.estimate is not None
-    assert found.estimate.compute == pytest.approx(2 * 64**3 / chip.flops)
-    assert found.estimate.arithmetic >= 64 * 64 / chip.arithmetic
-    assert found.estimate.launches == found.cost.launches * chip.launch > 0
-    assert found.timeline.seconds == pytest.approx(found.estimate.at_least)
-    assert found.timeline.seconds > found.estimate.compute
+    with pytest.raises(ValueError, match="expected at least one device, got none"):
+        measured_chip([])
 
 
 def test_what_was_measured_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +157,7 @@ def test_what_was_measured_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch)
     assert 2 * 4 * 2**20 / chip.bandwidth == pytest.approx(copy - idle / 4)  # read and written
     assert 17 * 2**14 / chip.arithmetic == pytest.approx(numbers - idle / 64)  # 17 operations for each number
     assert chip.launch == pytest.approx(small / 16)  # of 16 products
+    assert plan.estimate.launches == (plan.cost.launches - 1) * chip.launch > 0  # the sum is measured as a whole
 
 
 @pytest.mark.parametrize(
@@ -173,8 +166,3 @@ def test_what_was_measured_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_few_hosts_of_a_domain_are_one(name: str, devices: int, domains: int) -> None:
     assert devices_and_slices(name) == (devices, domains)
-
-
-def test_no_devices() -> None:
-    with pytest.raises(ValueError, match="expected at least one device, got none"):
-        measured_chip([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
@@ -20,12 +21,16 @@ ARRAY, PART, BOTH = "f32[1000]{0}", "f32[500]{0}", "(f32[500]{0}, f32[1000]{0})"
 GROUPS = 'replica_groups={{0,1}}, dimensions={0}, metadata={source_file="/home/me/model.py" source_line=7}'
 
 
-def run(lines: str, seconds: float = GATHER, inside: str = "") -> Run:
+def walked(lines: str, inside: str = "") -> tuple[Run, SourceLines]:
     module = parse(
         f"{inside}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n"
         f"  %x = {ARRAY} parameter(0)\n  %y = {PART} parameter(1)\n{lines}\n}}"
     )
-    return ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: seconds)
+    return ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: GATHER), SourceLines(module)
+
+
+def run(lines: str, inside: str = "") -> Run:
+    return walked(lines, inside)[0]
 
 
 OLD = (f"%s = {BOTH} all-gather-start(%y), {GROUPS}", f"%d = {ARRAY} all-gather-done(%s)")
@@ -80,25 +85,6 @@ def test_collectives_wait_for_those_before_them() -> None:
     assert found.transfers["s3"].reasons == {QUEUED: pytest.approx(2 * GATHER - 2 * KERNEL)}
 
 
-LOOP = f"""
-%body (p: (s32[], {ARRAY}, {PART})) -> (s32[], {ARRAY}, {PART}) {{
-  %p = (s32[], {ARRAY}, {PART}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %a = {ARRAY} get-tuple-element(%p), index=1
-  %b = {PART} get-tuple-element(%p), index=2
-  %bs = {BOTH} all-gather-start(%b), {GROUPS}
-  %bk = {ARRAY} negate(%a)
-  %bd = {ARRAY} all-gather-done(%bs)
-  ROOT %t = (s32[], {ARRAY}, {PART}) tuple(%i, %bk, %b)
-}}
-%condition (q: (s32[], {ARRAY}, {PART})) -> pred[] {{
-  %q = (s32[], {ARRAY}, {PART}) parameter(0)
-  ROOT %lt = pred[] constant(true)
-}}
-"""
-WHILE = 'while(%t0), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
-
-
 @pytest.mark.parametrize(("source", "target"), [("", "S(1)"), ("S(1)", "")])
 def test_copies_into_memory_near_by_and_out_of_it_take_time(source: str, target: str) -> None:
     module = parse(f"""
@@ -109,24 +95,6 @@ ENTRY %main (x: f32[1000]) -> f32[1000] {{
 }}""")
     run = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 1})).run(lambda use: 0.0)
     assert run.seconds == 4000 / CHIP.bandwidth
-
-
-def test_loops_run_as_often_as_they_say() -> None:
-    kind = f"(s32[], {ARRAY}, {PART})"
-    lines = f"  %zero = s32[] constant(0)\n  %t0 = {kind} tuple(%zero, %x, %y)\n  %w = {kind} {WHILE}\n"
-    found = run(lines + f"  ROOT %z = {ARRAY} get-tuple-element(%w), index=1", inside=LOOP)
-    assert found.seconds == pytest.approx(5 * GATHER)
-    assert (found.transfers["bs"].count, found.kernels["bk"].count) == (5, 5)
-    assert found.transfers["bs"].exposed == pytest.approx(5 * (GATHER - KERNEL))
-    # A loop of which that is not known counts once.
-    found = run(
-        lines.split(", backend_config")[0] + f"\n  ROOT %z = {ARRAY} get-tuple-element(%w), index=1", inside=LOOP
-    )
-    assert found.seconds == pytest.approx(GATHER)
-    # What was started before the loop delays the gather of its first iteration only.
-    found = run(f"  {OLD[0]}\n{lines}  {OLD[1]}\n  ROOT %z = {ARRAY} negate(%d)", inside=LOOP)
-    assert found.seconds == pytest.approx(6 * GATHER + KERNEL)
-    assert found.transfers["bs"].count == 5
 
 
 def test_the_longer_arm_of_a_branch_counts() -> None:
@@ -177,12 +145,7 @@ def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
 
 
 def timeline(lines: str, inside: str = "") -> Timeline:
-    module = parse(
-        f"{inside}\nENTRY %main (x: {ARRAY}, y: {PART}) -> {ARRAY} {{\n"
-        f"  %x = {ARRAY} parameter(0)\n  %y = {PART} parameter(1)\n{lines}\n}}"
-    )
-    found = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 2})).run(lambda use: GATHER)
-    return timeline_of([(found, SourceLines(module))])
+    return timeline_of([walked(lines, inside)])
 
 
 def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
@@ -197,6 +160,15 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
     ]
+
+
+def test_the_dearest_kernels_come_first_and_alike_ones_are_one() -> None:
+    found, lines = walked(f"  ROOT %k = {ARRAY} negate(%x)")
+    [run] = found.kernels.values()
+    runs = [dataclasses.replace(run, kernel=dataclasses.replace(run.kernel, bytes=i, seconds=i)) for i in range(1, 13)]
+    found.kernels = dict(enumerate([*runs, dataclasses.replace(runs[0], count=20)]))
+    dearest = [(k.bytes, k.count, k.seconds) for k in timeline_of([(found, lines)]).dearest]
+    assert dearest == [(1, 21, 21), *((i, 1, i) for i in range(12, 3, -1))]
 
 
 def line_found(offset: int) -> str:
@@ -230,9 +202,13 @@ def test_of_several_reasons_the_one_that_takes_longest_is_told() -> None:
     found = run(f"  {OLD[0]}\n  {OLD[1]}\n  ROOT %z = {ARRAY} negate(%d)")
     module = parse(f"ENTRY %main (x: {ARRAY}) -> {ARRAY} {{\n  ROOT %x = {ARRAY} parameter(0)\n}}")
     for reasons in ({QUEUED: 1.0, TOO_SHORT: 3.0}, {TOO_SHORT: 1.0, QUEUED: 3.0}):
-        found.transfers["s"].reasons = reasons
-        [wait] = timeline_of([(found, SourceLines(module))]).waits
-        assert wait.why == max(reasons, key=reasons.get)
+        short = dataclasses.replace(found.transfers["s"], count=3, reasons=reasons)
+        others = [dataclasses.replace(short, exposed=1.0, use=dataclasses.replace(short.use, bytes=8)) for _ in "ab"]
+        waits = timeline_of([(Run(transfers=dict(enumerate([short, *others]))), SourceLines(module))]).waits
+        assert [wait.why for wait in waits] == [max(reasons, key=reasons.get)] * 2
+        # Those of one size are one, and the longest wait comes first.
+        assert [(wait.bytes, wait.count, wait.exposed) for wait in waits] == [(8, 6, 2.0), (4000, 3, short.exposed)]
+        assert [wait.seconds for wait in waits] == pytest.approx([6 * GATHER, 3 * GATHER])
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,10 @@ def _shape_on_device(array: Any) -> tuple[int, ...]:
 
 
 def _in_numpys_words(type_: str) -> str:
-    """``bf16[2,3]{1,0}`` as ``bfloat16[2,3]``."""
+    """The compiler's name of a type, in NumPy's words.
+
+    >>> _in_numpys_words("bf16[2,3]{1,0}"), _in_numpys_words("pred[]")
+    ('bfloat16[2,3]', 'bool[]')
+    """
     text = type_.partition("{")[0].replace("pred[", "bool[")
     return re.sub(r"^(bf|f|s|u|c)(?=\d)", lambda kind: _KINDS[kind[1]], text)

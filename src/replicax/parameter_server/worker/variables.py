@@ -187,7 +187,7 @@ def _step() -> context.ReplicaContext | None:
 
 def _rows_of(index: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """``index`` as indices of rows of an array of ``shape``; ``None`` if it is another kind of index."""
-    if not shape or not isinstance(index, int | np.integer | np.ndarray | jax.Array) or isinstance(index, bool):
+    if not shape or not isinstance(index, int | np.integer | np.ndarray | jax.Array):
         return None
     rows = np.asarray(index)
     return rows.astype(np.int64) if rows.dtype.kind in "iu" else None

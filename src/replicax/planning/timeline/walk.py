@@ -220,13 +220,12 @@ class _Clock:
         for repeated in (first, (1 if trips is None else trips) - first):
             if repeated <= 0:
                 continue
-            begun, busy, copying = self._now, self._busy_until, self._copying_until
+            begun, busy = self._now, self._busy_until
             for name in bodies:
                 self._computation(name, times * repeated)
             more = (repeated - 1) * (self._now - begun)
             self._now += more
             self._busy_until += more if self._busy_until != busy else 0.0
-            self._copying_until += more if self._copying_until != copying else 0.0
 
     def _branch(self, instruction: Instruction, times: int) -> None:
         arms = []
