@@ -61,6 +61,16 @@ def test_what_it_finds_here(tmp_path) -> None:
     assert {"jax", "jaxlib"} <= versions.keys()
 
 
+def test_the_rest_is_checked_if_jax_can_not_be_imported() -> None:
+    done = doctor("--json", JAX_NUM_CPU_DEVICES="many")
+    assert (done.returncode, done.stderr) == (1, "")
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)["findings"]}
+    why = 'Invalid value "many" for JAX flag jax_num_cpu_devices'
+    assert found["devices"]["what"] == f"importing JAX ended the process with code 1: ValueError: {why}"
+    assert found["cluster"]["what"] == f"can't be looked at, as JAX can't be imported: {why}"
+    assert found["environment"]["data"]["variables"]["JAX_NUM_CPU_DEVICES"] == "many"
+
+
 def test_what_is_wrong_is_said_with_what_to_do(tmp_path, monkeypatch, capsys) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -86,6 +86,7 @@ def test_a_coordinator_that_does_not_answer(group) -> None:
     assert f"worker 1 ({group.addresses[1]}) has reached {group.coordinator}, and worker 0 has not answered" in str(
         error
     )
+    assert "whether the workers run already without this process" in str(error)
 
 
 def test_an_earlier_coordinator_that_is_about_to_end(group) -> None:

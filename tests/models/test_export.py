@@ -94,6 +94,17 @@ def test_random_keys_are_weights_too(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(exported.call(np.zeros(3, np.float32)), wanted, rtol=1e-6)
 
 
+def test_a_random_key_as_an_argument(tmp_path: pathlib.Path) -> None:
+    spec = jax.ShapeDtypeStruct((2, 3), np.float32), jax.eval_shape(lambda: jax.random.key(0))
+
+    def step(x: Any, key: Any) -> Any:
+        return x + jax.random.normal(key, (1, 3))
+
+    exported = replicax.models.export(step, spec, tmp_path / "model.bin", any_batch=True)
+    x, key = np.ones((5, 3), np.float32), jax.random.key(1)
+    np.testing.assert_allclose(exported.call(x, key), step(x, key), rtol=1e-6)
+
+
 def test_several_arguments_and_a_fixed_batch(tmp_path: pathlib.Path) -> None:
     spec = jax.ShapeDtypeStruct((2, 3), np.float32), np.zeros(2, np.int32)
     exported = replicax.models.export(lambda x, n: [x * 2.0, n], spec, tmp_path / "model.bin")

@@ -328,6 +328,20 @@ def test_a_step_is_compiled_although_a_cache_has_its_program(pair, tmp_path) -> 
     assert costs[0] == costs[1]
 
 
+@pytest.mark.parametrize("on", ["cpus", "tpus"])
+def test_a_random_key_may_be_described(pair, on: str) -> None:
+    spec = jax.ShapeDtypeStruct((4, 3), np.float32), jax.eval_shape(lambda: jax.random.key(0))
+
+    def step(element):
+        x, key = element
+        key = replicax.get_replica_context().random_key(key)
+        return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0)
+
+    plan = replicax.plan(pair if on == "cpus" else tpu("v5e:2x2"), step, spec)
+    arguments = {b.name: b.bytes for b in plan.memory.buffers if b.kind == "argument"}
+    assert arguments["element[1]"] == 8
+
+
 def test_wrong_arguments(pair) -> None:
     with pytest.raises(TypeError, match=r"chip must be a replicax.planning.Chip or None, got 'v5p'"):
         replicax.plan(pair, lambda: None, chip="v5p")

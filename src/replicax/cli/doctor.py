@@ -54,11 +54,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or 1 if something is wrong."""
     with importing():
-        from replicax.cli.diagnosis import reachability
-        from replicax.cli.diagnosis.check_runner import Check, run_checks
+        from replicax.cli.diagnosis.check_runner import run_checks
         from replicax.cli.diagnosis.findings import State
 
-        checks = [*machine_checks(args.directory), Check("cluster", reachability.check)]
+        checks = [*machine_checks(args.directory), _cluster_check()]
 
     began = time.monotonic()
     limit = max(_LEAST, _TOTAL - process_age()) if args.timeout is None else args.timeout
@@ -93,6 +92,20 @@ def machine_checks(directory: Path | None = None) -> list[Check]:
         *disk,
         Check("environment", environment_variables.check),
     ]
+
+
+def _cluster_check() -> Check:
+    """The check of the cluster, which alone imports JAX in this process."""
+    from replicax.cli.diagnosis.check_runner import Check
+    from replicax.cli.diagnosis.findings import wrong
+
+    try:
+        from replicax.cli.diagnosis import reachability
+    except Exception as error:
+        what = f"can't be looked at, as JAX can't be imported: {' '.join(str(error).split())}"
+        finding = wrong("cluster", what, "make JAX work first: see devices")
+        return Check("cluster", lambda seconds: [finding])
+    return Check("cluster", reachability.check)
 
 
 def _print(findings: Sequence[Finding], took: float) -> None:

@@ -206,8 +206,8 @@ def _come(group: WorkerGroup, deadline: float) -> None:
         if answer is None and time.monotonic() >= deadline:
             raise TimeoutError(
                 f"{group.name_of(group.index)} has reached {group.coordinator}, and worker 0 has not answered there "
-                f"within {time.monotonic() - started:.0f} s: look at what it printed, and whether another program or "
-                "an earlier run of this one has the port"
+                f"within {time.monotonic() - started:.0f} s: look at what it printed, whether the workers run already "
+                "without this process, and whether another program or an earlier run of this one has the port"
             )
         if answer is None:  # worker 0 has ended; or, after a restart, its predecessor has not ended yet
             time.sleep(max(0.0, min(10 * _RETRY, deadline - time.monotonic())))

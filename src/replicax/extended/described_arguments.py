@@ -44,7 +44,7 @@ def _abstract_arrays(tree: Any, replicas: Replicas) -> Any:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
         array: Any = jax.ShapeDtypeStruct((count, *leaf.shape), dtype)
         if isinstance(leaf, PaddedShapeDtypeStruct):
             rows = leaf.shape[0]

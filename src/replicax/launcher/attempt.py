@@ -18,6 +18,7 @@ from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.signal_inbox import RESIZING, STOPPING, SignalInbox
 from replicax.launcher.watchdog.hang_watch import Hang, HangWatch
 from replicax.launcher.worker_process import Ending, WorkerProcess
+from replicax.system.quantities import counted
 
 FAULT_PATIENCE = 0.3
 """Seconds that the other workers have to end after one has failed: they can do nothing without it."""
@@ -172,7 +173,7 @@ class Attempt:
                 return
             self._stop = signum
             again = "; interrupt again (Ctrl-C) to end them at once" if signum == signal.SIGINT else ""
-            self._say(f"{signum.name}: the {len(self._alive())} workers have {grace:g} s to end{again}")
+            self._say(f"{signum.name}: the workers have {grace:g} s to end{again}")
             # Ctrl-C means to a worker what it would without a launcher; other signals ask it to save and leave.
             self._end_others(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, grace)
         elif signum in RESIZING and self._settings.is_elastic and self._ending_since is None:
@@ -184,7 +185,8 @@ class Attempt:
                 )
                 return
             self._resize = RESIZING[signum]
-            self._say(f"{signum.name}: going on with {wanted} workers; those running have {grace:g} s to save and end")
+            with_them = counted(wanted, "worker")
+            self._say(f"{signum.name}: going on with {with_them}; those running have {grace:g} s to save and end")
             self._end_others(signal.SIGTERM, grace)
 
     def _note(self, ending: Ending) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from replicax.launcher.attempt import AttemptResult
 from replicax.launcher.settings import LaunchSettings
 from replicax.launcher.worker_process import Ending
+from replicax.system.quantities import counted
 
 LOST_AFTER = 2
 """A worker's place is lost if its worker was the first to fail in so many attempts in a row."""
@@ -55,7 +56,7 @@ class RestartPolicy:
         else:
             self.places.append(next(i for i in range(self._settings.workers) if i not in self.places))
             self.places.sort()
-        return Decision(0.0, f"going on with {len(self.places)} workers")
+        return Decision(0.0, f"going on with {counted(len(self.places), 'worker')}")
 
     def _after_preemption(self) -> Decision:
         if self.preemptions >= self._settings.max_preemptions:
@@ -68,7 +69,7 @@ class RestartPolicy:
             return Decision(
                 0.0,
                 f"worker {cause.worker} was the first to fail {LOST_AFTER} times in a row: its place is given up, "
-                f"going on with {len(self.places)} workers",
+                f"going on with {counted(len(self.places), 'worker')}",
             )
         limit = self._settings.restarts
         if self._settings.max_restarts is None and not cause.is_killed and not self._settings.is_elastic:

@@ -153,7 +153,8 @@ def _specs(spec: Any, any_batch: bool) -> list[Any]:
         if any_batch and shape:
             [rows] = jax.export.symbolic_shape("batch", scope=scope)
             shape = rows, *shape[1:]
-        described.append(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(leaf.dtype)))
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        described.append(jax.ShapeDtypeStruct(shape, dtype))
     return list(jax.tree_util.tree_unflatten(tree, described))
 
 
