@@ -237,14 +237,17 @@ def test_the_tenth_retrace_says_that_the_batch_is_padded_now() -> None:
         pair.run(step, args=(next(padded),))
 
 
-def test_the_tenth_retrace_names_a_captured_value() -> None:
+@pytest.mark.parametrize(
+    ("kind", "change"), [(int, "was 9, now 10"), (jnp.float32, r"was an object that is gone, now Array\(10")]
+)
+def test_the_tenth_retrace_names_a_captured_value(kind, change) -> None:
     pair = strategy_of(2)
 
     def eleven_epochs():
-        for epoch in range(11):
+        for epoch in map(kind, range(11)):
             pair.run(lambda x: x + epoch, args=(1.0,))  # noqa: B023
 
-    with pytest.warns(replicax.errors.RetraceWarning, match="captured value 'epoch': was 9, now 10"):
+    with pytest.warns(replicax.errors.RetraceWarning, match=f"captured value 'epoch': {change}"):
         eleven_epochs()
 
 

@@ -93,7 +93,7 @@ class ById:
         return isinstance(other, ById) and self._hash == other._hash and self.value is other.value is not None
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return "an object that is gone" if self.is_dead else repr(self.value)
 
 
 class Keys:
