@@ -14,9 +14,8 @@ import pytest
 
 import replicax
 from replicax.execution.compiled import pieces
-from replicax.variables.layout import Split
 from replicax.variables.partitioners import over_all
-from tests.compiled.test_split_variables import kinds, sharded, trained
+from tests.compiled.test_split_variables import sharded, trained
 from tests.conftest import strategy_of
 
 RNG = np.random.default_rng(5)
@@ -105,20 +104,6 @@ def test_variables_of_several_groupings_in_one_program() -> None:
         np.testing.assert_allclose(v, value, rtol=1e-5)
     a, b, c, d = expected
     np.testing.assert_allclose(found, (jnp.sum(a + b * c - d), jnp.max(a * b)), rtol=1e-5)
-
-
-def test_rows_change_in_the_pieces_where_they_are() -> None:
-    strategy = strategy_of(6)
-    initial, rows = RNG.normal(size=(7, 3)).astype(np.float32), jnp.array([6, 0, -1, 3, 3, 99, 4], jnp.int32)
-    with strategy.scope():
-        v = replicax.Variable(
-            initial, partitioner=replicax.variables.GroupPartitioner(3, replicax.variables.FixedShardsPartitioner(3))
-        )
-    assert v.layout == Split(dim=0, size=7, piece=3, replicas=3, groups=2)
-    change = lambda value, rows: value.at[rows].add(jnp.ones((7, 3)))  # noqa: E731
-    assert kinds(strategy.extended.trace(lambda rows: v.assign(change(v.value, rows)), args=(rows,))) == {}
-    strategy.run(lambda rows: v.assign(change(v.value, rows)), args=(rows,))
-    np.testing.assert_allclose(v.value, change(jnp.asarray(initial), rows), rtol=1e-6)
 
 
 def test_the_gradient_of_a_stack_of_layers_is_summed_layer_by_layer() -> None:

@@ -229,6 +229,29 @@ def test_the_gradient_of_a_stack_is_scattered_layer_by_layer(used_again: bool) -
     assert (temporaries > 12) == used_again
 
 
+def test_a_stack_that_is_split_between_its_layers() -> None:
+    data, initial = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(6, 3, 3)).astype(np.float32)
+
+    def train(strategy: replicax.Strategy) -> replicax.Variable:
+        with strategy.scope():
+            stack = replicax.Variable(initial)
+
+        def loss(x: Any) -> Any:
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, stack.value)
+            return replicax.compute_average_loss(h.sum(-1))
+
+        def step(x: Any) -> None:
+            _, [gradient] = replicax.value_and_grad(loss, [stack])(x)
+            stack.assign_sub(replicax.get_replica_context().all_reduce("sum", gradient))
+
+        strategy.run(step, args=tuple(strategy.distribute_dataset([data])))
+        return stack
+
+    mine = train(sharded(2))
+    assert mine.layout.dim == 0
+    np.testing.assert_allclose(mine.numpy(), train(strategy_of(2)).numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("between", ["a cast", "a number"])
 def test_what_is_between_a_gradient_and_its_sum_happens_layer_by_layer(between: str) -> None:
     """Casts, as of parameters in bfloat16, and numbers: they are applied to each layer's gradient, and it is summed."""
@@ -400,15 +423,16 @@ def test_what_is_made_of_the_filling_is_in_no_reduction() -> None:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize(("replicas", "pieces"), [(2, 2), (3, 3), (4, 4), (6, 3)])
 @pytest.mark.parametrize("method", ["add", "set", "max", "mul"])
-def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int) -> None:
+def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int, pieces: int) -> None:
     strategy = strategy_of(replicas)
+    partitioner = replicax.variables.GroupPartitioner(pieces, replicax.variables.FixedShardsPartitioner(pieces))
     initial = RNG.normal(size=(7, 3)).astype(np.float32)
     rows = jnp.array([6, 0, -1, 3, 3, 99, 4], jnp.int32)  # some twice, one from the end, one that is not there
     new = jnp.ones((7, 3)) * jnp.arange(7.0)[:, None] if method != "set" else jnp.ones((7, 3))
     with strategy.scope():
-        v = replicax.variables.ShardedVariable(initial, partitioner=replicax.variables.FixedShardsPartitioner(replicas))
+        v = replicax.Variable(initial, partitioner=partitioner)
 
     def change(value: Any, rows: Any) -> Any:
         return getattr(value.at[rows], method)(new)

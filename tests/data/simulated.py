@@ -71,9 +71,10 @@ class Run:
         options = options or InputOptions()
 
         def dataset(mine):
+            own = options[mine.index] if isinstance(options, list) else options
             if from_function:
-                return DistributedDataset(None, options, mine, "test", make)
-            return DistributedDataset(make(mine.context), options, mine, "test")
+                return DistributedDataset(None, own, mine, "test", make)
+            return DistributedDataset(make(mine.context), own, mine, "test")
 
         self.datasets = self.each(lambda mine, i: dataset(mine))
         self.iterators = self.each(lambda mine, i: iter(self.datasets[i]))

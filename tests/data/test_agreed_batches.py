@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 
@@ -294,4 +295,17 @@ def test_a_worker_whose_stream_has_ended_has_nothing_in_the_shape_that_it_had_la
     for element in last:
         assert element.shapes == [((4, 2), (0, 3))]
     assert [part.leaves[0].shape for element in last for part in element.parts] == [(4, 2), (0, 3)]
+    run.close()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Row:
+    x: np.ndarray
+
+
+def test_a_worker_that_never_had_anything_can_not_make_a_class_of_the_others() -> None:
+    run = Workers([Stream([Row(np.zeros(4))]), Stream([])], "a function")
+    told = "this worker has nothing for element 0, and worker 0 has Row(x='float64 of rank 1'), of which it can't make"
+    assert str(run.next()[1]).startswith(told)
     run.close()

@@ -177,8 +177,20 @@ def error_of(iterator):
     return None
 
 
-def test_a_worker_whose_first_batch_fails() -> None:
-    sources = [[np.zeros(4)], failing]
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (
+            [[np.zeros(4)], failing],
+            ["RuntimeError: worker 1 could not read element 0: OSError: disk on fire", "OSError: disk on fire"],
+        ),
+        (
+            [grain.MapDataset.range(12).batch(size) for size in (4, 6)],
+            ["ValueError: the workers' datasets have global batches of different sizes: [4, 6]"] * 2,
+        ),
+    ],
+)
+def test_a_worker_whose_first_batch_fails_or_has_another_size(sources, expected) -> None:
     options = InputOptions(auto_shard_policy="off")
     workers = input_workers(2, 1)
 
@@ -190,7 +202,4 @@ def test_a_worker_whose_first_batch_fails() -> None:
             return f"{type(error).__name__}: {error}"
 
     told = run_workers([mine.lockstep.workers for mine in workers], lambda worker: begin(workers[worker.index]))
-    assert told == [
-        "RuntimeError: worker 1 could not read element 0: OSError: disk on fire",
-        "OSError: disk on fire",
-    ]
+    assert told == expected

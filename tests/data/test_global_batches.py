@@ -17,11 +17,15 @@ from tests.sources import Slow
 
 def test_the_spec_of_what_a_replica_gets(pair) -> None:
     batches = [{"x": np.zeros((6, 3)), "y": [np.zeros(6, np.int64)]}]
-    spec = pair.distribute_dataset(batches).element_spec
-    assert spec == {
-        "x": jax.ShapeDtypeStruct((3, 3), jnp.float32),
-        "y": [jax.ShapeDtypeStruct((3,), jnp.int32)],
-    }
+    dataset = pair.distribute_dataset(batches)
+    assert (
+        dataset.element_spec
+        == iter(dataset).element_spec
+        == {
+            "x": jax.ShapeDtypeStruct((3, 3), jnp.float32),
+            "y": [jax.ShapeDtypeStruct((3,), jnp.int32)],
+        }
+    )
 
 
 def test_the_spec_of_batches_that_a_map_has_made_smaller(pair) -> None:
@@ -71,18 +75,6 @@ def test_cardinality(pair) -> None:
 # --- partial batches ------------------------------------------------------------------------------------
 
 
-def test_the_last_batch_of_fourteen(pair) -> None:
-    examples = pair.make_numpy_dataset(np.arange(14.0))
-    sizes = [[len(v) for v in pair.local_results(b)] for b in pair.distribute_dataset(examples.batch(8))]
-    assert sizes == [[4, 4], [3, 3]]
-
-
-def test_drop(pair) -> None:
-    examples = pair.make_numpy_dataset(np.arange(14.0))
-    dataset = pair.distribute_dataset(examples.batch(8), InputOptions(partial_batch="drop"))
-    assert [pair.gather(b, 0).tolist() for b in dataset] == [list(range(8))]
-
-
 def test_full_batches_that_do_not_divide_are_one_program(pair) -> None:
     seen = []
 
@@ -99,17 +91,6 @@ def test_full_batches_that_do_not_divide_are_one_program(pair) -> None:
     assert seen == [(3,), (2,)]
 
 
-def test_a_step_runs_on_what_does_not_divide() -> None:
-    four = replicax.MirroredStrategy([f"cpu:{i}" for i in range(4)])
-
-    def step(x):
-        return replicax.compute_average_loss(x)
-
-    for element in four.distribute_dataset([np.arange(8.0), np.arange(8.0), np.arange(5.0)]):
-        share = four.run(step, args=(element,))
-    assert float(four.reduce("sum", share)) == 2.0
-
-
 # --- bad input ------------------------------------------------------------------------------------------
 
 
@@ -117,6 +98,11 @@ def test_a_step_runs_on_what_does_not_divide() -> None:
     ("second", "error", "message"),
     [
         ([np.zeros(4)], TypeError, r"element 1 has another structure than the first"),
+        (
+            {"x": np.zeros(4), "y": np.zeros(2)},
+            ValueError,
+            r"same dim 0, got {\"element 1\['x'\]\": 4, \"element 1\['y'\]\": 2}",
+        ),
         (
             {"x": np.zeros(4, np.int32)},
             TypeError,
@@ -131,7 +117,8 @@ def test_a_step_runs_on_what_does_not_divide() -> None:
     ],
 )
 def test_elements_that_change(pair, second, error, message) -> None:
-    iterator = iter(pair.distribute_dataset([{"x": np.zeros(4)}, second]))
+    first = dict.fromkeys(second if isinstance(second, dict) else "x", np.zeros(4))
+    iterator = iter(pair.distribute_dataset([first, second]))
     next(iterator)
     with pytest.raises(error, match=message):
         next(iterator)
@@ -170,14 +157,6 @@ def test_options_that_are_wrong(kwargs, message) -> None:
         InputOptions(**kwargs)
 
 
-def test_states_that_are_none(pair) -> None:
-    iterator = iter(pair.distribute_dataset([np.arange(4.0), np.arange(4.0) + 4]))
-    next(iterator)
-    with pytest.raises(ValueError, match="set_state takes what get_state"):
-        iterator.set_state({"step": 3})
-    assert pair.gather(next(iterator), 0).tolist() == [4, 5, 6, 7]  # it is as it was
-
-
 def test_input_contexts() -> None:
     context = replicax.InputContext(2, 1, 4)
     assert context.get_per_replica_batch_size(8) == 2
@@ -187,6 +166,8 @@ def test_input_contexts() -> None:
         replicax.InputContext(2, 2, 4)
     with pytest.raises(ValueError, match="num_input_pipelines must be an int of at least 1, got 0"):
         replicax.InputContext(0, 0, 4)
+    with pytest.raises(ValueError, match="replica_id_in_sync_group must be an int of at least 0 .*, got -1"):
+        replicax.data.ValueContext(-1, 2)
 
 
 def test_what_is_no_dataset_function(pair) -> None:

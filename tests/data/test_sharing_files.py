@@ -282,14 +282,11 @@ def test_too_few_files(folders) -> None:
     files = folders("txt", [3, 3])
     with pytest.raises(ValueError, match=r"each of 4 workers at least one file, but there are 2 file\(s\)"):
         Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), 4, 1, InputOptions("file"))
+    with pytest.raises(ValueError, match="at least one file, but the source does not consist of files"):
+        Run(lambda context: [[1, 2]], 2, 1, InputOptions("file"))
     run = Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), 4, 1)
     assert run.seen() == collections.Counter(range(6))
     assert "DATA (AUTO: 2 file(s) are too few for 4 workers)" in str(run.datasets[0].plan())
-
-
-def test_no_files_at_all() -> None:
-    with pytest.raises(ValueError, match="the source does not consist of files"):
-        Run(lambda context: [[1, 2]], 2, 1, InputOptions("file"))
 
 
 def test_the_plan_names_the_files_of_each_worker(folders, capsys) -> None:
@@ -309,6 +306,7 @@ def test_batches_of_one_row_are_shared_by_workers_with_batches_of_their_own() ->
 
     run = Run(own, 2, 1, InputOptions("off"))
     assert run.seen() == dict.fromkeys([0, 1, 2, 10, 11, 12], 1)
+    assert "worker 1 reads its own dataset" in str(run.datasets[0].plan())
     run.close()
 
 
@@ -316,11 +314,12 @@ def test_the_plan_says_whether_a_worker_reads_the_rows_of_others() -> None:
     rows = replicax.MirroredStrategy(["cpu:0"]).make_numpy_dataset(np.arange(8)).batch(4)
     for dataset, reads in (
         (rows, "its own rows of each batch"),
-        ([np.arange(4)] * 2, "all batches, and keeps its own rows"),
+        ([np.arange(1)] * 2, "all batches, and keeps its own rows"),
     ):
         run = Run(lambda context, dataset=dataset: dataset, 2, 1)
         assert [worker.reads for worker in run.datasets[0].plan().workers] == [reads] * 2
         run.close()
+    assert "replica 1 gets nothing" in str(run.datasets[0].plan())
 
 
 def test_an_unreadable_record_is_told_to_all_workers(tmp_path) -> None:

@@ -80,12 +80,25 @@ def test_a_mesh_that_is_set_changes_nothing(place: str, types: tuple[str, ...], 
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
-def test_components_are_shown_under_a_mesh_that_is_set() -> None:
-    strategy = replicax.MirroredStrategy(DEVICES)
-    with jax.set_mesh(mesh_of("Explicit")):
-        numbers = strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group)
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_mesh_that_is_set_is_not_that_of_steps_nor_of_what_is_shown(executor: str) -> None:
+    strategy, options = replicax.MirroredStrategy(DEVICES), replicax.RunOptions(executor)
+    mesh = mesh_of("Explicit", "Auto")
+
+    def number() -> Any:
+        assert jax.sharding.get_abstract_mesh().empty
+        return replicax.get_replica_context().replica_id_in_sync_group
+
+    with jax.set_mesh(mesh):
+        numbers = strategy.run(number, options=options)
         assert repr(numbers) == "PerReplica(int32[], 4 replicas: 0, 1, 2, 3)"
-        assert f"{strategy.run(lambda: replicax.get_replica_context().replica_id_in_sync_group * 0):02d}" == "00"
+        assert f"{strategy.run(lambda: number() * 0, options=options):02d}" == "00"
+        gathered = strategy.gather(strategy.run(lambda n: n[None], (numbers,), options=options), 0)
+        assert gathered.tolist() == [0, 1, 2, 3]
+        with strategy.scope():
+            v = replicax.Variable(lambda: jnp.zeros(2), name="v")
+        assert "mirrored on 4 replicas: [1. 1.]" in repr(v.assign_add(np.ones(2, np.float32)))
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
 
 
 def test_a_plan_is_the_same_under_a_mesh_that_is_set() -> None:

@@ -95,6 +95,9 @@ class Recorder(replicax.Callback):
     def on_end(self, run: replicax.TrainingRun) -> None:
         self.calls.append(("end", run.step))
 
+    def set_state(self, state: Any) -> None:
+        assert state is not None  # as it has none
+
 
 def by_hand(line: Line, dataset: Any, steps: int) -> list[float]:
     """The same steps by ``strategy.run``; their losses."""

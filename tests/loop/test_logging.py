@@ -7,7 +7,6 @@ import functools
 import io
 import pathlib
 import re
-import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -408,8 +407,8 @@ def test_csv_columns_may_come_later_and_rows_of_steps_that_come_again_go(tmp_pat
     log.on_start(run)
     log.on_log(run, 3, {"a": 7.0, "b": 8.0})
     assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,7.0,8.0\n"
-    with (tmp_path / "train.csv").open("a") as file:
-        file.write('4,"' + "x" * 200_000)  # more than a field may have
+    with (tmp_path / "train.csv").open("ab") as file:
+        file.write(b'\xff\n4,"' + b"x" * 200_000)  # no text; and more than a field may have
     run.resumed_at = 3
     log.on_start(run)
     assert (tmp_path / "train.csv").read_text() == "step,a,b\n1,1.0,\n2,2.0,3.0\n3,7.0,8.0\n"
@@ -590,10 +589,8 @@ def test_names_are_shown_as_they_are(name: str, is_terminal: bool) -> None:
 
 
 def test_the_chief_says_where_the_time_went(capsys: Any) -> None:
-    began = time.perf_counter()
     run = replicax.train(lambda x: x.sum(), strategy_of(1).distribute_dataset([np.ones(2)]), 10)
     out = capsys.readouterr().out
     assert "step 10 of 10" in out
     assert "wall time" in out
     assert run.time_table() in out
-    assert time.perf_counter() - began > 0

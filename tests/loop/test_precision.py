@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from typing import Any
+import pickle
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -264,18 +265,22 @@ def test_a_number_of_a_step_that_was_skipped_does_not_stop_at_nan() -> None:
         )
 
 
+class More(NamedTuple):
+    y: Any
+
+
 def test_keys_of_the_batch_stay_as_they_are() -> None:
     found = {}
 
     def step(batch: Any) -> Any:
-        found.update({key: batch[key].dtype.name for key in ("x", "y")}, nested=batch["more"]["y"].dtype.name)
+        found.update({key: batch[key].dtype.name for key in ("x", "y")}, nested=batch["more"].y.dtype.name)
         return replicax.value_and_grad(lambda: (batch["x"] * v.value).sum().astype(jnp.float32), [v])()[0]
 
     strategy = strategy_of(1)
     with strategy.scope():
         v = replicax.Variable(1.0)
     x = np.ones(3, np.float32)
-    out = strategy.run(Precision("bf16", keep=["y"])(step), args=({"x": x, "y": x, "more": {"y": x}},))
+    out = strategy.run(Precision("bf16", keep=["y"])(step), args=({"x": x, "y": x, "more": More(x)},))
     assert found == {"x": "bfloat16", "y": "float32", "nested": "float32"}
     assert out.dtype == jnp.float32
 
@@ -335,6 +340,7 @@ def test_nnx_scales_and_unscales_by_itself() -> None:
     [
         ({"kind": "fp8"}, ValueError, "kind must be 'bf16' or 'fp16', got 'fp8'"),
         ({"kind": jnp.bfloat16}, ValueError, "kind must be 'bf16' or 'fp16'"),
+        ({"kind": "fp16", "loss_scale": True}, ValueError, "a positive number, or None, got True"),
         ({"kind": "fp16", "loss_scale": 0}, ValueError, "a positive number, or None, got 0"),
         ({"kind": "fp16", "loss_scale": "dynamic"}, ValueError, "loss_scale must be 'auto'"),
         ({"kind": "bf16", "keep": "y"}, TypeError, r"for one: keep=\[key\]"),
@@ -369,6 +375,8 @@ def test_a_step_that_would_not_compute_in_this_precision_is_told() -> None:
         strategy.run(precision(without_update), args=(x,))
     with pytest.raises(ValueError, match="has a precision already: wrap it once"):
         strategy.run(Precision("bf16")(Precision("bf16")(without_update)), args=(x,))
+    with pytest.raises(TypeError, match="without_update: a step with a loss scale stays in the process that has"):
+        pickle.dumps(precision(without_update))
     with pytest.raises(replicax.errors.ContextError, match="inside a step that is wrapped"):
         precision.unscale([v])
     dataset = strategy.distribute_dataset([x])

@@ -96,9 +96,11 @@ def test_the_best_evaluation_may_be_one_that_was_broken_off_and_made_after_the_r
     tmp_path: pathlib.Path, steps: int
 ) -> None:
     evaluated: list[int] = []
+    models: list[Counter] = []
 
     def attempt(signal_at: int | None = None) -> replicax.TrainingRun:
         model = Counter()
+        models.append(model)
 
         def batches() -> Iterator[np.ndarray]:
             evaluated.append(int(model.count))
@@ -116,6 +118,7 @@ def test_the_best_evaluation_may_be_one_that_was_broken_off_and_made_after_the_r
 
     with pytest.raises(KeyboardInterrupt):
         attempt(signal_at=4)
+    assert int(models[0].count) == 4  # the run is not over
     run = attempt()
     assert (run.resumed_at, run.restored) == (4, 4 if steps > 4 else None)
     assert evaluated == [2, 4, 4, 6, 8, 10][: 6 if steps > 4 else 3]

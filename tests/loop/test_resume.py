@@ -257,12 +257,13 @@ def test_nothing_is_saved_after_a_number_that_is_not_finite(tmp_path: pathlib.Pa
         return {"loss": replicax.compute_average_loss(line.losses(batch)) / (steps.value != 19)}
 
     checkpoint = replicax.Checkpoint(steps=steps)
-    with (
-        replicax.CheckpointManager(checkpoint, tmp_path, every_steps=5) as manager,
-        pytest.raises(FloatingPointError, match="step 19 "),
-    ):
-        replicax.train(step, line.dataset(), 100, checkpoints=manager, log_every=50, stop_at_nan=True, progress=False)
-    assert manager.steps[-1] == 15
+    options = {"log_every": 50, "stop_at_nan": True, "progress": False}
+    with replicax.CheckpointManager(checkpoint, tmp_path, every_steps=5) as manager:
+        for _ in range(2):  # the second one goes on from step 15
+            with pytest.raises(FloatingPointError, match="step 19 "):
+                replicax.train(step, line.dataset(), 100, checkpoints=manager, **options)
+            manager.wait()
+            assert manager.steps[-1] == 15
 
 
 def test_files_of_a_run_have_each_step_once(tmp_path: pathlib.Path) -> None:
@@ -296,6 +297,7 @@ def test_a_dataset_whose_place_cant_be_saved_is_refused_at_once(tmp_path: pathli
     dataset = line.dataset()
     source = dataset._pipeline.source
     dataset._pipeline.source = dataclasses.replace(source, unrepeatable="it is shuffled anew each time")
+    assert "resume no: it is shuffled anew" in repr(dataset)
     manager = replicax.CheckpointManager(replicax.Checkpoint(w=line.w), tmp_path)
     with pytest.raises(ValueError, match="the place in this dataset can't be saved: it is shuffled anew"):
         replicax.train(line.step, dataset, 3, checkpoints=manager, callbacks=[recorder], progress=False)

@@ -85,12 +85,6 @@ def test_steps_per_call_changes_no_bit(kind: str) -> None:
     assert all(f == found[0] for f in found)
 
 
-def test_passes_follow_each_other_until_there_were_enough_steps() -> None:
-    line = Line(strategy_of(2))
-    run = replicax.train(line.step, line.dataset((8, 8, 4)), 8, progress=False)
-    assert run.examples == int(line.seen.read_value()) == 2 * 20 + 16
-
-
 def test_a_dataset_of_the_user_is_distributed_by_the_current_strategy() -> None:
     line = Line(strategy_of(2))
     with line.strategy.scope():
@@ -177,13 +171,6 @@ def test_no_call_goes_past_a_step_after_which_something_happens() -> None:
     )
     assert run.step == 10
     assert recorder.logged == [(7, {"loss": 7.0}), (10, {"loss": 10.0})]
-
-
-def test_a_dataset_without_elements_is_an_error() -> None:
-    strategy = strategy_of(2)
-    examples = strategy.make_numpy_dataset(np.zeros(4)).to_iter_dataset().filter(lambda x: x > 1).batch(2)
-    with pytest.raises(ValueError, match="gave no element"):
-        replicax.train(replicax.compute_average_loss, strategy.distribute_dataset(examples), 5, progress=False)
 
 
 def test_no_steps_are_nothing_to_do(capsys: Any) -> None:

@@ -19,7 +19,7 @@ from tests.loop.models import Recorder
 
 def train(steps: int = 1000, **kwargs: Any) -> replicax.TrainingRun:
     dataset = strategy_of(2).distribute_dataset([np.ones(4, np.float32)])
-    return replicax.train(replicax.compute_average_loss, dataset, steps, progress=False, **kwargs)
+    return replicax.train(replicax.compute_average_loss, dataset, steps, **{"progress": False} | kwargs)
 
 
 class When(replicax.Callback):
@@ -81,8 +81,8 @@ def test_early_stopping_names_the_numbers_that_there_are() -> None:
 
 
 def test_a_callback_may_end_the_run() -> None:
-    recorder = Recorder()
-    run = train(log_every=10, callbacks=[When(30, lambda run: run.stop("enough")), recorder], steps_per_call=1)
+    recorder, stop = Recorder(), When(30, lambda run: [run.stop("enough"), run.stop("late")])
+    run = train(log_every=10, callbacks=[stop, recorder], steps_per_call=1)
     assert (run.step, run.stopped) == (40, "enough")  # it was told one interval later
     assert [step for step, _ in recorder.logged] == [10, 20, 30, 40]
     assert recorder.calls[-1] == ("end", 40)
@@ -136,23 +136,29 @@ def test_a_stop_file(tmp_path: pathlib.Path) -> None:
     assert train(10**7, stop_file=path).step == 0
 
 
-def test_ctrl_c_ends_the_run_after_the_step(capfd: Any) -> None:
+def test_ctrl_c_ends_the_run_after_the_step(capfd: Any, caplog: Any) -> None:
     recorder = Recorder()
+    caplog.set_level("INFO", "replicax")
     raised = When(20, lambda run: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="the run was interrupted after step 30"):
         train(log_every=10, callbacks=[raised, recorder], steps_per_call=1)
     assert recorder.calls[-1] == ("end", 30)
     assert recorder.logged[-1][0] == 30
     assert "Ctrl-C: the step ends, and then all is saved, if there are checkpoints" in capfd.readouterr().err
+    assert "Ctrl-C: the run has stopped after step 30, which is not saved: there are no checkpoints" in caplog.text
 
 
-def test_after_a_run_the_handlers_of_the_program_are_back() -> None:
+def test_after_a_run_the_handlers_of_the_program_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     own = [lambda *_: None for _ in numbers]
     before = [signal.signal(number, handler) for number, handler in zip(numbers, own, strict=True)]
     try:
         train(3)
         assert [signal.getsignal(number) for number in numbers] == own
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "getsignal", lambda number: None)  # as of a handler that is not Python's
+            train(3)
+        assert {signal.getsignal(number) for number in numbers} == {signal.SIG_DFL}
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
@@ -171,10 +177,11 @@ def test_ctrl_c_twice_ends_it_at_once() -> None:
     assert [step for step, _ in recorder.logged] == [10]
 
 
-def test_sigterm_counts_more_than_ctrl_c() -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_sigterm_counts_more_than_ctrl_c(numbers: tuple[int, int]) -> None:
     def both(run: replicax.TrainingRun) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
+        for number in numbers:
+            signal.raise_signal(number)
 
     with pytest.raises(SystemExit) as ended:
         train(log_every=10, callbacks=[When(20, both)])
@@ -294,6 +301,11 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         ({"metrics": {"step": replicax.Mean("mean")}}, ValueError, "a number called 'step': .* another name"),
         ({"stop_file": "."}, ValueError, "stop_file must be the path of a file, got the folder '.'"),
         ({"strategy": "mirrored"}, TypeError, "must be a strategy or None"),
+        ({"accumulate": 0}, ValueError, "replicax.train: accumulate must be an int of at least 1"),
+        ({"tokens_per_example": 0}, ValueError, "tokens_per_example must be an int of at least 1"),
+        ({"steps_per_call": True}, ValueError, r"steps_per_call=…\) must be an int of at least 1, or None to have it"),
+        ({"progress": -1}, ValueError, "takes a bool, or seconds between two lines, got -1"),
+        ({"progress": "bar"}, ValueError, "takes a bool, or seconds"),
     ],
 )
 def test_arguments_are_checked_before_anything_runs(kwargs: Any, error: type[Exception], match: str) -> None:

@@ -85,16 +85,29 @@ def test_another_run_without_a_checkpoint_is_another_one(
     assert [call for call, *_ in calls if call in ("begin", "again")] == ["begin", "begin"]
 
 
+def test_each_log_goes_on_in_the_run_of_its_project(
+    wandb_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    calls = install_mlflow(monkeypatch)
+    for steps, names in ((2, ("digits", "letters")), (4, ("letters", "digits"))):
+        run_of([kind(name) for name in names for kind in (WandbLog, MLflowLog)], steps, tmp_path)
+    ids = [(run.options["project"], run.options["id"]) for run in wandb_runs]
+    assert ids[2:] == ids[1::-1]
+    assert [run for call, run, *_ in calls if call == "again"] == ["run 2", "run 1"]
+
+
 def fail(x: Any) -> Any:
     raise ArithmeticError("in the step")
 
 
 def test_a_run_that_failed_is_marked_so(wandb_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = install_mlflow(monkeypatch)
-    with pytest.raises(ArithmeticError):
-        run_of([WandbLog(), MLflowLog()], 2, step=fail)
-    assert wandb_runs[0].exit_code == 1
-    assert calls[-1][2] == "FAILED"
+    calls, logs = install_mlflow(monkeypatch), [WandbLog(), MLflowLog()]
+    try:
+        run_of(logs, 2, step=fail)
+    except ArithmeticError:
+        run_of(logs, 2)
+    assert [run.exit_code for run in wandb_runs] == [1, 0]
+    assert [status for call, _, status, *_ in calls if call == "end"] == ["FAILED", "FINISHED"]
 
 
 def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(

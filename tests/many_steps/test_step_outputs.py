@@ -51,14 +51,6 @@ def test_it_is_not_for_the_inside_of_a_step(pair) -> None:
         pair.run_steps(3, iterator, 1)
 
 
-def test_an_empty_dataset_says_so(pair) -> None:
-    def empty():
-        yield from ()
-
-    with pytest.raises(ValueError, match="gave no element"):
-        pair.run_steps(nothing, iter(pair.distribute_dataset(empty)), 1)
-
-
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize(
     ("use", "error", "message"),

@@ -342,6 +342,14 @@ def test_replicas_of_other_sizes_without_padding(pair, sizes) -> None:
     close(mean.result(), expected)
 
 
+def test_padding_next_to_sizes_that_differ_is_no_one_program(pair) -> None:
+    sizes = pair.distribute_values_from_function(lambda c: np.ones(1 + c.replica_id_in_sync_group, np.float32))
+    args = padded_batch(pair, X[:5], 4), sizes
+    with pytest.warns(replicax.errors.ExecutorWarning, match=r"some arguments are padded and others differ in size"):
+        total = pair.run(lambda x, y: jnp.nan_to_num(x).sum() + y.sum(), args=args)
+    close(pair.reduce("sum", total), X[:5].sum() + 3)
+
+
 def test_call_for_each_replica_and_components_know_their_value(pair) -> None:
     losses = pair.extended.call_for_each_replica(lambda x: x.sum(1), args=(padded_batch(pair, X[:5], 4),))
     parts = pair.local_results(losses)

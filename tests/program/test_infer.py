@@ -170,6 +170,22 @@ def test_what_is_written_into_a_mutable_array_stays_in_it(pair) -> None:
     assert localities(pair, step, ONE) == "TMTTT"
 
 
+def test_a_mutable_array_is_written_by_one_function_in_a_branch_and_outside(pair) -> None:
+    write = jax.jit(lambda ref, value: ref.__setitem__(..., value))
+
+    def step(x, m):
+        ref, other = jax.new_ref(ZERO), jax.new_ref(ZERO)
+
+        def turn(i, _):
+            write(other, m)
+            lax.cond(x > 0, lambda: write(ref, m), lambda: None)
+
+        lax.fori_loop(0, 2, turn, None)
+        return ref[...], other[...]
+
+    assert localities(pair, step, ONE) == "TM"
+
+
 def test_a_mutable_array_carries_over_the_turns_of_a_loop(pair) -> None:
     def step(x):
         a, b = jax.new_ref(ZERO), jax.new_ref(ZERO)

@@ -21,7 +21,9 @@ from jax import lax
 import replicax
 from replicax import REPLICA_AXIS
 from replicax.extended import reproducibility
+from replicax.variables.partitioners import over_all
 from tests import processes
+from tests.soaking import soak_except
 from tests.strategies import workers_reproducible
 from tests.strategies.workers_reproducible import Training, on_devices
 
@@ -152,6 +154,12 @@ def after_three_steps() -> list[bytes]:
 
 OTHERS = {
     "split": lambda: on_devices(8, 2, split=True),
+    "groups": lambda: replicax.MirroredStrategy(
+        [f"cpu:{i}" for i in range(4)],
+        replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0)),
+        num_replicas=8,
+        reproducible=True,
+    ),
     "central storage": lambda: replicax.CentralStorageStrategy(
         ["cpu:1", "cpu:2"], "cpu:0", num_replicas=8, reproducible=True
     ),
@@ -160,10 +168,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["split", "central storage", *(pytest.param(name, marks=pytest.mark.soak) for name in ("TPU", "one device"))],
-)
+@pytest.mark.parametrize("name", soak_except(OTHERS, "split", "groups", "central storage"))
 def test_other_strategies_have_the_same_bits(name: str) -> None:
     assert Training.of(OTHERS[name]()).go(0, 3).bits() == after_three_steps()
 

@@ -53,14 +53,14 @@ def a_list_in_a_frozen_dataclass():
     return make({"config": config}), lambda: config.names.append("b")
 
 
-def a_name_that_is_rebound():
-    count = 0
+def a_name_that_is_rebound(make, other):
+    held = make()
 
     def change():
-        nonlocal count
-        count = 1
+        nonlocal held
+        held = other
 
-    return (lambda: count), change
+    return (lambda: held), change
 
 
 def a_function(attribute, new):
@@ -76,7 +76,8 @@ def a_function(attribute, new):
         *((a_dict, (kind,)) for kind in (dict, collections.OrderedDict, collections.Counter, Table)),
         (a_deque, ()),
         (a_list_in_a_frozen_dataclass, ()),
-        (a_name_that_is_rebound, ()),
+        (a_name_that_is_rebound, (int, 1)),
+        (a_name_that_is_rebound, (type("Model", (), {}), None)),  # the only one that held the object
         (a_function, ("__code__", (lambda x, y: x).__code__)),
         (a_function, ("__defaults__", (2,))),
         (a_function, ("__kwdefaults__", {"y": 2})),

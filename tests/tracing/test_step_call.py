@@ -114,7 +114,10 @@ def test_scope_and_debug_decorate_functions(pair) -> None:
     assert look(True)
     seen = []
     replicax.debug()(lambda: pair.run(lambda x: seen.append(isinstance(x, jax.core.Tracer)), args=(1.0,)))()
-    assert seen == [False, False]
+    with replicax.debug():
+        replicax.debug()(lambda: None)()  # the outer one goes on
+        pair.run(lambda x: seen.append(isinstance(x, jax.core.Tracer)), args=(1.0,))
+    assert seen == [False] * 4
 
 
 def test_an_exception_goes_through_a_scope_that_an_interrupt_has_left_on_top(pair) -> None:

@@ -209,6 +209,8 @@ def test_a_call_with_too_few_arguments_inside_of_the_step_is_the_users(pair) -> 
 
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'$"):
         pair.run(lambda x: inner(x), args=(X,))
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'x' and 'y'$"):
+        pair.run(inner)
 
 
 def test_other_errors_stay_as_they_are(pair) -> None:

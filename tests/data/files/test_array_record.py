@@ -65,17 +65,10 @@ def test_a_name_like_a_slice(tmp_path) -> None:
     assert list(replicax.data.array_records(tmp_path / "x[0:1]")) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("cut", [1, 1000, 65536, 70000])
-def test_files_that_are_cut_off(tmp_path, cut) -> None:
+def test_files_that_are_cut_off_or_of_another_kind(tmp_path) -> None:
     write_array_records(tmp_path / "a", [bytes(range(256)) * 40 for _ in range(20)])
-    data = (tmp_path / "a").read_bytes()
-    (tmp_path / "a").write_bytes(data[:-cut])
-    with pytest.raises(ValueError, match=r"/a: truncated, corrupt, or no ArrayRecord file \(.+\)"):
-        replicax.data.array_records(tmp_path / "a")
-
-
-def test_what_is_no_array_record_file(tmp_path) -> None:
-    for data in (b"hello", b"hello" * 40000, bytes(131072)):
+    whole = (tmp_path / "a").read_bytes()
+    for data in (*(whole[:-cut] for cut in (1, 1000, 65536, 70000)), b"hello", b"hello" * 40000, bytes(131072)):
         (tmp_path / "a").write_bytes(data)
         with pytest.raises(ValueError, match=r"/a: truncated, corrupt, or no ArrayRecord file \(.+\)"):
             replicax.data.array_records(tmp_path / "a")

@@ -72,11 +72,15 @@ def test_missing_values(tmp_path) -> None:
 
 
 def test_the_row_of_a_missing_value_is_that_of_the_file(tmp_path) -> None:
-    dataset = rows(tmp_path, {"c": pa.array([*range(3000), None])}, row_group_size=1000)
-    file = dataset.files[0]
-    for start in (0, 10, 1500, 2999):
-        with pytest.raises(ValueError, match="in row 3000"):
-            list(dataset.with_positions({file: start}))
+    for column in (
+        [*range(3000), None],
+        [[i] for i in range(3000)] + [[None]],
+        [[[i]] for i in range(3000)] + [[[1], []]],
+    ):
+        dataset = rows(tmp_path, {"c": pa.array(column)}, row_group_size=1000)
+        for start in (0, 10, 1500, 2999):
+            with pytest.raises(ValueError, match="row 3000"):
+                list(dataset.with_positions({dataset.files[0]: start}))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,9 @@ def test_what_is_not_there(folder, files, error, message) -> None:
         replicax.data.text_lines(files)
 
 
-def test_a_file_is_the_same_by_its_whole_path(folder) -> None:
+def test_a_file_is_the_same_by_its_whole_path(folder, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert expand("~/a.txt", "text_lines") == (str(folder / "a.txt"),)
     assert expand(["a.txt", folder / "[ab].txt"], "text_lines") == (str(folder / "b.txt"), "a.txt")
     with pytest.raises(ValueError, match="twice, and each"):
         expand(["a.txt", folder / "a.txt"], "text_lines")

@@ -48,6 +48,8 @@ def test_a_byte_order_mark(tmp_path) -> None:
     assert lines(tmp_path, b"\xef\xbb\xbfa\n\xef\xbb\xbfb", encoding="utf-8-sig") == ["a", "\ufeffb"]
     assert lines(tmp_path, b"\xef\xbb\xbf", encoding="utf-8-sig") == [""]
     assert lines(tmp_path, b"\xef\xbb\xbf\n", encoding="utf-8-sig") == [""]
+    with pytest.raises(ValueError, match="byte 4: "):
+        lines(tmp_path, b"\xef\xbb\xbfa\xff\n", encoding="utf-8-sig")
 
 
 def test_bytes_that_are_no_text(tmp_path) -> None:

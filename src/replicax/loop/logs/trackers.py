@@ -18,8 +18,21 @@ AHEAD = 100
 """How many messages to MLflow may be on their way."""
 
 
+class _Tracker(NumbersLog):
+    """A log of whole runs, which says at the end of each whether it has failed."""
+
+    _handled: BaseException | None = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        self._handled = sys.exc_info()[1]  # the run may be a second try, in an except clause of the user's
+
+    def _has_failed(self) -> bool:
+        handled, self._handled = self._handled, None
+        return sys.exc_info()[1] is not handled
+
+
 @_jax.hiding_frames_of
-class WandbLog(NumbersLog):
+class WandbLog(_Tracker):
     """Logs the numbers of a run with Weights & Biases, on the chief.
 
     Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``, over the number of steps. A
@@ -55,6 +68,7 @@ class WandbLog(NumbersLog):
         self.run: Any = None
 
     def on_start(self, run: TrainingRun) -> None:
+        super().on_start(run)
         if run.resumed_at is None or self._id is None:
             self._id = _chiefs_value(run, secrets.token_hex(4))
         if run.is_chief:
@@ -67,7 +81,7 @@ class WandbLog(NumbersLog):
 
     def on_end(self, run: TrainingRun) -> None:
         if self.run is not None:
-            self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
+            self.run.finish(exit_code=int(self._has_failed()))
             self.run = None
 
     def get_state(self) -> Any:
@@ -82,7 +96,7 @@ class WandbLog(NumbersLog):
 
 
 @_jax.hiding_frames_of
-class MLflowLog(NumbersLog):
+class MLflowLog(_Tracker):
     """Logs the numbers of a run with MLflow, on the chief.
 
     Numbers of the training are called ``train/…``, those of evaluations ``evaluation/…``. A run that goes on from a
@@ -122,6 +136,7 @@ class MLflowLog(NumbersLog):
         self.run_id: str | None = None
 
     def on_start(self, run: TrainingRun) -> None:
+        super().on_start(run)
         if run.resumed_at is None:
             self.run_id = None
         if run.is_chief:
@@ -137,7 +152,7 @@ class MLflowLog(NumbersLog):
     def on_end(self, run: TrainingRun) -> None:
         if self._client is not None:
             client, self._client = self._client, None
-            status = "FAILED" if sys.exc_info()[0] is not None else "FINISHED"
+            status = "FAILED" if self._has_failed() else "FINISHED"
             for sent in self._sent:
                 _try(sent.wait)
             self._sent.clear()
