@@ -75,7 +75,6 @@ def as_readers_have_it() -> Iterator[None]:
 @contextlib.contextmanager
 def leaving_no_arrays() -> Iterator[None]:
     """Check that the block leaves no array behind, with the garbage collector off."""
-    gc.collect()
     gc.disable()
     try:
         before = len(jax.live_arrays())
@@ -94,6 +93,20 @@ def strategy(request: pytest.FixtureRequest) -> replicax.MirroredStrategy:
 @pytest.fixture
 def pair() -> replicax.MirroredStrategy:
     return strategy_of(2)
+
+
+@pytest.fixture
+def promotion_of_dtypes() -> Iterator[None]:
+    """JAX's own, which Optax's arithmetic needs."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def ordinary_promotion() -> Iterator[None]:
+    """JAX's own, of dtypes and of ranks, as users have it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture

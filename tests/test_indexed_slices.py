@@ -224,25 +224,13 @@ def test_a_gradient_that_has_been_reduced_is_not_reduced_again(pair: replicax.St
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda t: IndexedSlices(jnp.ones((2, 3)), jnp.zeros(2, int), SHAPE),
-            ValueError,
-            r"\[k, 2\] .* got \[2, 3\]",
-        ),
+        (lambda t: IndexedSlices(jnp.ones((2, 3)), jnp.zeros(2, int), SHAPE), ValueError, r"\[k, 2\] .* got \[2, 3\]"),
         (lambda t: IndexedSlices(jnp.ones((2, 2)), jnp.zeros(3, int), SHAPE), ValueError, r"got \[2, 2\] and \[3\]"),
-        (
-            lambda t: IndexedSlices(jnp.ones((2, 2)), jnp.zeros(2), SHAPE),
-            ValueError,
-            "indices must be integers",
-        ),
+        (lambda t: IndexedSlices(jnp.ones((2, 2)), jnp.zeros(2), SHAPE), ValueError, "indices must be integers"),
         (lambda t: t.scatter_add(jnp.ones(SHAPE)), TypeError, "scatter_add takes IndexedSlices, got"),
         (lambda t: t.scatter_add(rows((5, 2))), ValueError, r"scatter_add got rows of an array of shape \(5, 2\)"),
         (lambda t: t.scatter_update(rows(SHAPE)), ValueError, "scatter_update can't combine rows by 'sum'"),
-        (
-            lambda t: t.scatter_add(rows(SHAPE, jnp.complex64)),
-            TypeError,
-            "complex64, which does not cast",
-        ),
+        (lambda t: t.scatter_add(rows(SHAPE, jnp.complex64)), TypeError, "complex64, which does not cast"),
     ],
 )
 def test_wrong_rows(make: Any, error: type[Exception], message: str) -> None:

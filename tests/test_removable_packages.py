@@ -78,10 +78,10 @@ def trained(path: pathlib.Path, strategies: str) -> tuple[list[str], list[list[f
 
 
 def without(packages: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.Path:
-    """A copy of the library, in ``path``."""
+    """A copy of the library, in ``path``; of its compiled modules too, so that not all are compiled again."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        return {"__pycache__", *(package.name for package in packages if package.parent == pathlib.Path(folder))}
+        return {package.name for package in packages if package.parent == pathlib.Path(folder)}
 
     shutil.copytree(SOURCE, path / "replicax", ignore=ignored)
     return path

@@ -176,11 +176,7 @@ def test_the_method_is_there_with_its_signature(document: Document, name: str) -
 def test_what_methods_take_out_of_their_keywords() -> None:
     """``run_concurrently`` and ``grouped`` don't reach the user's function."""
     named = {(name, k) for d in DOCUMENTS.values() for name, m in d.methods.items() for k in m.keywords}
-    assert named == {
-        ("call_for_each_tower", "run_concurrently"),
-        ("update", "grouped"),
-        ("update_non_slot", "grouped"),
-    }
+    assert named == {("call_for_each_tower", "run_concurrently"), ("update", "grouped"), ("update_non_slot", "grouped")}
     seen: list[dict[str, Any]] = []
     distribution = v1.MirroredStrategy(["cpu:0", "cpu:1"])
 

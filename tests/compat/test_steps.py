@@ -91,10 +91,7 @@ def test_an_output_of_a_tower_has_to_be_combined(executor: Executor) -> None:
         ({"x": jnp.zeros(3)}, r"output\['x'\] is float32\[3\] in initial_loop_values, and float32\[2\] in the step"),
         ({"x": jnp.zeros(2, int)}, r"output\['x'\] is int32\[2\] in initial_loop_values"),
         ({}, r"output\['x'\] is missing in initial_loop_values, and float32\[2\] in the step"),
-        (
-            {"x": jnp.zeros(2), "y": 0.0},
-            r"output\['y'\] is float32\[\] in initial_loop_values, and missing in",
-        ),
+        ({"x": jnp.zeros(2), "y": 0.0}, r"output\['y'\] is float32\[\] in initial_loop_values, and missing in"),
         (jnp.zeros(2), "initial_loop_values must be a dict"),
     ],
     ids=["shape", "dtype", "none", "another", "no dict"],

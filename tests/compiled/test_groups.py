@@ -21,11 +21,7 @@ from tests.conftest import strategy_of
 RNG = np.random.default_rng(5)
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """Optax's own arithmetic needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def participants(executable: replicax.Executable) -> list[tuple[str, list[list[int]]]]:

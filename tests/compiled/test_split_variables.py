@@ -21,11 +21,7 @@ from tests.soaking import soak_except
 RNG = np.random.default_rng(3)
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """Optax's own arithmetic needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def sharded(devices: int, group: int | None = None, per_device: int = 1) -> replicax.ShardedStrategy:

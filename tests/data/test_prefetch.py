@@ -84,6 +84,7 @@ def test_so_many_bytes_wait_on_the_host(nbytes, waiting) -> None:
     assert threading.active_count() == threads
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("how", ["close", "with", "drop", "break"])
 @pytest.mark.parametrize("source", ["numbered", "loader", "slow"])
@@ -220,6 +221,7 @@ def test_settings_of_the_thread_hold_in_the_background(pair) -> None:
         assert element.values[0].dtype == jnp.float64
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_memory_stays_flat(pair) -> None:
     process = psutil.Process()
     batch = np.zeros((64, 64), np.float32)

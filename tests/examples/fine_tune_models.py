@@ -1,21 +1,17 @@
-"""For ``test_fine_tune.py``: checkpoints, what plain JAX on one device computes with them, and a process to measure."""
+"""For ``test_fine_tune.py``: checkpoints, and what plain JAX on one device computes with them."""
 
 from __future__ import annotations
 
 import json
 import math
 import pathlib
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax
-from examples.fine_tune import Config, FineTuning
-from replicax.checkpoint import device_blocks
-from tests.models.workers_safetensors import peak_and_present, written
+from tests.models.workers_safetensors import written
 
 WIDTH, HIDDEN, WORDS = 16, 24, 40
 SAID: dict[str, dict[str, Any]] = {
@@ -123,28 +119,3 @@ def gpt2(t: dict[str, Any], words: Any) -> Any:
 
 
 PLAIN = {"llama": llama, "gpt2": gpt2}
-
-
-# --- the memory of the host ---------------------------------------------------------------------------------------
-
-WIDE = Config("llama", 2048, 2048, 2, 16, 16, 2048, 1e-5, False)
-"""Matrices of 16 MiB each."""
-
-
-def measure(folder: str, parts: str) -> None:
-    """Print how many bytes above what it keeps the host had at most while it loaded, and what the devices hold."""
-    device_blocks.LARGE = 1 << 20  # as for a real model, whose blocks are larger than the true limit
-    replicax.use_cpu_devices(8)
-    with replicax.ShardedStrategy(num_logical_devices=int(parts)).scope():
-        tuning = FineTuning(WIDE, int(parts))
-    variables = jax.tree.leaves(tuning.weights, is_leaf=lambda x: isinstance(x, replicax.Variable))
-    for v in variables:  # every page is there
-        v.block_until_ready()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    tuning.load(folder)
-    peak, present = peak_and_present()
-    print(peak - present, sum(shard.data.nbytes for v in variables for shard in v.stored().addressable_shards))
-
-
-if __name__ == "__main__":
-    measure(*sys.argv[1:])

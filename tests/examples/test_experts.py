@@ -172,24 +172,6 @@ def test_nan_is_told_where_it_comes_in_and_where_it_is_made() -> None:
     assert line == f"layer 0, expert 3: made NaN or infinity of {taken} tokens: look at its weights"
 
 
-@pytest.mark.soak  # the counts of a layer are told above, and those of steps are compared
-@third_party
-def test_a_step_tells_of_a_router_that_does_not_choose() -> None:
-    strategy = spread_over(2, replicas=2)
-    with strategy.scope():
-        variables, step = experts.build(strategy, width=16, heads=2, layers=1, experts=EXPERTS)
-    variables["blocks"][0]["router"].assign(np.zeros((16, EXPERTS), np.float32))
-    [batch] = strategy.distribute_dataset(list(experts.batches(1)))
-    _, counts = strategy.run(step, args=(batch,))
-    lines = experts.report(counts)
-    assert [line.split(":")[0] for line in lines] == [f"layer 0, expert {expert}" for expert in range(EXPERTS)]
-    assert ["all 96 tokens chose it" in line for line in lines] == [True, True, False, False]
-    variables["blocks"][0]["down"].assign(np.full((EXPERTS, experts.HIDDEN, 16), np.nan, np.float32))
-    loss, counts = strategy.run(step, args=(batch,))
-    assert np.isnan(loss)
-    assert any("made NaN" in line for line in experts.report(counts))
-
-
 # --- plans, and wrong numbers -------------------------------------------------------------------------------------
 
 

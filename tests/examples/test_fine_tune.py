@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -162,25 +160,6 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path) -> None:
     (tmp_path / "one" / "model.safetensors").write_bytes((tmp_path / "one" / "model.safetensors").read_bytes()[:500])
     with pytest.raises(replicax.errors.CheckpointError, match=r"model.safetensors is no safetensors file, or damaged"):
         tuning_on(strategy, tmp_path / "one")
-
-
-@pytest.mark.soak  # tests/models/test_safetensors.py measures the same of the loader
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_host_has_one_tensor_more_at_most(parts: int, tmp_path: pathlib.Path) -> None:
-    shapes = {"embed_tokens.weight": (2048, 2048), "norm.weight": (2048,)}
-    for layer in ("layers.0.", "layers.1."):
-        matrices = [f"self_attn.{n}_proj" for n in "qkvo"] + [f"mlp.{n}_proj" for n in ("gate", "up", "down")]
-        shapes |= {f"{layer}{name}.weight": (2048, 2048) for name in matrices}
-        shapes |= {f"{layer}{name}_layernorm.weight": (2048,) for name in ("input", "post_attention")}
-    tensors = {f"model.{name}": np.ones(shape, np.float32) for name, shape in shapes.items()}
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    written(tensors, tmp_path, 64 << 20)
-    command = [sys.executable, "-m", "tests.examples.fine_tune_models", str(tmp_path), str(parts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    above, kept = map(int, done.stdout.split())
-    assert kept >= sum(tensor.nbytes for tensor in tensors.values())
-    assert above < (16 << 20) * 1.5  # the tensor that is read, and pages of the file
 
 
 @pytest.mark.soak  # other models are planned in tests/planning, test_experts.py and test_ring_attention.py

@@ -26,11 +26,7 @@ SMALL = Size(layers=2, width=16, heads=4, groups=2, hidden=24, words=32, length=
 TEXTS, STEPS = 8, 3
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """As users have it; our own code is stricter."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -77,17 +77,3 @@ def test_a_chip_whose_network_is_not_known(model, capsys) -> None:
     strategy = replicax.MirroredStrategy(devices("h100:2x8"))
     with pytest.raises(ValueError, match=r"2 NVLink domains, and for card .* dataclasses.replace\(chip, network="):
         replicax.plan(strategy, lambda x: x, chip=replicax.planning.Chip(**card))
-
-
-@pytest.mark.soak  # tests/cli/test_plan_search.py searches on other devices
-def test_a_search(model, tmp_path) -> None:
-    data = tmp_path / "found.json"
-    done = replicax_command(
-        *(model, "--topology", "h100:2x4", "--search", "strategy=mirrored,groups:4", "microbatches=1"),
-        *("--jobs", 1, "--json", data),
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(data.read_text())
-    assert {case["case"]["strategy"] for case in found["cases"]} == {"mirrored", "groups:4"}
-    assert {case["state"] for case in found["cases"]} == {"fits"}
-    assert "--topology h100:2x4" in done.stdout

@@ -46,10 +46,7 @@ def test_names(name: str, model: str, hosts: int, gpus: int) -> None:
         ("h100:16", r"a host has at most 8 h100 GPUs, got 16; for 16 GPUs write 'h100:2x8'"),
         ("gb200:72", r"a host has at most 4 gb200 GPUs, got 72; for 72 GPUs write 'gb200:18x4'"),
         ("gb200:20x4", r"NVLink joins 18 hosts of gb200, and 20 hosts do not fill whole domains.*'gb200:36x4'"),
-        (
-            "a3-megagpu-8g:2x8",
-            r"a machine with 8 h100 GPU\(s\); say how many machines, such as 'a3-megagpu-8g:2'",
-        ),
+        ("a3-megagpu-8g:2x8", r"a machine with 8 h100 GPU\(s\); say how many machines, such as 'a3-megagpu-8g:2'"),
     ],
 )
 def test_names_that_mean_nothing(name: str, message: str) -> None:

@@ -40,12 +40,7 @@ class Launch:
     """
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        *words: str,
-        script: str | None = None,
-        stdout: int | None = None,
-        **variables: str,
+        self, folder: pathlib.Path, *words: str, script: str | None = None, stdout: int | None = None, **variables: str
     ) -> None:
         self.folder = folder
         if script is not None:

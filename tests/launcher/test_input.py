@@ -111,10 +111,7 @@ def refused(capsys, *words: str) -> str:
             ["--workers", "16", "--sbatch", "--nodes", "2", "--gpus", "8", "train.py"],
             "--workers 16 with 1 GPU(s) each need 16 GPUs, and there are 8 (--gpus 8). --workers counts those of one",
         ),
-        (
-            ["--workers", "3", "--jobset", "--image", "i", "--gpus", "8", "train.py"],
-            "can't be divided evenly among 3",
-        ),
+        (["--workers", "3", "--jobset", "--image", "i", "--gpus", "8", "train.py"], "can't be divided evenly among 3"),
         (["--workers", "2", "--jobset", "train.py"], "--jobset needs --image, the container to run in"),
         (["--workers", "2", "--jobset", "--name", "A_b", "train.py"], "a JobSet needs a name of small letters"),
         (["--workers", "2", "--jobset", "--image", "i", "--name", "a" * 60, "train.py"], "so short that"),

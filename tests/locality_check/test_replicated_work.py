@@ -42,12 +42,7 @@ def test_a_batch_that_is_not_distributed(pair: replicax.MirroredStrategy, w: rep
     [warning] = found
     assert warning.category is replicax.errors.LocalityWarning
     assert warning.filename == __file__
-    for part in (
-        "'step'",
-        "same on all 2 replicas (x)",
-        "strategy.distribute_dataset(batches)",
-        "split one batch",
-    ):
+    for part in ("'step'", "same on all 2 replicas (x)", "strategy.distribute_dataset(batches)", "split one batch"):
         assert part in str(warning.message)
 
 

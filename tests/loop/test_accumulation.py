@@ -26,10 +26,7 @@ STRATEGIES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 class Line(models.Line):

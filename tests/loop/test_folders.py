@@ -17,11 +17,7 @@ from replicax.loop.step_objects import objects_of
 from tests.conftest import strategy_of
 from tests.loop.models import Line
 
-
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 2])

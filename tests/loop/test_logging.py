@@ -24,11 +24,7 @@ from replicax.loop.logs.progress_bar import Progress, described
 from tests.conftest import strategy_of
 from tests.loop.models import Line, Recorder
 
-
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 def run_of(step: Any, steps: int = 6, replicas: int = 2, **kwargs: Any) -> Recorder:

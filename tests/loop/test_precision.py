@@ -27,10 +27,7 @@ STRATEGIES = {
 DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 class MLP:

@@ -17,11 +17,7 @@ import replicax
 from tests.conftest import strategy_of
 from tests.loop.models import STRATEGIES, Line, Recorder
 
-
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 class Killed(Exception):  # noqa: N818

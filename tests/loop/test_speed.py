@@ -19,11 +19,7 @@ from replicax.loop.logs.progress_bar import Progress
 from replicax.planning import chip_specs
 from tests.conftest import logical_strategy, strategy_of
 
-
-@pytest.fixture(autouse=True)
-def promotion_as_users_have_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 def scanned(x: Any, w: Any) -> Any:

@@ -19,16 +19,12 @@ from tests.soaking import soak_except
 Value = TypeVar("Value")
 
 
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 EVEN, UNEVEN = (8, 8, 8), (8, 8, 3)
 QUICK = [
     ("one device", UNEVEN, "exact", "compiled", 4),
-    ("mirrored 1", UNEVEN, "pad", "compiled", 1),
     ("mirrored 2", UNEVEN, "pad", "compiled", 4),
     ("mirrored 2", UNEVEN, "exact", "exact", 1),
     ("sharded 4", UNEVEN, "exact", "compiled", 4),

@@ -219,6 +219,7 @@ class SignalAt(replicax.Callback):
         threading.Thread(target=send, daemon=True).start()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_waits_for_its_input_is_saved_and_resumed(

@@ -20,11 +20,7 @@ from tests.conftest import shared_strategy, strategy_of
 from tests.many_steps import workers_steps
 from tests.soaking import soak_except
 
-
-@pytest.fixture(autouse=True)
-def promotion_as_optax_needs_it():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_dtypes")
 
 
 def devices(n: int) -> list[str]:

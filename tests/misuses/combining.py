@@ -6,15 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax
-from tests.misuses.world import (
-    ContextError,
-    LocalityError,
-    here,
-    inside,
-    merged,
-    right_step,
-    scoped,
-)
+from tests.misuses.world import ContextError, LocalityError, here, inside, merged, right_step, scoped
 
 COMBINING = [
     ("an unknown op", lambda w: w.s.reduce("max", w.x), ValueError, "'sum', 'mean' or a ReduceOp, got 'max'"),

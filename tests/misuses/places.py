@@ -10,12 +10,7 @@ import numpy as np
 
 import replicax
 from replicax.models import safetensors
-from tests.misuses.world import (
-    ContextError,
-    inside,
-    merged,
-    scoped,
-)
+from tests.misuses.world import ContextError, inside, merged, scoped
 
 _by_two = replicax.variables.FixedShardsPartitioner(2)
 
@@ -206,12 +201,7 @@ PLACES = [
     ),
     ("a strategy saved", lambda w: replicax.Checkpoint(w.s), TypeError, r"Checkpoint\(model=model.*in its scope"),
     ("a strategy saved by name", lambda w: replicax.Checkpoint(s=w.s), TypeError, "s is of the class.*in its scope"),
-    (
-        "a variable saved without a name",
-        lambda w: replicax.Checkpoint(w.v),
-        TypeError,
-        "without a name.*<Variable 'v'",
-    ),
+    ("a variable saved without a name", lambda w: replicax.Checkpoint(w.v), TypeError, "without a name.*<Variable 'v'"),
     ("a dict saved without a name", lambda w: replicax.Checkpoint({"v": w.v}), TypeError, r"Checkpoint\(\*\*objects\)"),
     ("a path for a checkpoint", lambda w: replicax.Checkpoint("dir"), TypeError, r"checkpoint.save\(path\)"),
     ("no path to save at", lambda w: replicax.Checkpoint(v=w.v).save(None), TypeError, r"save\(path\) must be .*None"),

@@ -10,16 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax
-from tests.misuses.world import (
-    ContextError,
-    branch,
-    here,
-    inside,
-    many,
-    merged,
-    right_step,
-    scoped,
-)
+from tests.misuses.world import ContextError, branch, here, inside, many, merged, right_step, scoped
 
 
 @dataclasses.dataclass

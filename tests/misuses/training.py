@@ -9,15 +9,7 @@ import numpy as np
 import optax
 
 import replicax
-from tests.misuses.world import (
-    ContextError,
-    LocalityError,
-    grads,
-    here,
-    inside,
-    right_step,
-    scoped,
-)
+from tests.misuses.world import ContextError, LocalityError, grads, here, inside, right_step, scoped
 
 
 def _summed(w: Any, loss: Any) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 import replicax
-from tests.misuses.world import (
-    LocalityError,
-    inside,
-    scoped,
-)
+from tests.misuses.world import LocalityError, inside, scoped
 
 
 def variable(w: Any, *args: Any, **options: Any) -> Any:

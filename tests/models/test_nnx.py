@@ -320,6 +320,7 @@ def test_shared_parts_stay_shared(pair) -> None:
 
 
 @third_party
+@pytest.mark.usefixtures("young_heap")
 def test_variables_end_with_the_objects(pair) -> None:
     def count():
         gc.collect()

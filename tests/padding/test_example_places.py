@@ -195,7 +195,7 @@ EVERYWHERE = [
         ),
     ],
 )
-def test_what_models_return_of_each_example_is_reduced_without_padding(executor, models, ignore_promotion) -> None:
+def test_what_models_return_of_each_example_is_reduced_without_padding(executor, models, ordinary_promotion) -> None:
     # All in one step: to compile each by itself takes a minute.
 
     def step(b: Any) -> Any:
@@ -217,12 +217,6 @@ def test_a_loop_over_examples_can_not_be_told_by_the_per_replica_executor(pair) 
     out = pair.run(one_example_at_a_time, args=(padded_batch(pair, batch(5), ROWS),), options=PER_REPLICA)
     with pytest.raises(ValueError, match=r"strategy.reduce along dim 0 of a value of shape \(4,\) .* can't be told"):
         pair.reduce("mean", out, axis=0)
-
-
-@pytest.fixture
-def ignore_promotion():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def places(fn: Any, *others: Any) -> list[Any]:
@@ -248,7 +242,7 @@ def parameters_of(model: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("model", [m for m in EVERYWHERE if parameters_of(m)], ids=lambda m: m.__name__)
-def test_derivatives_by_parameters_are_of_no_example(model, ignore_promotion) -> None:
+def test_derivatives_by_parameters_are_of_no_example(model, ordinary_promotion) -> None:
     def loss(b: Any, parameters: Any) -> Any:
         with replaced(parameters):
             return sum(jnp.sum(v * v) for v in jax.tree.leaves(model(b)) if jnp.issubdtype(v.dtype, jnp.floating))
@@ -346,7 +340,7 @@ def test_the_examples_move_up_where_dims_before_them_are_reduced_away() -> None:
     assert places(step) == [Rows(1), Rows(0), Rows(1), Rows(1), None]
 
 
-def test_batch_normalisation_keeps_rows_and_its_statistics_have_none(ignore_promotion) -> None:
+def test_batch_normalisation_keeps_rows_and_its_statistics_have_none(ordinary_promotion) -> None:
     def step(b):
         mean, var = b["x"].mean(0), b["x"].var(0)
         return (b["x"] - mean) / jnp.sqrt(var + 1e-5), mean

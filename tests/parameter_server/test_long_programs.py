@@ -17,6 +17,7 @@ from tests.parameter_server.thread_actors import coordinator_of
 WAIT = 100.0
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_worker, "_KEPT_FUNCTIONS", 3)
     strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
@@ -53,6 +54,7 @@ def test_functions_datasets_and_variables_are_forgotten(monkeypatch: pytest.Monk
         assert [*cluster.home.definitions._all] == [("servers", 0)]
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=1)
     with coordinator_of(strategy) as (coordinator, actors):

@@ -118,14 +118,7 @@ STEPS = {
     "batched gather": lambda x: jax.vmap(lambda y: context().all_gather(y[None], 0))(x),
     "jit": lambda x: jax.jit(lambda y: context().all_reduce("sum", y) + y)(x),
     "merge_call": lambda x: context().merge_call(
-        lambda s, v, k: (
-            s.reduce("mean", v),
-            s.reduce("mean", v, axis=0),
-            s.gather(v, 0),
-            s.local_results(v),
-            v,
-            k,
-        ),
+        lambda s, v, k: (s.reduce("mean", v), s.reduce("mean", v, axis=0), s.gather(v, 0), s.local_results(v), v, k),
         args=(x, "k"),
     ),
     "gradient of merge_call": lambda x: jax.grad(

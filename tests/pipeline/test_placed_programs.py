@@ -23,10 +23,7 @@ from tests.soaking import soak_except
 BATCH, WIDTH = 16, 32
 
 
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def strategy_of(replicas: int, logical: int, **options) -> replicax.Strategy:
@@ -274,10 +271,7 @@ def test_both_executors_agree():
 
 
 KINDS = "all-reduce", "all-gather", "reduce-scatter"
-OPTIMIZERS = {
-    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
-    "lamb": optax.lamb(1e-2),
-}
+OPTIMIZERS = {"clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), "lamb": optax.lamb(1e-2)}
 
 
 def test_penalties_and_losses_of_one_stage_count_in_another():
@@ -370,6 +364,7 @@ def test_replicas_may_share_the_devices_of_a_pipeline(rows, replicas, options):
     assert [d.argument_bytes for d in report.devices] == [x.nbytes // rows, y.nbytes // rows]
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_a_step_closes_over_is_only_on_the_devices_that_use_it():
     """The copy on all devices, with which the step was captured, is free when the pipeline is there."""
     strategy = strategy_of(2, 2, num_replicas=4)

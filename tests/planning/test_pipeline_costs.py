@@ -21,10 +21,7 @@ PRODUCT = 2 * ROWS * WIDTH * WIDTH
 SPEC = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
 
 
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def build(strategy, stages: int, width: int = WIDTH):

@@ -262,10 +262,7 @@ ALLOWED = {
     "mirrored predicate": (lambda x: lax.cond(psum(x) > 0, lambda: psum(x), lambda: x), [1, 1]),
     "while with a mirrored test": (lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + psum(c), ONE), [3, 3]),
     "scan": (lambda x: lax.scan(lambda c, _: (psum(c), None), x, None, length=2)[0], [2, 2]),
-    "no collective in the loop": (
-        lambda x: psum(lax.while_loop(lambda c: c < x, lambda c: c + 1, ZERO)),
-        [1, 1],
-    ),
+    "no collective in the loop": (lambda x: psum(lax.while_loop(lambda c: c < x, lambda c: c + 1, ZERO)), [1, 1]),
     "replica id in a branch": (lambda x: lax.cond(x > 0, lambda: lax.axis_index("replica"), lambda: 0), [0, 1]),
 }
 

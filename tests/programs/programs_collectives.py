@@ -50,11 +50,7 @@ def reductions_of_the_replica_context(data: Any) -> Any:
     return context.all_reduce("sum", data), context.all_reduce("mean", data), gathered, data["x"] * 2
 
 
-@program(
-    "MMMMM",
-    normal(4, 2),
-    across=_same_for_all(lambda x: (x.sum(0), x.mean(0), x.max(0), x.min(0), x)),
-)
+@program("MMMMM", normal(4, 2), across=_same_for_all(lambda x: (x.sum(0), x.mean(0), x.max(0), x.min(0), x)))
 def agreeing_collectives_of_jax_lax(x: Array) -> Any:
     reductions = [f(x, AXIS) for f in (lax.psum, lax.pmean, lax.pmax, lax.pmin)]
     return *reductions, lax.all_gather(x, AXIS)

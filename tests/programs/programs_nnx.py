@@ -57,12 +57,7 @@ def nnx_gradients(batch: Any, graph: Any, state: Any) -> Any:
     return value, gradients, jax.tree.leaves(mirrored)[-1]
 
 
-_CONV = _split(
-    _sequence(
-        lambda r: nnx.Conv(2, 4, (3, 3), rngs=r),
-        lambda r: nnx.BatchNorm(4, momentum=0.9, rngs=r),
-    )
-)
+_CONV = _split(_sequence(lambda r: nnx.Conv(2, 4, (3, 3), rngs=r), lambda r: nnx.BatchNorm(4, momentum=0.9, rngs=r)))
 
 
 @program("TMMMTMT", normal(2, 5, 5, 2), shared=_CONV)
@@ -101,10 +96,7 @@ def _dropped(replica: Any, x: Array, graph: Any, state: Any) -> Any:
 
 
 @program(
-    "TTM",
-    normal(2, 3),
-    shared=_split(lambda r: nnx.Linear(3, 4, rngs=r)),
-    across=by_replica(third_party(_dropped)),
+    "TTM", normal(2, 3), shared=_split(lambda r: nnx.Linear(3, 4, rngs=r)), across=by_replica(third_party(_dropped))
 )
 @third_party
 def nnx_dropout_keyed_for_each_replica(x: Array, graph: Any, state: Any) -> Any:

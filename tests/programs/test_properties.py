@@ -15,15 +15,7 @@ from hypothesis import HealthCheck, given, settings
 import replicax
 from replicax.variables.partitioners import over_all
 from tests.conftest import strategy_of
-from tests.programs.random_programs import (
-    BRANCHING,
-    DTYPES,
-    KINDS,
-    SHAPES,
-    RandomProgram,
-    random_programs,
-    run_program,
-)
+from tests.programs.random_programs import BRANCHING, DTYPES, KINDS, SHAPES, RandomProgram, random_programs, run_program
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 

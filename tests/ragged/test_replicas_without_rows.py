@@ -94,7 +94,7 @@ def trained(
     return float(total), w.numpy()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", [(2, 2, 1, 0), (0, 3, 0, 2)])
 @pytest.mark.parametrize(
     ("differentiated", "executor"),

@@ -639,6 +639,7 @@ def test_what_is_no_one_program_leaves_an_optimizer_unbuilt() -> None:
     assert optimizer.variables == []
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_why_it_is_no_one_program_is_forgotten_with_what_the_step_captures() -> None:
     strategy = strategy_of(2)
     x = rows(strategy, (2, 1))

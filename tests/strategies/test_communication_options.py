@@ -117,11 +117,7 @@ def test_a_replica_that_does_not_come_is_named_whoever_issues_the_collective() -
     ("options", "error", "message"),
     [
         (5, TypeError, "MultiWorkerMirroredStrategy: options must be CommunicationOptions or None, got 5"),
-        (
-            replicax.CommunicationOptions(implementation="nccl"),
-            ValueError,
-            "MultiWorkerMirroredStrategy: .*nccl",
-        ),
+        (replicax.CommunicationOptions(implementation="nccl"), ValueError, "MultiWorkerMirroredStrategy: .*nccl"),
     ],
 )
 def test_options_that_are_off(options: Any, error: Any, message: str) -> None:

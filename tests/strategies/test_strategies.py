@@ -78,42 +78,6 @@ def test_repr() -> None:
     assert repr(replicax.OneDeviceStrategy("cpu:1")) == "OneDeviceStrategy([cpu:1])"
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
-def test_training_is_the_same_on_any_number_of_replicas(replicas: int) -> None:
-    """The whole loop against plain JAX on one device: 20 steps, parameters within 1e-5."""
-    import optax
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(24, 5)).astype(np.float32), rng.normal(size=(24,)).astype(np.float32)
-    start = rng.normal(size=(5,)).astype(np.float32)
-
-    strategy = strategy_of(replicas)
-    with strategy.scope():
-        w = replicax.Variable(start, name="w")
-        optimizer = replicax.Optimizer(optax.sgd(0.05, momentum=0.9))
-
-    def step(batch):
-        inputs, targets = batch
-
-        def loss():
-            return replicax.compute_average_loss((inputs @ w - targets) ** 2)
-
-        value, grads = replicax.value_and_grad(loss, [w])()
-        optimizer.apply_gradients(zip(grads, [w], strict=True))
-        return value
-
-    plain, tx = jnp.asarray(start), optax.sgd(0.05, momentum=0.9)
-    state = tx.init(plain)
-    for batch in strategy.distribute_dataset([(x, y)] * 20):
-        value = strategy.reduce("sum", strategy.run(step, args=(batch,)))
-        expected, grad = jax.value_and_grad(lambda p: jnp.mean((x @ p - y) ** 2))(plain)
-        updates, state = tx.update(grad, state)
-        plain = optax.apply_updates(plain, updates)
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-    np.testing.assert_allclose(w.numpy(), plain, atol=1e-5)
-    assert strategy.extended.trace_count(step) == 1
-
-
 def test_a_strategy_is_copied_deeply_or_not_at_all(pair) -> None:
     with pair.scope():
         v = replicax.Variable(1.0, name="v")

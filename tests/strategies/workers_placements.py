@@ -150,13 +150,7 @@ def use(strategy: replicax.Strategy, executor: Any) -> dict[str, Any]:
 
 
 def go_through(
-    devices_here: Sequence[int],
-    logical: int,
-    layout: str,
-    executor: str,
-    names: Any,
-    folder: str,
-    per_device: int = 1,
+    devices_here: Sequence[int], logical: int, layout: str, executor: str, names: Any, folder: str, per_device: int = 1
 ) -> Any:
     """All of it, as the worker that this process is."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -23,7 +23,7 @@ def scanned(fn: Any) -> Any:
     return lambda x: jax.lax.scan(body, None, x[None])[1].sum()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", [(8, 6, 7, 8), (7, 8, 6, 7)], ids=str)
 @pytest.mark.parametrize("kept", [jax.jit, jax.checkpoint, scanned])
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -310,7 +310,7 @@ def test_slots_have_names_of_their_own(pair) -> None:
     assert (shapes["optimizer[0].mu/w"], shapes["optimizer[0].mu/w_1"]) == ((2, 3), (3,))
 
 
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promotion_of_dtypes")
 def test_one_variable_is_a_tree_too(pair) -> None:
     with pair.scope():
         w = replicax.Variable(jnp.ones(3), name="w")
@@ -320,12 +320,6 @@ def test_one_variable_is_a_tree_too(pair) -> None:
 
 
 # --- trees and further arguments ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def promoting():
-    with jax.numpy_dtype_promotion("standard"):  # Optax's own arithmetic
-        yield
 
 
 def of_each(strategy, *values):
@@ -367,7 +361,7 @@ def test_gradients_in_another_structure(pair) -> None:
     assert (float(a), float(b)) == (-1.0, 1.0)
 
 
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promotion_of_dtypes")
 @pytest.mark.parametrize("executor", soak_except(["compiled", "per_replica"], "compiled"))
 def test_values_and_functions_are_shares_of_the_sum(pair, executor) -> None:
     """A function may take its argument, or read the variables, which have its values meanwhile."""
@@ -421,7 +415,7 @@ def refused(pair, tx, extra, aggregate=True):
         assert float(w) == 1.0
 
 
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promotion_of_dtypes")
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_a_value_that_has_been_reduced_is_taken_as_it_is(pair, executor: str) -> None:
     found = []
@@ -447,7 +441,7 @@ def test_reduced_and_other_values_are_summed_in_one_all_reduce(pair) -> None:
     assert [c.kind for c in program.collectives()] == ["all-reduce"]
 
 
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promotion_of_dtypes")
 def test_further_arguments_that_count_wrongly(pair) -> None:
     polyak = optax.polyak_sgd()
     with pytest.raises(replicax.errors.LocalityError, match="value differs between replicas.*reduce it first"):
@@ -461,7 +455,7 @@ def test_further_arguments_that_count_wrongly(pair) -> None:
             refused(pair, search, lambda x, _, f=what: {**kwargs, "value_fn": lambda p: f(p * x)}, aggregate)
 
 
-@pytest.mark.usefixtures("promoting")
+@pytest.mark.usefixtures("promotion_of_dtypes")
 def test_functions_that_write(pair) -> None:
     def extra(x, seen):
         return {"value": x, "grad": x, "value_fn": lambda p: seen.assign(p).value * x}

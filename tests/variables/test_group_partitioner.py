@@ -19,11 +19,7 @@ INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
 PAIRS = replicax.variables.GroupPartitioner(2, replicax.variables.FixedShardsPartitioner(2))
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """Optax's own arithmetic needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def make(strategy: replicax.Strategy, value: Any = INITIAL, partitioner: Any = PAIRS, **options: Any) -> Any:
@@ -66,9 +62,7 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
     for variable in (v, plain):
         getattr(variable, method)(INITIAL * 2)
         strategy.run(
-            lambda x, variable=variable: getattr(variable, method)(x),
-            args=(x,),
-            options=replicax.RunOptions(executor),
+            lambda x, variable=variable: getattr(variable, method)(x), args=(x,), options=replicax.RunOptions(executor)
         )
     np.testing.assert_allclose(v.value, plain.value, rtol=1e-6)
 

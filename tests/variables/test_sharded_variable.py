@@ -69,9 +69,7 @@ def test_it_is_assigned_like_any_other(method: str, aggregation: str, executor: 
         x = INITIAL
     for variable in (v, plain):
         strategy.run(
-            lambda x, variable=variable: getattr(variable, method)(x),
-            args=(x,),
-            options=replicax.RunOptions(executor),
+            lambda x, variable=variable: getattr(variable, method)(x), args=(x,), options=replicax.RunOptions(executor)
         )
     np.testing.assert_allclose(v.value, plain.value, rtol=1e-6)
 
@@ -184,10 +182,7 @@ def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (
-            lambda: replicax.variables.FixedShardsPartitioner(0),
-            "num_shards must be an int of at least 1, got 0",
-        ),
+        (lambda: replicax.variables.FixedShardsPartitioner(0), "num_shards must be an int of at least 1, got 0"),
         (lambda: replicax.variables.MinSizePartitioner(True), "min_shard_bytes must be an int of at least 1, got True"),
         (
             lambda: replicax.variables.MaxSizePartitioner(1, 0),

@@ -513,10 +513,7 @@ def test_what_belongs_to_one_process_is_not_pickled(pair) -> None:
     dataset = pair.distribute_dataset([np.ones(2)])
     for value, message in [
         (pair, r"MirroredStrategy\(.*: make another strategy in the other process"),
-        (
-            optimizer,
-            r"Optimizer 'optimizer' can't be .*: save its state with replicax.Checkpoint\(opt",
-        ),
+        (optimizer, r"Optimizer 'optimizer' can't be .*: save its state with replicax.Checkpoint\(opt"),
         (dataset, "a DistributedDataset can't be .*: distribute the dataset itself in the other process"),
         (iter(dataset), r"a DistributedIterator can't be .*: keep its place, iterator.get_state\(\)"),
         ({"mean": replicax.Mean("loss")}, "variable 'loss/total' .* can't be copied or pickled"),

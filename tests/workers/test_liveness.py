@@ -19,8 +19,12 @@ SECONDS = 240
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
-    """Of each scenario: the exit codes of its workers, and what they printed."""
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[tuple[int, str]]]:
+    """Of each scenario that is tested: the exit codes of its workers, and what they printed."""
+    items: list[Any] = request.session.items
+    scenarios = {item.callspec.params["scenario"] for item in items if "outcomes" in item.fixturenames}
     path = os.pathsep.join([str(processes.ROOT / "src"), str(processes.ROOT)])
     clean = {k: v for k, v in os.environ.items() if k != "NPROC"} | HURRIED
     program = [
@@ -30,6 +34,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
         "tests.workers.workers_liveness",
         str(SECONDS),
         str(tmp_path_factory.mktemp("ends")),
+        *sorted(scenarios),
     ]
     done = subprocess.run(
         [sys.executable, *program],
@@ -72,76 +77,66 @@ ELSEWHERE = (
 )
 
 
+ENDS = [
+    ("raises", 0, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
+    ("raises", 1, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
+    ("raises", 2, 1, "\nOSError: the disk is full"),
+    ("raises while another reads", 0, 1, f"JaxRuntimeError: (.*\n)+the program was broken off, as {FULL.format(1)}"),
+    ("raises while another reads", 1, 1, "\nOSError: the disk is full"),
+    ("chief raises", 0, 1, "\nOSError: the disk is full"),
+    ("chief raises", 1, 1, f"Replicax ends worker 1 of 3.*: 'train' can't come to its end, as {FULL.format(0)}|{TOLD}"),
+    ("chief raises", 2, 1, rf"(It is here \(most recent call last\):\n|{TOLD})(.*\n)*.*worker.step\(10_000\)"),
+    ("interrupted", 0, 1, "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_liveness.py:"),
+    ("interrupted", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
+    ("interrupted in steps", 0, 1, "CAUGHT WorkerError: .*worker 1 of 2 .* has failed: it was interrupted, at "),
+    ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
+    ("exits", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{ENDED}"),
+    ("exits", 1, 3, ""),
+    ("catches", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{PART}"),
+    ("catches", 1, 3, ""),
+    ("catches and goes on", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{GOES_ON}"),
+    ("catches and goes on", 1, 1, f"CAUGHT DeadlockError: {GOES_ON}"),
+    ("nan on one", 0, 0, r"^invalid value \(nan\) .* \(raised by the step 'train' on worker 1, at .*\nEND\n"),
+    ("nan on one", 1, 0, r"^invalid value \(nan\) .* tells its operation\. .*\nEND\n"),
+    ("host fails on one", 0, 0, ROW),
+    ("host fails on one", 1, 0, r"^('no such row' The variables that train writes .*\n){2}END\n"),
+    ("host fails on one of three", 0, 0, ROW),
+    ("host fails on one of three", 2, 0, ROW),
+    ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
+    ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
+    ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),
+    ("killed", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
+    ("killed", 1, -signal.SIGKILL, ""),
+    ("killed in a run", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
+    ("killed of three", 0, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
+    ("killed of three", 1, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
+    ("killed when waited for", 0, 1, f"CAUGHT WorkerError: {SEEN.format(2)}"),
+    ("killed when waited for", 1, 1, f"CAUGHT WorkerError: {SEEN.format(2)}"),
+    ("exits at once", 0, 1, f"CAUGHT WorkerError: {SEEN.format(1)}"),
+    ("exits at once", 1, 0, ""),
+    ("killed at the end", 0, 0, "^END\n"),
+    ("shorter", 0, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+    ("shorter", 1, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+    ("shorter", 2, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
+    ("other files", 0, 1, f"CAUGHT ValueError: .*{FILES}"),
+    ("other files", 1, 1, f"CAUGHT ValueError: .*{FILES}"),
+    ("other programs", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{OTHERS}"),
+    ("alike but others", 0, 1, f"CAUGHT DeadlockError: {UNLIKE.format(0)}"),
+    ("alike but others", 1, 1, f"CAUGHT DeadlockError: {UNLIKE.format(1)}"),
+    ("elsewhere", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{ELSEWHERE}"),
+    ("elsewhere", 1, 1, f"CAUGHT DeadlockError: {ELSEWHERE}"),
+    ("ends earlier", 0, 0, r"^w is 0\.49\d+\nEND\n$"),
+    ("ends earlier", 1, 0, r"^END\n$"),
+    ("slow", 0, 0, r"^w is 0\.2\d+\nEND\n$"),
+    ("slow", 1, 0, r"^w is 0\.2\d+\nEND\n$"),
+]
+MORE = {"interrupted in steps", "killed of three", "exits at once", "host fails on one of three"}
+"""Much like interrupted, killed, killed when waited for, and host fails on one: for ``make soak``."""
+
+
 @pytest.mark.parametrize(
     ("scenario", "worker", "code", "printed"),
-    [
-        ("raises", 0, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
-        ("raises", 1, 1, f"CAUGHT WorkerError: (the step 'train' was broken off, as )?{FULL.format(2)}"),
-        ("raises", 2, 1, "\nOSError: the disk is full"),
-        (
-            "raises while another reads",
-            0,
-            1,
-            f"JaxRuntimeError: (.*\n)+the program was broken off, as {FULL.format(1)}",
-        ),
-        ("raises while another reads", 1, 1, "\nOSError: the disk is full"),
-        ("chief raises", 0, 1, "\nOSError: the disk is full"),
-        (
-            "chief raises",
-            1,
-            1,
-            f"Replicax ends worker 1 of 3.*: 'train' can't come to its end, as {FULL.format(0)}|{TOLD}",
-        ),
-        ("chief raises", 2, 1, rf"(It is here \(most recent call last\):\n|{TOLD})(.*\n)*.*worker.step\(10_000\)"),
-        (
-            "interrupted",
-            0,
-            1,
-            "CAUGHT WorkerError: worker 1 of 2 .* has failed: it was interrupted, at .*_liveness.py:",
-        ),
-        ("interrupted", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
-        ("interrupted in steps", 0, 1, "CAUGHT WorkerError: .*worker 1 of 2 .* has failed: it was interrupted, at "),
-        ("interrupted in steps", 1, -signal.SIGINT, "\nKeyboardInterrupt"),
-        ("exits", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{ENDED}"),
-        ("exits", 1, 3, ""),
-        ("catches", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{PART}"),
-        ("catches", 1, 3, ""),
-        ("catches and goes on", 0, 1, f"(CAUGHT WorkerError|Replicax ends worker 0).*{GOES_ON}"),
-        ("catches and goes on", 1, 1, f"CAUGHT DeadlockError: {GOES_ON}"),
-        ("nan on one", 0, 0, r"^invalid value \(nan\) .* \(raised by the step 'train' on worker 1, at .*\nEND\n"),
-        ("nan on one", 1, 0, r"^invalid value \(nan\) .* tells its operation\. .*\nEND\n"),
-        ("host fails on one", 0, 0, ROW),
-        ("host fails on one", 1, 0, r"^('no such row' The variables that train writes .*\n){2}END\n"),
-        ("host fails on one of three", 0, 0, ROW),
-        ("host fails on one of three", 2, 0, ROW),
-        ("all raise", 0, 1, "\nKeyError: 'the same everywhere'"),
-        ("all raise", 1, 1, "\nKeyError: 'the same everywhere'"),
-        ("all raise", 2, 1, "\nKeyError: 'the same everywhere'"),
-        ("killed", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
-        ("killed", 1, -signal.SIGKILL, ""),
-        ("killed in a run", 0, 1, f"CAUGHT WorkerError: the step 'train' was broken off(, as |: ){DIED.format(1)}"),
-        ("killed of three", 0, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
-        ("killed of three", 1, 1, f"CAUGHT WorkerError: .*{DIED.format(2)}"),
-        ("killed when waited for", 0, 1, f"CAUGHT WorkerError: {SEEN.format(2)}"),
-        ("killed when waited for", 1, 1, f"CAUGHT WorkerError: {SEEN.format(2)}"),
-        ("exits at once", 0, 1, f"CAUGHT WorkerError: {SEEN.format(1)}"),
-        ("exits at once", 1, 0, ""),
-        ("killed at the end", 0, 0, "^END\n"),
-        ("shorter", 0, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
-        ("shorter", 1, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
-        ("shorter", 2, 1, f"^(a step\n){{2}}CAUGHT ValueError: {SHORTER}"),
-        ("other files", 0, 1, f"CAUGHT ValueError: .*{FILES}"),
-        ("other files", 1, 1, f"CAUGHT ValueError: .*{FILES}"),
-        ("other programs", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{OTHERS}"),
-        ("alike but others", 0, 1, f"CAUGHT DeadlockError: {UNLIKE.format(0)}"),
-        ("alike but others", 1, 1, f"CAUGHT DeadlockError: {UNLIKE.format(1)}"),
-        ("elsewhere", 0, 1, f"(CAUGHT (Worker|Deadlock)Error|Replicax ends worker 0).*{ELSEWHERE}"),
-        ("elsewhere", 1, 1, f"CAUGHT DeadlockError: {ELSEWHERE}"),
-        ("ends earlier", 0, 0, r"^w is 0\.49\d+\nEND\n$"),
-        ("ends earlier", 1, 0, r"^END\n$"),
-        ("slow", 0, 0, r"^w is 0\.2\d+\nEND\n$"),
-        ("slow", 1, 0, r"^w is 0\.2\d+\nEND\n$"),
-    ],
+    [pytest.param(*end, marks=[pytest.mark.soak] if end[0] in MORE else []) for end in ENDS],
 )
 def test_the_others_are_told(outcomes: Any, scenario: str, worker: int, code: int, printed: str) -> None:
     found, text = outcomes[scenario][worker]

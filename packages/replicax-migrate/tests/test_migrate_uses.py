@@ -29,16 +29,8 @@ from tensorflow_programs import STRATEGY, TF, TOWERS, found_in, uses_of, written
         (f"{TF}t = tf.distribute\nt.get_strategy()", "t.get_strategy", "replicax.get_strategy"),
         (f"{TF}tf.distribute.nonsense()", "tf.distribute.nonsense", "nothing: no public name"),
         (f"{TF}tf.VariableAggregation.MEAN", "tf.VariableAggregation.MEAN", "Aggregation.MEAN"),
-        (
-            f"{TF}tf.tpu.experimental.embedding.SGD()",
-            "tf.tpu.experimental.embedding.SGD",
-            "nothing y",
-        ),
-        (
-            f"{TF}tf.nn.compute_average_loss(x)",
-            "tf.nn.compute_average_loss",
-            "compute_average_loss",
-        ),
+        (f"{TF}tf.tpu.experimental.embedding.SGD()", "tf.tpu.experimental.embedding.SGD", "nothing y"),
+        (f"{TF}tf.nn.compute_average_loss(x)", "tf.nn.compute_average_loss", "compute_average_loss"),
         (
             "o.experimental_distribute.auto_shard_policy = 1",
             "….experimental_distribute.auto_shard_policy",

@@ -252,15 +252,9 @@ CASES: dict[str, Case] = {
         lambda: (_numbers(8), _numbers(1, seed=6)),
     ),
     "own step": Case(
-        OwnStep,
-        lambda: {"optimizer": keras.optimizers.Nadam(1e-2)},
-        lambda: (_numbers(8), _numbers(1, seed=6)),
+        OwnStep, lambda: {"optimizer": keras.optimizers.Nadam(1e-2)}, lambda: (_numbers(8), _numbers(1, seed=6))
     ),
-    "autoencoder": Case(
-        Autoencoder,
-        lambda: {"optimizer": keras.optimizers.Lion(1e-3)},
-        lambda: (_numbers(8), None),
-    ),
+    "autoencoder": Case(Autoencoder, lambda: {"optimizer": keras.optimizers.Lion(1e-3)}, lambda: (_numbers(8), None)),
     "weighted": Case(
         _mlp,
         lambda: {

@@ -133,10 +133,7 @@ def all_gather_axis_1(d: Library) -> Any:
     return _run(d, lambda x: d.context.all_gather(x, axis=1), [[[1.0], [2.0]], [[3.0], [6.0]]])
 
 
-@topic.program(
-    "all_gather along axis -1",
-    differs=NEGATIVE_AXIS,
-)
+@topic.program("all_gather along axis -1", differs=NEGATIVE_AXIS)
 def all_gather_negative_axis(d: Library) -> Any:
     return _run(d, lambda x: d.context.all_gather(x, axis=-1), [[[1.0], [2.0]], [[3.0], [6.0]]])
 

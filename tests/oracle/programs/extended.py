@@ -88,10 +88,7 @@ def batch_reduce_to(d: Library) -> Any:
         return [[_everywhere(d, value) for value in result] for result in results]
 
 
-@topic.program(
-    "batch_reduce_to: nothing",
-    differs="Of nothing there are no results. TensorFlow crashes.",
-)
+@topic.program("batch_reduce_to: nothing", differs="Of nothing there are no results. TensorFlow crashes.")
 def batch_reduce_to_nothing(d: Library) -> Any:
     with d.strategy.scope():
         return list(d.strategy.extended.batch_reduce_to(d.distribute.ReduceOp.SUM, []))

@@ -90,10 +90,7 @@ def nested(d: Library) -> Any:
     with distribution.scope():
         x = _numbered(d, distribution)
         result = distribution.call_for_each_tower(lambda x: {"a": x, "b": (x * 2.0, x * 3.0)}, x)
-        return {
-            "a": _each(d, distribution, result["a"]),
-            "b": [_each(d, distribution, part) for part in result["b"]],
-        }
+        return {"a": _each(d, distribution, result["a"]), "b": [_each(d, distribution, part) for part in result["b"]]}
 
 
 @topic.program("reduce: the sum, in a tower's middle")

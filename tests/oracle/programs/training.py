@@ -53,9 +53,7 @@ def average_loss_uneven(d: Library) -> Any:
     return _average(d, [[1.0, 2.0, 3.0], [6.0]])
 
 
-@topic.program(
-    "compute_average_loss: a batch of 3 and one of 1, with the global batch size",
-)
+@topic.program("compute_average_loss: a batch of 3 and one of 1, with the global batch size")
 def average_loss_uneven_global(d: Library) -> Any:
     return _average(d, [[1.0, 2.0, 3.0], [6.0]], global_batch_size=4)
 
