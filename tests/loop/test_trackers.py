@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import types
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,21 @@ def test_a_run_that_failed_is_marked_so(wandb_runs: list[FakeRun], monkeypatch: 
         run_of(logs, 2)
     assert [run.exit_code for run in wandb_runs] == [1, 0]
     assert [status for call, _, status, *_ in calls if call == "end"] == ["FAILED", "FINISHED"]
+
+
+def test_a_log_that_is_not_of_the_chief_keeps_no_exception(
+    wandb_runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_mlflow(monkeypatch)
+    run: Any = types.SimpleNamespace(is_chief=False, resumed_at=3, strategy=strategy_of(1))
+    logs = [WandbLog(), MLflowLog()]
+    try:
+        raise ArithmeticError
+    except ArithmeticError:
+        for log in logs:
+            log.on_start(run)
+            log.on_end(run)
+    assert [log._handled for log in logs] == [None, None]
 
 
 def test_mlflow_gets_the_numbers_and_goes_on_in_the_same_run(

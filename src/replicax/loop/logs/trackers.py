@@ -80,8 +80,9 @@ class WandbLog(_Tracker):
                 self.run.define_metric(f"{group}/*", step_metric="step")
 
     def on_end(self, run: TrainingRun) -> None:
+        has_failed = self._has_failed()
         if self.run is not None:
-            self.run.finish(exit_code=int(self._has_failed()))
+            self.run.finish(exit_code=int(has_failed))
             self.run = None
 
     def get_state(self) -> Any:
@@ -150,9 +151,9 @@ class MLflowLog(_Tracker):
         self.run_id = _chiefs_value(run, self.run_id)
 
     def on_end(self, run: TrainingRun) -> None:
+        status = "FAILED" if self._has_failed() else "FINISHED"
         if self._client is not None:
             client, self._client = self._client, None
-            status = "FAILED" if self._has_failed() else "FINISHED"
             for sent in self._sent:
                 _try(sent.wait)
             self._sent.clear()
