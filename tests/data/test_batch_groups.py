@@ -17,6 +17,14 @@ from tests.conftest import strategy_of
 from tests.sources import numbered
 
 
+def test_tuples_are_unpacked(pair) -> None:
+    def step(ctx, x, y):
+        ctx.set_last_step_output("sum", (x * y).sum(), "sum")
+
+    iterator = iter(pair.distribute_dataset([(np.ones(2), np.full(2, 3.0))] * 2))
+    assert float(pair.run_steps(step, iterator, 2).last_step_outputs["sum"]) == 6.0
+
+
 def collect(strategy: replicax.Strategy) -> tuple[Callable[..., None], Callable[[], list[int]]]:
     """A step that writes down the numbers that it gets, and what it has written."""
     with strategy.scope():

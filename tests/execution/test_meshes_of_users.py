@@ -93,8 +93,9 @@ def test_a_mesh_that_is_set_is_not_that_of_steps_nor_of_what_is_shown(executor: 
         numbers = strategy.run(number, options=options)
         assert repr(numbers) == "PerReplica(int32[], 4 replicas: 0, 1, 2, 3)"
         assert f"{strategy.run(lambda: number() * 0, options=options):02d}" == "00"
-        gathered = strategy.gather(strategy.run(lambda n: n[None], (numbers,), options=options), 0)
-        assert gathered.tolist() == [0, 1, 2, 3]
+        again = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+        doubled = strategy.run(lambda n, m: (n + m)[None], (numbers, again), options=options)
+        assert strategy.gather(doubled, 0).tolist() == [0, 2, 4, 6]
         with strategy.scope():
             v = replicax.Variable(lambda: jnp.zeros(2), name="v")
         assert "mirrored on 4 replicas: [1. 1.]" in repr(v.assign_add(np.ones(2, np.float32)))
