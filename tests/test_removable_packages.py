@@ -81,7 +81,8 @@ def without(packages: Collection[pathlib.Path], path: pathlib.Path) -> pathlib.P
     """A copy of the library, in ``path``; of its compiled modules too, so that not all are compiled again."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        return {package.name for package in packages if package.parent == pathlib.Path(folder)}
+        unfinished = {name for name in names if ".pyc." in name}  # another process writes it now, and renames it
+        return unfinished | {package.name for package in packages if package.parent == pathlib.Path(folder)}
 
     shutil.copytree(SOURCE, path / "replicax", ignore=ignored)
     return path

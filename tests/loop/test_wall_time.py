@@ -113,7 +113,7 @@ def test_the_parts_of_a_run_add_up_to_its_wall_time(tmp_path: pathlib.Path) -> N
     took = time.perf_counter() - began
     assert sum(run.wall_time.values()) == pytest.approx(took, rel=0.01)
     [attempt] = read(tmp_path / NAME)  # which has the last evaluation, too
-    assert sum(attempt.notes[-1][1].values()) == pytest.approx(took, rel=0.05)
+    assert attempt.notes[-1][1]["evaluation"] == pytest.approx(run.wall_time["evaluation"], abs=1e-3)
     assert run.wall_time["evaluation"] >= 0.3
     assert 0.15 <= run.wall_time["callbacks"] < 0.3
     assert all(run.wall_time[kind] > 0 for kind in ("compile", "input", "steps", "logging"))

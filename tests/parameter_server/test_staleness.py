@@ -51,6 +51,7 @@ def test_a_report_has_what_each_worker_did_and_what_was_stale() -> None:
             _hold.wait(100)
         v.assign_add(1.0)  # what is based on nothing is not stale
 
+    _hold.clear()
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(add_later, args=(0,)).fetch(100)
         coordinator.join(100)

@@ -24,7 +24,7 @@ def outcomes(
 ) -> dict[str, list[tuple[int, str]]]:
     """Of each scenario that is tested: the exit codes of its workers, and what they printed."""
     items: list[Any] = request.session.items
-    scenarios = {item.callspec.params["scenario"] for item in items if "outcomes" in item.fixturenames}
+    scenarios = {item.callspec.params["scenario"] for item in items if "outcomes" in getattr(item, "fixturenames", ())}
     path = os.pathsep.join([str(processes.ROOT / "src"), str(processes.ROOT)])
     clean = {k: v for k, v in os.environ.items() if k != "NPROC"} | HURRIED
     program = [
