@@ -64,44 +64,66 @@ def flip(path: pathlib.Path, place: float = 0.5) -> None:
 
 def damage(folder: pathlib.Path, how: str) -> None:
     largest, manifest, index = data_files(folder)[0], folder / "manifest.json", folder / "index.json"
-    if how in ("half-copied", "no-manifest", "pipe", "device"):
-        manifest.unlink()
-    if how in ("file-missing", "half-copied", "pipe-of-data"):
+    if how == "truncated":
+        os.truncate(largest, largest.stat().st_size - 1)
+    elif how == "bit-flipped":
+        flip(largest)
+    elif how == "emptied":
+        os.truncate(largest, 0)
+    elif how == "file-missing":
         largest.unlink()
-    if how in ("no-files", "is-a-file", "loop"):
+    elif how == "half-copied":
+        manifest.unlink()
+        largest.unlink()
+    elif how == "no-manifest":
+        manifest.unlink()
+    elif how == "manifest-truncated":
+        os.truncate(manifest, manifest.stat().st_size // 2)
+    elif how == "manifest-flipped":
+        manifest.write_text(manifest.read_text().replace('"step": 3', '"step": 7'))
+    elif how == "manifest-emptied":
+        os.truncate(manifest, 0)
+    elif how == "index-flipped":
+        flip(index)
+    elif how == "index-missing":
+        index.unlink()
+    elif how == "no-files":
         shutil.rmtree(folder)
-    if how in ("outside", "absolute", "unlisted"):
+        folder.mkdir()
+    elif how == "is-a-file":
+        shutil.rmtree(folder)
+        folder.write_text("a checkpoint")
+    elif how == "loop":
+        shutil.rmtree(folder)
+        folder.symlink_to(folder)
+    elif how == "another-json":
+        manifest.write_text("[1, 2]")
+    elif how == "nested":
+        manifest.write_text("[" * 100_000)
+    elif how == "pipe":
+        manifest.unlink()
+        os.mkfifo(manifest)
+    elif how == "device":
+        manifest.unlink()
+        manifest.symlink_to("/dev/zero")
+    elif how == "pipe-of-data":
+        largest.unlink()
+        os.mkfifo(largest)
+    elif how == "endless":
+        os.truncate(manifest, 1 << 40)
+    elif how == "file-outside":
+        rewrite(manifest, lambda listed: listed["files"].update({"../step-00000002/index.json": [0, ""]}))
+    elif how == "index-unlisted":
+        rewrite(manifest, lambda listed: listed["files"].pop("index.json"))
+    elif how == "other-format":
+        rewrite(manifest, lambda listed: listed.update(format=99))
+    else:
         folders = {"outside": "../step-00000002/arrays-0", "absolute": f"{folder.parent}/step-00000002/arrays-0"}
         text = index.read_text().replace('"arrays-0"', json.dumps(folders.get(how, "other")))
         index.write_text(text)
         shutil.copytree(folder / "arrays-0", folder / "other")
         entry = [len(text), hashlib.sha256(text.encode()).hexdigest()]
         rewrite(manifest, lambda listed: listed["files"].update({"index.json": entry}))
-    outside = {"../step-00000002/index.json": [0, ""]}
-    further: dict[str, Callable[[], object]] = {
-        "truncated": lambda: os.truncate(largest, largest.stat().st_size - 1),
-        "bit-flipped": lambda: flip(largest),
-        "emptied": lambda: os.truncate(largest, 0),
-        "manifest-truncated": lambda: os.truncate(manifest, manifest.stat().st_size // 2),
-        "manifest-flipped": lambda: manifest.write_text(manifest.read_text().replace('"step": 3', '"step": 7')),
-        "manifest-emptied": lambda: os.truncate(manifest, 0),
-        "index-flipped": lambda: flip(index),
-        "index-missing": index.unlink,
-        "no-files": folder.mkdir,
-        "loop": lambda: folder.symlink_to(folder),
-        "index-unlisted": lambda: rewrite(manifest, lambda m: m["files"].pop("index.json")),
-        "is-a-file": lambda: folder.write_text("a checkpoint"),
-        "another-json": lambda: manifest.write_text("[1, 2]"),
-        "nested": lambda: manifest.write_text("[" * 100_000),
-        "pipe": lambda: os.mkfifo(manifest),
-        "device": lambda: manifest.symlink_to("/dev/zero"),
-        "pipe-of-data": lambda: os.mkfifo(largest),
-        "endless": lambda: os.truncate(manifest, 1 << 40),
-        "file-outside": lambda: rewrite(manifest, lambda m: m["files"].update(outside)),
-        "other-format": lambda: rewrite(manifest, lambda m: m.update(format=99)),
-    }
-    if how in further:
-        further[how]()
 
 
 def rewrite(manifest: pathlib.Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -117,7 +117,8 @@ def test_full_batches_that_do_not_divide_are_one_program(pair) -> None:
     ],
 )
 def test_elements_that_change(pair, second, error, message) -> None:
-    first = dict.fromkeys(second if isinstance(second, dict) else "x", np.zeros(4))
+    names = second if isinstance(second, dict) else ["x"]
+    first = {name: np.zeros(4) for name in names}
     iterator = iter(pair.distribute_dataset([first, second]))
     next(iterator)
     with pytest.raises(error, match=message):

@@ -56,7 +56,8 @@ def test_snapshots_take_a_fortieth_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     snapshots: Any = Recovery(types.SimpleNamespace(assigned={}), None, None)  # type: ignore[arg-type]
     snapshots._cost = 1.0
-    for snapshots._taken, functions, is_due in ((-39.0, 50, False), (-41.0, 49, False), (-41.0, 50, True)):
+    for taken, functions, is_due in ((-39.0, 50, False), (-41.0, 49, False), (-41.0, 50, True)):
+        snapshots._taken = taken
         assert snapshots.is_due(functions) is is_due
 
 

@@ -43,7 +43,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.id: str | None = None  # of every checkpoint that is written here; known after `own`
-        self._extended: set[int] = set()  # the steps of checkpoints with other files, which are named once
+        self._warned: set[int] = set()  # steps whose checkpoint has files of others: each is logged once
 
     def own(self) -> None:
         """Read the folder's id, or create one."""
@@ -152,8 +152,8 @@ class Folder:
 
     def _has_no_more(self, step: int, listed: Manifest) -> bool:
         more = {*manifest.files_below(self.path_of(step))} - {*listed.files, manifest.NAME}
-        if more and step not in self._extended:
-            self._extended.add(step)
+        if more and step not in self._warned:
+            self._warned.add(step)
             log.warning("%s is kept, as it has %s, which is not the manager's", self.path_of(step), min(more))
         return not more
 

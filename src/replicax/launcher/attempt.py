@@ -185,8 +185,8 @@ class Attempt:
                 )
                 return
             self._resize = RESIZING[signum]
-            with_them = counted(wanted, "worker")
-            self._say(f"{signum.name}: going on with {with_them}; those running have {grace:g} s to save and end")
+            workers = counted(wanted, "worker")
+            self._say(f"{signum.name}: going on with {workers}; those running have {grace:g} s to save and end")
             self._end_others(signal.SIGTERM, grace)
 
     def _note(self, ending: Ending) -> None:
