@@ -146,6 +146,18 @@ def test_ctrl_c_ends_the_run_after_the_step(capfd: Any) -> None:
     assert "Ctrl-C: the step ends, and then all is saved, if there are checkpoints" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_that_comes_while_callbacks_end_is_not_lost(number: int, error: type[BaseException]) -> None:
+    class Ends(replicax.Callback):
+        def on_end(self, run: replicax.TrainingRun) -> None:
+            signal.raise_signal(number)
+
+    with pytest.raises(error, match="after step 10" if number == signal.SIGINT else "75"):
+        train(10, callbacks=Ends())
+
+
 def test_after_a_run_the_handlers_of_the_program_are_back() -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     own = [lambda *_: None for _ in numbers]
