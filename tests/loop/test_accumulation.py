@@ -111,6 +111,21 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
 
 
+def test_gradients_of_some_rows_are_accumulated() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros((4, 2)))
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step(rows: Any) -> None:
+        gradient = jax.grad(lambda x: replicax.compute_average_loss(4 * x.sum(1)))(w.value[rows])
+        optimizer.apply_gradients([(replicax.IndexedSlices(gradient, rows, (4, 2)), w)])
+
+    [batch] = strategy.distribute_dataset([np.int32([0, 1, 1, 3])])
+    strategy.run(accumulated(step, 2), args=(batch,))
+    assert w.numpy().tolist() == [[-1, -1], [-2, -2], [0, 0], [-1, -1]]
+
+
 def test_micro_batches_share_the_variables_that_a_step_creates() -> None:
     strategy = strategy_of(2)
 
