@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import Any
 
 import jax
@@ -108,6 +109,21 @@ def test_the_example_mask_leaves_the_padding_of_micro_batches_out_of_own_sums() 
 
     [batch] = strategy.distribute_dataset([x])
     assert float(strategy.reduce("sum", strategy.run(accumulated(step, 2), args=(batch,)))) == 3.0
+
+
+def test_gradients_of_some_rows_are_accumulated() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        w = replicax.Variable(jnp.zeros((4, 2)))
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step(rows: Any) -> None:
+        gradient = jax.grad(lambda x: replicax.compute_average_loss(4 * x.sum(1)))(w.value[rows])
+        optimizer.apply_gradients([(replicax.IndexedSlices(gradient, rows, (4, 2)), w)])
+
+    [batch] = strategy.distribute_dataset([np.int32([0, 1, 1, 3])])
+    strategy.run(accumulated(step, 2), args=(batch,))
+    assert w.numpy().tolist() == [[-1, -1], [-2, -2], [0, 0], [-1, -1]]
 
 
 def test_micro_batches_share_the_variables_that_a_step_creates() -> None:
@@ -381,6 +397,43 @@ def test_numbers_of_micro_batches_become_those_of_the_batch() -> None:
     )  # fmt: skip
     del run.numbers["examples_per_second"]
     assert run.numbers == {"share": 7.5, "nested/mean": 7.5, "rate": 0.5, "decay": 0.25, "count": 4.0, "rows": 2.0}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_number_that_micro_batches_can_not_add_up_is_told(replicas: int) -> None:
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        w = replicax.Variable(np.ones(3, np.float32))
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x: Any) -> Any:
+        def summed(value: Any) -> Any:
+            return replicax.get_replica_context().all_reduce("sum", value)
+
+        loss, [gradient] = replicax.value_and_grad(lambda: replicax.compute_average_loss((x @ w) ** 2), [w])()
+        centred, length = (
+            x - summed(x.sum(0, keepdims=True)) / 8,
+            jnp.linalg.norm(w),
+        )  # as in a batch norm over all replicas
+        optimizer.apply_gradients([(gradient, w)])
+        return {
+            "norm": jnp.linalg.norm(summed(gradient)),
+            "perplexity": jnp.exp(summed(loss)),
+            "declared": jnp.sqrt(summed(loss)),
+            "total": 2 * summed(loss),
+            "length": length,
+            "large": (summed(loss) > 1e9).astype(jnp.float32),
+            "own": jnp.sum(centred**2),
+            "share": replicax.compute_average_loss(jnp.sum(centred**2, axis=1)),
+        }
+
+    dataset = strategy.distribute_dataset([np.ones((8, 3), np.float32)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        replicax.train(step, dataset, 1, accumulate=2, reduce={"declared": "mean"}, progress=False)
+    told = [str(w.message) for w in caught if "nonlinear function of sums over the replicas" in str(w.message)]
+    assert [message.split("'")[1] for message in told] == ["norm", "perplexity"]
+    assert "train(reduce={'norm': 'mean'})" in told[0]
 
 
 def test_what_follows_micro_batches_in_a_step_has_the_whole_batch() -> None:

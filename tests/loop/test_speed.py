@@ -168,6 +168,14 @@ def test_the_line_of_a_notebook_is_not_redrawn_at_every_step() -> None:
         now[0] += 1 / 16
         show.advanced(run.step)
     assert out.getvalue().count("\r") == 1 + 3  # in two seconds, more than half a second apart
+    for numbers in ({"loss": 0.5, "accuracy": 0.25}, {"loss": 0.5}):
+        show.on_log(run, run.step, numbers)
+    longer, shorter = out.getvalue().split("\r")[-2:]
+    assert len(shorter) == len(longer) > len(shorter.rstrip())  # nothing of the longer one is left
+    show.on_end(run)
+    shown, now[0] = out.getvalue(), now[0] + 1
+    show.advanced(run.steps)
+    assert out.getvalue() == shown
 
 
 def test_lines_come_as_often_as_the_user_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,18 @@ def test_ctrl_c_ends_the_run_after_the_step(capfd: Any, caplog: Any) -> None:
     assert "Ctrl-C: the run has stopped after step 30, which is not saved: there are no checkpoints" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_that_comes_while_callbacks_end_is_not_lost(number: int, error: type[BaseException]) -> None:
+    class Ends(replicax.Callback):
+        def on_end(self, run: replicax.TrainingRun) -> None:
+            signal.raise_signal(number)
+
+    with pytest.raises(error, match="after step 10" if number == signal.SIGINT else "75"):
+        train(10, callbacks=Ends())
+
+
 def test_after_a_run_the_handlers_of_the_program_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     own = [lambda *_: None for _ in numbers]

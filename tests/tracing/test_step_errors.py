@@ -115,6 +115,14 @@ def test_asking_for_the_value_of_a_variable(pair, w) -> None:
         assert pair.run(step) == 1
 
 
+def test_of_many_variables_some_are_named(pair) -> None:
+    with pair.scope():
+        variables = [replicax.Variable(1.0, name=name) for name in "abcde"]
+    for count, said in ((4, r"'a', 'b', 'c', 'd'\)"), (5, r"'a', 'b', 'c', 'd', …\)")):
+        with pytest.raises(jax.errors.TracerBoolConversionError, match=rf"it has read the variables {said}"):
+            pair.run(lambda count=count: bool(sum(v.value for v in variables[:count])))
+
+
 def test_asking_inside_a_gradient_a_loop_and_a_partial(pair, w) -> None:
     def loss(x):
         y = (w * x).sum()

@@ -98,6 +98,11 @@ class StopRequests:
         """The request that counts most of those that this worker knows of, in words; ``None`` if there is none."""
         return self._signal or self._other
 
+    @property
+    def own_signal(self) -> str | None:
+        """The signal to this worker that counts most; ``None`` if there was none."""
+        return self._signal
+
     def request(self, why: str) -> None:
         """End the run."""
         self._other = self._other or why

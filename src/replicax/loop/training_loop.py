@@ -142,6 +142,8 @@ class TrainingLoop:
                 why = self._finish(why)
             finally:
                 self._end()
+        if why not in SIGNALS:
+            why = self._requests.own_signal or why  # one that came after all workers had agreed on the end
         if why in SIGNALS:
             where = f"saved in {self._saves.directory}" if self._saves.is_on else "not saved: there are no checkpoints"
             self._say(f"{why}: the run has stopped after step {run.step:,}, which is {where}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -94,26 +94,6 @@ def test_last_batches_of_any_size(batch: int, steps: int) -> None:
         return history, model.evaluate(X, Y, batch_size=batch, verbose=0), model.predict(X, batch_size=batch, verbose=0)
 
     check(use, steps_per_execution=steps)
-
-
-def test_a_generator() -> None:
-    def batches() -> Iterator[Any]:
-        while True:
-            yield X[:16], Y[:16]
-            yield X[16:30], Y[16:30]
-
-    check(lambda model: model.fit(batches(), steps_per_epoch=3, epochs=2, verbose=0, shuffle=False).history)
-
-
-def test_a_py_dataset() -> None:
-    class Batches(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> Any:
-            return X[index * 12 : index * 12 + 12], Y[index * 12 : index * 12 + 12]
-
-    check(lambda model: model.fit(Batches(), epochs=2, verbose=0, shuffle=False).history)
 
 
 class Interrupted:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import types
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ from jax.experimental import sparse
 from keras import layers, ops
 
 import replicax
+from replicax.models.keras import callbacks, multi_worker
 from replicax.models.keras.batches import Feed
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
@@ -95,16 +98,30 @@ def test_state_that_says_how_it_is_combined() -> None:
     assert float(model.layers[0].last.numpy()) == pytest.approx(11.5)
 
 
-def test_arrays_that_have_not_the_same_rows() -> None:
+def test_arrays_that_have_not_the_same_rows_or_are_sparse() -> None:
     feed = Feed(two().extended.replicas)
     with pytest.raises(ValueError, match=r"same dim 0; got batch\[0\]: float32\[8, 3\], batch\[1\]: float32\[6, 1\]"):
         feed.batch((X, Y[:6]))
-
-
-def test_a_sparse_array() -> None:
-    feed = Feed(two().extended.replicas)
     with pytest.raises(ValueError, match=r"dense arrays .* got batch\[0\]: a BCOO, batch\[1\]: float32\[8, 1\]"):
         feed.batch((sparse.BCOO.fromdense(X), Y))
+
+
+def test_a_worker_that_is_not_the_chief_shuffles_as_it_and_says_that_it_writes_nothing(caplog: Any) -> None:
+    chiefs, drawn = (random.getstate(), np.random.get_state()), []
+    lockstep = types.SimpleNamespace(several=True, workers=types.SimpleNamespace(index=1))
+    lockstep.from_chief = lambda what, own: chiefs
+    model: Any = types.SimpleNamespace(fit=lambda: drawn.append((random.random(), np.random.random())))
+    for name in multi_worker.WRITERS:
+        setattr(model, name, getattr(keras.Model, name))
+    expected = random.random(), np.random.random()
+    multi_worker.adapt(model, types.SimpleNamespace(lockstep=lockstep))  # type: ignore[arg-type]
+    model.fit()
+    model.save("never")
+    assert drawn == [expected]
+    backup = keras.callbacks.BackupAndRestore("never")
+    callbacks.silence(backup)
+    assert not backup.delete_checkpoint
+    assert "worker 1: model.save writes nothing here; the chief, worker 0, writes the file for all" in caplog.text
 
 
 def test_fit_inside_another_scope() -> None:

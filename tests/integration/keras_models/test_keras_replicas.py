@@ -84,14 +84,20 @@ def test_batch_statistics_are_a_replicas_own_and_their_averages_are_kept() -> No
     np.testing.assert_allclose(norm.moving_variance.numpy(), own, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'flatten")  # does not support masking
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [12, 9])
-def test_synchronized_batch_normalization_is_that_of_one_device(rows: int) -> None:
+def test_synchronized_batch_normalization_is_that_of_one_device(rows: int, masked: bool) -> None:
+    words = (2 * np.abs(X)).astype("int32")  # of which zeros are masked
+
     def trained(synchronized: bool) -> Any:
         keras.utils.set_random_seed(0)
         norm = layers.BatchNormalization(synchronized=synchronized)
-        model = keras.Sequential([keras.Input((3,)), layers.Dense(5, activation="tanh"), norm, layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        model.fit(X[:rows], Y[:rows], batch_size=rows, epochs=3, verbose=0, shuffle=False)
+        first = layers.Embedding(9, 5, "orthogonal", mask_zero=True) if masked else layers.Dense(5, activation="tanh")
+        last = [layers.Flatten()] if masked else []
+        model = keras.Sequential([keras.Input((3,)), first, norm, *last, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.001 if masked else 0.1), "mse")
+        model.fit((words if masked else X)[:rows], Y[:rows], batch_size=rows, epochs=3, verbose=0, shuffle=False)
         return model.get_weights()
 
     expected = trained(False)

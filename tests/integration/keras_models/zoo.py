@@ -168,7 +168,7 @@ class OwnStep(keras.Model):
         for metric in self.metrics:
             own = metrics[len(new) : len(new) + len(metric.variables)]
             if metric is self.loss_tracker:
-                own = metric.stateless_update_state(own, loss, sample_weight=rows)
+                own = metric.stateless_update_state(own, loss, rows)
             else:
                 own = metric.stateless_update_state(own, y, prediction)
             logs[metric.name] = metric.stateless_result(own)

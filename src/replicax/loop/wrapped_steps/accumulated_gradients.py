@@ -7,6 +7,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from replicax import _jax
 from replicax._jax.operation_params import dims_along
 from replicax._jax.primitive_families import (
@@ -15,25 +17,37 @@ from replicax._jax.primitive_families import (
     BROADCASTS,
     CASTS,
     DIFFERENCES,
+    IDENTITIES,
+    MATRIX_PRODUCTS,
+    MOVING,
     NEGATIONS,
     PRODUCTS,
     QUOTIENTS,
     RESHAPES,
+    SELECTIONS,
     SLICES,
     SQUEEZES,
     SUMS,
     UNSTACKS,
 )
 from replicax.collectives import all_reduce_p, alone_p, share_back_p, share_p
-from replicax.errors import TraceError
+from replicax.errors import ShareWarning, TraceError, warn
 from replicax.execution.program.dataflow import Control, Dataflow, Found
 
 
-def check_loss(name: str, jaxpr: _jax.Jaxpr, gradients: Sequence[Any], new: Sequence[Any], old: Sequence[Any]) -> None:
-    """Raise a ValueError if the gradients of micro-batches would not add up.
+def check_loss(
+    name: str,
+    jaxpr: _jax.Jaxpr,
+    gradients: Sequence[Any],
+    new: Sequence[Any],
+    old: Sequence[Any],
+    sums: Sequence[str | None],
+) -> None:
+    """Raise a ValueError if the gradients of micro-batches would not add up, and warn of numbers that do not.
 
     ``jaxpr`` is the step on one micro-batch; of its results an optimizer takes ``gradients``, ``new`` are new values of
-    variables and of arrays in objects, and ``old`` those before.
+    variables and of arrays in objects, and ``old`` those before. The first results are numbers that are returned:
+    ``sums`` has the names of those that are added up.
     """
     if not gradients and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
         raise ValueError(
@@ -49,9 +63,17 @@ def check_loss(name: str, jaxpr: _jax.Jaxpr, gradients: Sequence[Any], new: Sequ
         )
     if gradients:
         ratios = _Ratios(name)
-        found = zip(jaxpr.outvars, ratios.run(jaxpr, [_OF_BATCH] * len(jaxpr.invars), final=True)[0], strict=True)
-        if any(fact & _DIVIDED and v in gradients for v, fact in found):
+        facts = ratios.run(jaxpr, [_OF_BATCH | _OWN] * len(jaxpr.invars), final=True)[0]
+        if any(fact & _DIVIDED and v in gradients for v, fact in zip(jaxpr.outvars, facts, strict=True)):
             raise ValueError(f"{name}: the gradients{ratios.divided_at} are divided {_CURES}")
+        for number, fact in zip(sums, facts, strict=False):
+            if number is not None and fact & (_OWN | _BENT) == _BENT:
+                warn(
+                    f"{name} returns {number!r}, a nonlinear function of sums over the replicas, such as a norm, and "
+                    "returned numbers are added up over the micro-batches. Return the sums, and compute it from what "
+                    f"is logged; or for the mean of the micro-batches' pass train(reduce={{{number!r}: 'mean'}}).",
+                    ShareWarning,
+                )
 
 
 def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
@@ -94,7 +116,7 @@ class _Derivatives(Dataflow[tuple[int, int]]):
         return [fact] * len(equation.outvars), [fact] * len(facts)
 
 
-_OF_BATCH, _SUMMED, _RATIO, _VARIED, _DERIVED, _DIVIDED = (1 << i for i in range(6))
+_OF_BATCH, _SUMMED, _RATIO, _VARIED, _DERIVED, _DIVIDED, _OWN, _BENT = (1 << i for i in range(8))
 _CURES = (
     "by a sum over one micro-batch, such as the number of its tokens. The gradients of micro-batches are added up, so "
     "divide the loss by the sum over the whole batch. Give each example that number, as an array of the batch, and "
@@ -108,7 +130,8 @@ class _Ratios(Dataflow[int]):
 
     The fact on a value is, as bits: whether it depends on the examples; on a sum over them, or over the replicas;
     whether it is a number divided by such a sum; whether its elements may differ; whether it is computed from a
-    derivative; and whether it is one that was divided by such a sum.
+    derivative; whether it is one that was divided by such a sum; whether it depends on this replica's own examples; and
+    whether it is a nonlinear function of what all replicas have combined.
 
     Attributes:
       divided_at: where a derivative was.
@@ -145,6 +168,14 @@ class _Ratios(Dataflow[int]):
             fact |= _SUMMED  # a sum of ones is the number of replicas
         if name in QUOTIENTS and is_number and facts[1] & _SUMMED:
             fact |= _RATIO
+        if equation.primitive is share_p:  # is made to be added up
+            fact = fact & ~_BENT | _OWN
+        elif name in _OVER_REPLICAS:
+            fact &= ~(_OWN | _BENT)
+        elif fact & (_OF_BATCH | _OWN) == _OF_BATCH and not self._is_linear(name, [f & _OF_BATCH for f in facts]):
+            fact |= _BENT
+        if not any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact) for v in equation.outvars):
+            fact &= ~_BENT  # counts what is so
         if self._divides(name, facts):
             fact |= _DIVIDED
             self.divided_at = f" at {_jax.source_line(equation)}"
@@ -155,6 +186,13 @@ class _Ratios(Dataflow[int]):
         if _jax.is_backward(equation):
             found = [fact & ~_DIVIDED | _DERIVED for fact in found]
         return found, after
+
+    def _is_linear(self, name: str, of_batch: list[int]) -> bool:
+        if name in PRODUCTS | MATRIX_PRODUCTS:
+            return not all(of_batch)
+        if name in QUOTIENTS | SELECTIONS:
+            return not of_batch[1 if name in QUOTIENTS else 0]
+        return name in _LINEAR | _SPREADING | SUMS | MOVING | IDENTITIES
 
     def _divides(self, name: str, facts: list[int]) -> bool:
         """Return whether an operation divides derivatives by a number that is a sum, and none of derivatives."""

@@ -129,17 +129,22 @@ class AccumulatedStep(Wrapper):
 
     def _combined_numbers(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
         """Combine the numbers of micro-batches to those of the whole batch."""
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(run.tree.unflatten(range(len(numbers))))[0]]
         result = []
-        for path, is_share, each in zip(paths, depends, numbers, strict=True):
+        for is_mean, is_share, each in zip(self.are_means(run.tree)[1], depends, numbers, strict=True):
             if not is_share:
                 result.append(each[-1])
-            elif self._mean is True or (self._mean is not False and number_name(path) in self._mean):
+            elif is_mean:
                 weights = jnp.sum(batch.masks, axis=1).astype(each.dtype)
                 result.append(jnp.sum(each * weights) / jnp.maximum(jnp.sum(weights), jnp.ones((), each.dtype)))
             else:
                 result.append(jnp.sum(each, dtype=each.dtype))
         return run.tree.unflatten(result)
+
+    def are_means(self, tree: Any) -> tuple[list[str], list[bool]]:
+        """The names of the numbers that the step returns, and whether each is averaged over the micro-batches."""
+        paths = jax.tree_util.tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))[0]
+        names = [number_name(path) for path, _ in paths]
+        return names, [self._mean if isinstance(self._mean, bool) else name in self._mean for name in names]
 
 
 class _Batch:
@@ -252,7 +257,8 @@ class _Run:
         numbers, changes = outputs[: self.tree.num_leaves], outputs[self.tree.num_leaves + len(self.shapes) :]
         are_gradients = [update.of_gradients for update in self.updates for _ in range(update.count)]
         gradients = list(itertools.compress(outputs[self.tree.num_leaves :], are_gradients))
-        check_loss(self._step.__name__, program.jaxpr, gradients, changes[::2], changes[1::2])
+        sums = [None if is_mean else name for name, is_mean in zip(*self._step.are_means(self.tree), strict=True)]
+        check_loss(self._step.__name__, program.jaxpr, gradients, changes[::2], changes[1::2], sums)
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
             # A penalty's share is one for each micro-batch, too.

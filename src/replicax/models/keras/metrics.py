@@ -14,14 +14,9 @@ from replicax.models.keras.replica_step import ReplicaStep, running_step
 
 
 def leaf_metrics(model: Any) -> Iterator[Any]:
-    """The metrics of a model, each once; for a container of metrics its members."""
-    seen: set[int] = set()
+    """The metrics of a model; for a container of metrics its members."""
     for metric in model.metrics:
-        compiled = type(metric).__name__ == "CompileMetrics"
-        for leaf in metric.metrics if compiled else [metric]:
-            if id(leaf) not in seen:
-                seen.add(id(leaf))
-                yield leaf
+        yield from metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]
 
 
 def common_update(metric: Any, update: Callable[..., Any]) -> Callable[..., Any]:
