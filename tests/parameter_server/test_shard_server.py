@@ -49,7 +49,7 @@ def test_rows_of_several_functions_are_combined_by_the_aggregation(aggregation: 
     for function, rows in enumerate(([0], [0, 1])):
         added = np.array(rows), np.ones((len(rows), 1), np.float32)
         server.push(Push(function, 0, None, {("added", 0): added}, Ended()))
-    assert server.pull({0: -1}, Ended(0, 2)).values[0][1].ravel().tolist() == expected
+    assert server.rows(0, np.arange(2), Ended(0, 2))[1].ravel().tolist() == expected
 
 
 def test_snapshots_take_a_fortieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
