@@ -28,13 +28,11 @@ EXECUTED = [path for path in DOCUMENTS if path.name not in FOREIGN or importlib.
 APART = {"recipes.md"}  # the programs of its sections have nothing to do with each other
 # What `make test` leaves to `make soak`, as tests of a package or other pages have the same.
 SOAK = {
-    "docs/from_pytorch.md",
     "docs/pipeline.md",
     "docs/plan.md",
     "docs/random_numbers.md",
     "docs/tutorials/from_equinox.md",
     "docs/tutorials/from_nnx.md",
-    "docs/tutorials/from_tf_distribute.md",
     "docs/tutorials/planning_for_a_pod.md",
     "docs/tutorials/several_machines.md",
     *(
