@@ -411,16 +411,16 @@ def test_a_number_that_micro_batches_can_not_add_up_is_told(replicas: int) -> No
             return replicax.get_replica_context().all_reduce("sum", value)
 
         loss, [gradient] = replicax.value_and_grad(lambda: replicax.compute_average_loss((x @ w) ** 2), [w])()
-        centred, length = (
-            x - summed(x.sum(0, keepdims=True)) / 8,
-            jnp.linalg.norm(w),
-        )  # as in a batch norm over all replicas
+        centred = x - summed(x.sum(0, keepdims=True)) / 8  # as in a batch norm over all replicas
+        length = jnp.linalg.norm(w)
         optimizer.apply_gradients([(gradient, w)])
         return {
             "norm": jnp.linalg.norm(summed(gradient)),
             "perplexity": jnp.exp(summed(loss)),
             "declared": jnp.sqrt(summed(loss)),
             "total": 2 * summed(loss),
+            "moved": jnp.cumsum(jnp.stack([jax.lax.stop_gradient(summed(loss)), summed(loss)]))[-1],
+            "finite": jnp.nan_to_num(summed(loss)),
             "length": length,
             "large": (summed(loss) > 1e9).astype(jnp.float32),
             "own": jnp.sum(centred**2),

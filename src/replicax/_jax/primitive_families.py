@@ -32,6 +32,11 @@ DIFFERENCES = primitives_named("sub")
 PRODUCTS = primitives_named("mul")
 QUOTIENTS = primitives_named("div")
 NEGATIONS = primitives_named("neg")
+NONLINEAR_FUNCTIONS = primitives_named(
+    "abs cbrt exp exp2 expm1 integer_pow log log1p logistic pow rsqrt sqrt square tanh"
+)
+"""Functions of numbers, of which that of a sum is not the sum of those of its terms."""
+
 BOUNDS = primitives_with("also", "bound")
 LESS_THAN = primitives_named("lt")
 SELECTIONS = primitives_named("select_n")

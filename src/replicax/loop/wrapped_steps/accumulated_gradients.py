@@ -17,14 +17,12 @@ from replicax._jax.primitive_families import (
     BROADCASTS,
     CASTS,
     DIFFERENCES,
-    IDENTITIES,
     MATRIX_PRODUCTS,
-    MOVING,
     NEGATIONS,
+    NONLINEAR_FUNCTIONS,
     PRODUCTS,
     QUOTIENTS,
     RESHAPES,
-    SELECTIONS,
     SLICES,
     SQUEEZES,
     SUMS,
@@ -67,7 +65,7 @@ def check_loss(
         if any(fact & _DIVIDED and v in gradients for v, fact in zip(jaxpr.outvars, facts, strict=True)):
             raise ValueError(f"{name}: the gradients{ratios.divided_at} are divided {_CURES}")
         for number, fact in zip(sums, facts, strict=False):
-            if number is not None and fact & (_OWN | _BENT) == _BENT:
+            if number is not None and fact & (_OWN | _NONLINEAR) == _NONLINEAR:
                 warn(
                     f"{name} returns {number!r}, a nonlinear function of sums over the replicas, such as a norm, and "
                     "returned numbers are added up over the micro-batches. Return the sums, and compute it from what "
@@ -116,7 +114,7 @@ class _Derivatives(Dataflow[tuple[int, int]]):
         return [fact] * len(equation.outvars), [fact] * len(facts)
 
 
-_OF_BATCH, _SUMMED, _RATIO, _VARIED, _DERIVED, _DIVIDED, _OWN, _BENT = (1 << i for i in range(8))
+_OF_BATCH, _SUMMED, _RATIO, _VARIED, _DERIVED, _DIVIDED, _OWN, _NONLINEAR = (1 << i for i in range(8))
 _CURES = (
     "by a sum over one micro-batch, such as the number of its tokens. The gradients of micro-batches are added up, so "
     "divide the loss by the sum over the whole batch. Give each example that number, as an array of the batch, and "
@@ -169,13 +167,13 @@ class _Ratios(Dataflow[int]):
         if name in QUOTIENTS and is_number and facts[1] & _SUMMED:
             fact |= _RATIO
         if equation.primitive is share_p:  # is made to be added up
-            fact = fact & ~_BENT | _OWN
+            fact = fact & ~_NONLINEAR | _OWN
         elif name in _OVER_REPLICAS:
-            fact &= ~(_OWN | _BENT)
-        elif fact & (_OF_BATCH | _OWN) == _OF_BATCH and not self._is_linear(name, [f & _OF_BATCH for f in facts]):
-            fact |= _BENT
+            fact &= ~(_OWN | _NONLINEAR)
+        elif fact & (_OF_BATCH | _OWN) == _OF_BATCH and self._is_nonlinear(name, [f & _OF_BATCH for f in facts]):
+            fact |= _NONLINEAR
         if not any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact) for v in equation.outvars):
-            fact &= ~_BENT  # counts what is so
+            fact &= ~_NONLINEAR  # a count, or a comparison
         if self._divides(name, facts):
             fact |= _DIVIDED
             self.divided_at = f" at {_jax.source_line(equation)}"
@@ -187,12 +185,11 @@ class _Ratios(Dataflow[int]):
             found = [fact & ~_DIVIDED | _DERIVED for fact in found]
         return found, after
 
-    def _is_linear(self, name: str, of_batch: list[int]) -> bool:
+    def _is_nonlinear(self, name: str, of_batch: list[int]) -> bool:
+        """Return whether an operation is surely no linear function of those operands that depend on the examples."""
         if name in PRODUCTS | MATRIX_PRODUCTS:
-            return not all(of_batch)
-        if name in QUOTIENTS | SELECTIONS:
-            return not of_batch[1 if name in QUOTIENTS else 0]
-        return name in _LINEAR | _SPREADING | SUMS | MOVING | IDENTITIES
+            return all(of_batch)
+        return name in NONLINEAR_FUNCTIONS or (name in QUOTIENTS and bool(of_batch[1]))
 
     def _divides(self, name: str, facts: list[int]) -> bool:
         """Return whether an operation divides derivatives by a number that is a sum, and none of derivatives."""
