@@ -150,7 +150,7 @@ def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch,
                 coordinator.join(0.01)
             with pytest.raises(TimeoutError, match=r"scheduled function 0\) has not been finished within 0.01 seconds"):
                 value.fetch(0.01)
-        monkeypatch.setattr(dispatcher, "_SECONDS_TO_START", 0.2)
+            monkeypatch.setattr(dispatcher, "_SECONDS_TO_START", 0.2)
         with pytest.raises(replicax.errors.WorkerError, match=message):
             coordinator.schedule(lambda: 1).fetch(WAIT)
         over.set()
