@@ -118,6 +118,14 @@ def test_options_made_anew_are_the_same_program() -> None:
     assert len(traced) == 1
 
 
+@pytest.mark.parametrize(("options", "sums"), [(None, 1), (CommunicationOptions(bytes_per_pack=1), 5)])
+def test_they_hold_for_values_that_are_reduced_outside_of_a_step(options, sums: int) -> None:
+    strategy = strategy_of(2)
+    strategy.extended.batch_reduce_to("sum", [(x, None) for x in arrays(strategy)[:5]], options)
+    [(_, executable)] = strategy.extended.programs._entries.values()
+    assert executable.lowered().as_text().count("stablehlo.all_reduce") == sums
+
+
 def test_a_timeout_names_who_is_missing() -> None:
     strategy = strategy_of(3)
     release = threading.Event()

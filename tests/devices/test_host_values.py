@@ -107,6 +107,8 @@ def test_values_of_each_replica(strategy) -> None:
     for value in (BIG, 2**40):
         with raises(r"distribute_values_from_function: the value\['n'\] of replica 0"):
             strategy.distribute_values_from_function(lambda ctx, value=value: {"n": value})
+        with raises(r"replicate_to_logical_devices: \['n'\]"):
+            strategy.replicate_to_logical_devices({"n": value})
 
 
 def test_what_acts_across_replicas(pair) -> None:
