@@ -68,15 +68,16 @@ def test_any_mixture_of_next_and_run_steps_sees_each_element_once(replicas, pref
     assert [int(np.asarray(strategy.local_results(x)[0])[0]) for x in iterator] == list(range(26, 48, 2))
 
 
-def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
-    """The first two of three elements are there when Ctrl-C comes."""
+@pytest.mark.parametrize("first", [1, 2])
+def test_an_interrupt_while_it_waits_for_elements_loses_none(pair, first: int) -> None:
+    """The first two of three elements are there when Ctrl-C comes, in groups as large as what was asked for first."""
     step, seen = collect(pair)
     is_asked, comes = threading.Event(), threading.Event()
 
     class Batches:
         def __iter__(self):
             for batch in numbered(6):
-                if batch[0] == 6:
+                if batch[0] == 2 * (first + 2):
                     is_asked.set()
                     assert comes.wait(60.0)
                 yield batch
@@ -87,14 +88,14 @@ def test_an_interrupt_while_it_waits_for_elements_loses_none(pair) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     iterator = iter(pair.distribute_dataset(Batches()))
-    pair.run_steps(step, iterator, 1)
+    pair.run_steps(step, iterator, first)
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         pair.run_steps(step, iterator, 3)
-    assert seen() == [0, 1]
+    assert seen() == list(range(2 * first))
     comes.set()
     assert pair.run_steps(step, iterator, 3).steps == 3
-    assert pair.run_steps(step, iterator, 3).steps == 2
+    assert pair.run_steps(step, iterator, 3).steps == 3 - first
     assert seen() == list(range(12))
 
 

@@ -273,12 +273,17 @@ def test_a_list_of_equal_arrays_is_one_array(pair, wrapped) -> None:
             pair.make_numpy_dataset(wrapped(other))
 
 
+class IndexedOnly:
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.zeros(4)
+
+
 def test_a_function_that_makes_a_dataset_is_refused_at_once(pair) -> None:
     def make():
         return grain.MapDataset.source(np.arange(4.0)).batch(2)
 
     problem = r"strategy.distribute_dataset\(.*make\(\)\)\. .* goes to strategy.distribute_datasets_from_function"
-    for function in (make, lambda: [np.zeros(4)]):
+    for function in (make, lambda: [np.zeros(4)], lambda: IndexedOnly()):
         with pytest.raises(TypeError, match=problem if function is make else "Pass what it returns"):
             pair.distribute_dataset(function)
     problem = r"argument: 'context'.* functools.partial; a function of an InputContext goes to strategy.distribute_d"

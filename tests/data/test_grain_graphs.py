@@ -18,7 +18,7 @@ from replicax import InputOptions
 from replicax._grain import BatchedSource
 from replicax.data.files.file_source import FilesIterator
 from replicax.data.reading.pass_iterators import LoaderIterator, ReplayIterator, SequenceIterator
-from tests.data.simulated import Run, steps_of
+from tests.data.simulated import Run, examples, steps_of
 from tests.soaking import soak_except
 
 
@@ -114,7 +114,10 @@ def check_graph(make, may_refuse) -> None:
     assert one.datasets[0].cardinality in (None, len(whole))
     full = -(-max(sum(map(len, step)) for step in whole) // 2)
     assert jax.tree.leaves(one.datasets[0].element_spec)[0].shape[0] == full
-    assert Run(lambda context: make(), 2, 1).seen() == everything
+    shared = Run(lambda context: make(), 2, 1).steps()
+    assert collections.Counter(x for step in shared for element in step for x in examples(element)) == everything
+    for step in shared:  # a function that makes batches gets whole ones
+        assert len({tuple(np.shape(leaf)[1:] for leaf in part.leaves) for one in step for part in one.parts}) == 1
     for steps in (0, 1, len(whole) - 1, len(whole)):
         first = Run(lambda context: make(), 1, 2, data)
         first.steps(steps)

@@ -142,23 +142,23 @@ def test_a_closed_iterator_says_so(pair) -> None:
             use(iterator)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_pass_that_has_failed_does_not_look_as_if_it_had_ended(pair, depth) -> None:
+@pytest.mark.parametrize(("depth", "error"), [(0, OSError), (2, OSError), (2, SystemExit)])
+def test_a_pass_that_has_failed_does_not_look_as_if_it_had_ended(pair, depth, error) -> None:
     def broken():
         yield np.zeros(4)
         deep_inside()
 
     def deep_inside():
-        raise OSError("disk on fire")
+        raise error("disk on fire")
 
     iterator = iter(pair.distribute_dataset(broken, InputOptions(prefetch=depth)))
     next(iterator)
     for _ in range(3):
-        with pytest.raises(OSError, match="disk on fire") as caught:
+        with pytest.raises(error, match="disk on fire") as caught:
             next(iterator)
         assert "deep_inside" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     iterator.set_state(iterator.get_state())  # tries again
-    with pytest.raises(OSError, match="disk on fire"):
+    with pytest.raises(error, match="disk on fire"):
         next(iterator)
 
 
