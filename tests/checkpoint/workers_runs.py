@@ -58,8 +58,11 @@ def latest(folders: list[str], step: int | None = None) -> tuple[Any, Any, list[
     """What these workers restore from a folder each; and then they save there."""
     messages: list[str] = []
 
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler = Handler()
     logging.getLogger("replicax").addHandler(handler)
     try:
         run = Run.of(replicax.MultiWorkerMirroredStrategy(), seed=1)

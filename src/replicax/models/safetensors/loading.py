@@ -134,8 +134,11 @@ def _check_fits(
     left = [name for name in tensors if name not in used and not any(matches(text, name) for text in ignore)]
     extra = [f"{name} in {tensors[name].file.name}" for name in left if name not in ignore]
     if missing or extra or different:
-        lists = {"in the files there is no": missing, "the files also have": extra, "they differ in": different}
-        lines = [line for what, items in lists.items() for line in listed(what, items, _MOST_LINES)]
+        lines = [
+            *listed("in the files there is no", missing, _MOST_LINES),
+            *listed("the files also have", extra, _MOST_LINES),
+            *listed("they differ in", different, _MOST_LINES),
+        ]
         hint = (
             "\nTo leave tensors out: ignore=[…], to leave arrays as they are: None in names."
             if extra or missing
