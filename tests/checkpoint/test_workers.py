@@ -135,6 +135,16 @@ def test_misuses_are_told_on_all_workers(tmp_path) -> None:
     assert first[2] == second[2] == first[0]
     assert first[3] == second[3]
     assert first[3].startswith(f"FileExistsError: there is something in {tmp_path}/b already")
+    assert first[4] == (
+        f"CheckpointError: the checkpoint {tmp_path}/c could not be written: on worker 1: OSError: [Errno 28] No space "
+        "left on device"
+    )
+    assert "OSError: [Errno 28] No space left on device" in second[4]
+    assert first[5].endswith(
+        "worker 1 saves other objects than worker 0, or they lie elsewhere there; all workers must save the same"
+    )
+    assert second[5] == first[5]
+    assert not (tmp_path / "c").exists()
     assert [path for path in tmp_path.iterdir() if "unfinished" in path.name] == []
 
 

@@ -129,6 +129,24 @@ def misuses(folder: str) -> list[str]:
     tried(lambda: replicax.CheckpointManager(checkpoint, blocked if me == 1 else folder))
     checkpoint.save(os.path.join(folder, "b"))
     tried(lambda: checkpoint.save(os.path.join(folder, "b")))
+    if me == 1:
+        from replicax.checkpoint import saving
+
+        write = saving.write_pieces
+
+        def fails(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        saving.write_pieces = fails
+    try:
+        tried(lambda: checkpoint.save(os.path.join(folder, "c")))
+    finally:
+        if me == 1:
+            saving.write_pieces = write
+    checkpoint.save(os.path.join(folder, "d"))
+    checkpoint.restore(os.path.join(folder, "d"))
+    other = replicax.Checkpoint(**{"model" if me == 0 else "modell": checkpoint.model})
+    tried(lambda: other.save(os.path.join(folder, "e")))
     return found
 
 
