@@ -249,6 +249,19 @@ def test_the_tenth_retrace_names_a_captured_value(kind, change) -> None:
         eleven_epochs()
 
 
+def test_no_batch_is_kept_after_its_step(pair) -> None:
+    def double(x):
+        return 2 * x
+
+    for _ in range(2):  # the first is traced
+        batch = ids(pair)
+        kept = [weakref.ref(array) for array in jax.tree.leaves(batch)]
+        jax.block_until_ready(pair.run(double, args=(batch,)))
+        del batch
+        gc.collect()
+        assert kept and all(array() is None for array in kept)
+
+
 @pytest.mark.usefixtures("young_heap")
 def test_a_program_goes_with_the_variables_it_uses(pair) -> None:
     cache = pair.extended.programs

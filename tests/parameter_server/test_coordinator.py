@@ -112,6 +112,8 @@ def test_rows_that_are_looked_up_come_alone(dim: int | None) -> None:
             server.before = lambda method, args: calls.append((method, args))
         assert coordinator.schedule(look_up, args=(ids,)).fetch(WAIT).tolist() == values[ids].tolist()
         assert coordinator.schedule(look_up, args=(2,)).fetch(WAIT).tolist() == values[2].tolist()
+        unsigned = coordinator.schedule(look_up, args=(np.array([5, 1], np.uint8),)).fetch(WAIT)
+        assert unsigned.tolist() == values[[5, 1]].tolist()
         none = coordinator.schedule(look_up, args=(np.zeros((0, 2), np.int32),)).fetch(WAIT)
         assert (none.shape, none.dtype) == ((0, 2, 4), np.float32)
         asked = [args[1] for method, args in calls if method == "rows"]

@@ -211,6 +211,18 @@ def test_of_several_reasons_the_one_that_takes_longest_is_told() -> None:
         assert [wait.seconds for wait in waits] == pytest.approx([6 * GATHER, 3 * GATHER])
 
 
+def test_what_a_loop_calls_runs_in_each_turn() -> None:
+    turns = 'backend_config={"known_trip_count":{"n":"5"}}'
+    body = f"%n = {ARRAY} negate(%p)\n  ROOT %c = {ARRAY} call(%n), to_apply=%called"
+    found = run(
+        f"  ROOT %w = {ARRAY} while(%x), condition=%body, body=%body, {turns}",
+        inside=f"%called (q: {ARRAY}) -> {ARRAY} {{\n  %q = {ARRAY} parameter(0)\n  ROOT %k = {ARRAY} negate(%q)\n}}\n"
+        f"%body (p: {ARRAY}) -> {ARRAY} {{\n  %p = {ARRAY} parameter(0)\n  {body}\n}}",
+    )
+    assert {name: kernel.count for name, kernel in found.kernels.items()} == {"n": 5, "k": 5}
+    assert found.seconds == pytest.approx(10 * KERNEL)
+
+
 @pytest.mark.parametrize(
     "caller",
     [
