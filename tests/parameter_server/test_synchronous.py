@@ -169,9 +169,12 @@ def test_collectives_inside_a_step_and_gradients_that_are_reduced_already_are_re
     with strategy.scope():
         v, optimizer = replicax.Variable(1.0), replicax.Optimizer(optax.sgd(1.0))
 
+    here = replicax.get_replica_context
     with coordinator_of(strategy) as (coordinator, _):
         for step, message in (
-            (lambda: replicax.get_replica_context().all_reduce("sum", 1.0), "meet only on the servers, after the step"),
+            (lambda: here().all_reduce("sum", 1.0), "all_reduce was asked for .* meet only on the servers"),
+            (lambda: here().all_gather(jnp.ones(1), axis=0), "all_gather was asked for"),
+            (lambda: here().merge_call(lambda strategy, x: x, args=(1.0,)), "merge_call was asked for"),
             (lambda: optimizer.apply_gradients([(v * 1.0, v)], aggregate=False), "so none can be reduced already"),
         ):
             coordinator.schedule(lambda step=step: strategy.run(step))
