@@ -211,6 +211,18 @@ def test_an_element_that_is_a_tuple_is_one_argument(pair, executor) -> None:
         replicax.train(step, batches, steps=1, progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:Python iterable type")  # JAX's, which does not name the argument
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_dataset_or_an_iterator_is_no_batch(pair, executor) -> None:
+    examples = pair.make_numpy_dataset((X, X)).batch(2)
+    dataset = pair.distribute_dataset(examples)
+    options = replicax.RunOptions(executor=executor)
+    for given in (examples, dataset, iter(dataset), (x for x in [X])):
+        said = rf"^args\[0\]\['x'\] is a {type(given).__name__}, but a step takes one batch.*for batch in.*run_steps"
+        with pytest.raises(TypeError, match=said):
+            pair.run(lambda batch: batch["x"], args=({"x": given},), options=options)
+
+
 def test_a_call_with_too_few_arguments_inside_of_the_step_is_the_users(pair) -> None:
     def inner(x, y):
         return x + y

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +25,9 @@ def call_step(
 ) -> Any:
     """``fn(*args, **kwargs)``, as one replica's step, which reads and writes the ``values`` of variables while it runs.
 
-    ``args`` and ``kwargs`` are used in no other call. Raises a TypeError if the step is async or a generator, so that
-    none of it has run; if its result can't leave a step; or if it has changed an argument in place that it does not
-    return.
+    ``args`` and ``kwargs`` are used in no other call. Raises a TypeError if an argument is a dataset or an iterator; if
+    the step is async or a generator, so that none of it has run; if its result can't leave a step; or if it has changed
+    an argument in place that it does not return.
     """
     with opened(fn, args, kwargs) as (call, own_args, own_kwargs):
         objects = mutable_objects(fn, call, own_args, own_kwargs)
@@ -45,15 +45,28 @@ def call_step(
     return returned
 
 
+_OF_DATASETS = ("element_spec", "to_iter_dataset")
+"""Names that classes of datasets have: those of Replicax and tf.data, and of Grain."""
+
+
 def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[str, Any, list[Any]]]:
-    """Arguments of ``call``, a copy of the step ``fn``, that are objects with arrays: the place and leaves of each."""
+    """Arguments of ``call``, a copy of the step ``fn``, that are objects with arrays: the place and leaves of each.
+
+    Raises a TypeError if one is a dataset or an iterator: the step would take elements once, while it is traced.
+    """
     objects = []
     builtin = (dict, list, tuple, types.NoneType)
     arguments = {"args": args, "kwargs": kwargs, "functools.partial": None if call is fn else bound_arguments(call)}
     flat = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda x: not isinstance(x, builtin))[0]
     for path, value in flat:
+        where = path[0].key + jax.tree_util.keystr(path[1:])
+        if isinstance(value, Iterator) or any(hasattr(type(value), name) for name in _OF_DATASETS):
+            raise TypeError(
+                f"{where} is a {type(value).__name__}, but a step takes one batch, not a dataset or an iterator: "
+                "for batch in strategy.distribute_dataset(dataset): strategy.run(step, args=(batch,)). "
+                "strategy.run_steps(step, iterator, steps) takes the batches of an iterator itself"
+            )
         if not stays_whole(value) and not jax.tree_util.all_leaves([value]):
-            where = path[0].key + jax.tree_util.keystr(path[1:])
             objects.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=stays_whole)))
     return objects
 
