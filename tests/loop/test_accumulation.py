@@ -479,6 +479,14 @@ def test_train_accumulates_joined_or_not_in_any_precision(kind: Any, per_call: i
         )
 
 
+def test_micro_batches_that_are_mostly_padding_are_told() -> None:
+    line = Line(strategy_of(2))
+    said = r"a replica's batch of 2 row\(s\) is padded to 5, to divide into 5 .* 60% .* at most 2 micro-batches"
+    with pytest.warns(UserWarning, match=said):
+        replicax.train(line.step, line.dataset((4,)), 1, accumulate=5, progress=False)
+    replicax.train(line.step, line.dataset((6, 4)), 2, accumulate=5, progress=False)
+
+
 def test_a_batch_that_overflows_in_one_micro_batch_is_skipped_as_a_whole() -> None:
     line = Line(strategy_of(2))
     with line.strategy.scope():

@@ -32,7 +32,7 @@ from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, RunStops, StopRequests
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
-from replicax.loop.wrapped_steps.accumulation import accumulated
+from replicax.loop.wrapped_steps.accumulation import AccumulatedStep, accumulated
 from replicax.loop.wrapped_steps.precision import Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
@@ -116,7 +116,7 @@ class TrainingLoop:
             steps_per_call, [period for period in periods if period], replicas.lockstep, time.perf_counter
         )
         self._finite = FiniteWatch.of(strategy) if stop_at_nan else None
-        fn = accumulated(fn, accumulate, mean=combination.means)
+        self._accumulated = fn = accumulated(fn, accumulate, mean=combination.means)
         self._step = NumberedStep(fn if self._precision is None else self._precision(fn), self._finite)
         self._lengths: set[int] = set()
         self._outputs: dict[str, Any] = {}
@@ -256,6 +256,8 @@ class TrainingLoop:
             check_names(ctx.last_step_outputs, f"{self._step.__name__} returned", self._taken)
             self._combination.check(ctx.last_step_outputs)
             self._combination.check_scales(ctx.last_step_outputs)
+            if isinstance(self._accumulated, AccumulatedStep):
+                self._accumulated.check_padding()
             if self._speed.peak is not None:
                 self._count_flops()
         self._outputs = ctx.last_step_outputs

@@ -16,7 +16,7 @@ from replicax import _jax, context
 from replicax.argument_checks import checked_integer
 from replicax.collectives import ReplicaExamples
 from replicax.devices.host_values import as_array, strongly_typed
-from replicax.errors import ContextError
+from replicax.errors import ContextError, warn
 from replicax.execution.replica_values import ARRAYS
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import objects_in
@@ -91,6 +91,7 @@ class AccumulatedStep(Wrapper):
         super().__init__(fn, parts, mean)
         self._parts = parts
         self._mean = mean
+        self._rows = (1, 1)  # of the last batch that it was traced for: those of a replica, without and with padding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         replica = context.get_replica_context()
@@ -104,6 +105,7 @@ class AccumulatedStep(Wrapper):
         objects, adapter, call_with = objects_in(self.fn, args, kwargs)
         parts = None if adapter is None else adapter.parts(objects)
         batch = _Batch((args, kwargs), self._parts, communicator, self.__name__)
+        self._rows = batch.length, batch.masks.size
         outer, hook = current_store(), update_hook.get()
         run = _Run(self, outer, batch, communicator, parts, call_with)
         with _jax.kept_programs():
@@ -126,6 +128,16 @@ class AccumulatedStep(Wrapper):
             else:
                 hook.update(gradients, update.variables, {}, update.apply)
         return self._combined_numbers(run, computed, numbers, batch)
+
+    def check_padding(self) -> None:
+        """Warn if the micro-batches were mostly padding."""
+        length, rows = self._rows
+        if rows > 2 * length:
+            warn(
+                f"{self.__name__}: a replica's batch of {length} row(s) is padded to {rows}, to divide into "
+                f"{self._parts} micro-batches, so {1 - length / rows:.0%} of what is computed is padding. Have at most "
+                f"{length} micro-batches (accumulate=…), or larger batches."
+            )
 
     def _combined_numbers(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
         """Combine the numbers of micro-batches to those of the whole batch."""
@@ -166,7 +178,7 @@ class _Batch:
                 f"{name}: to accumulate gradients, the arrays of the batch are split along their first dim, so they "
                 f"must all have one length there; the step got {found}"
             )
-        [length] = lengths
+        [self.length] = [length] = lengths
         rows = -(-length // parts)
         examples = communicator.examples
         self.total = jnp.asarray(communicator.add_up(length) if examples is None else examples.count, jnp.int32)
