@@ -186,6 +186,7 @@ def test_a_decorator_that_gives_a_program_more_arguments() -> None:
         (["{model}", "--logical", "3"], "num_logical_devices must divide the number of devices"),
         (["{model}", "--topology", "v5p:2x2x2", "--logical", "3"], "no block of 3 cores divides 2x2x2x1 cores along"),
         (["{model}", "--batch", "12"], "a replica would have 3/2 examples of the batch: choose another batch"),
+        (["{model}:differs", "--batch", "12"], "--batch 12: the element_spec of"),
         (["{model}", "--microbatches", "3"], "a replica would have 64/3 examples of the batch: choose another batch"),
         (["{model}", "--strategy", "groups:3"], "group_size 3 does not divide the number of replicas, 8"),
         (["{model}", "--slices", "2"], "--slices needs --topology"),

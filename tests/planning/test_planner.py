@@ -349,6 +349,12 @@ def test_wrong_arguments(pair) -> None:
         replicax.plan("mirrored", lambda: 1)
     with pytest.raises(TypeError, match=r"replicax.plan\(.*fn must be callable"):
         replicax.plan(pair, "step")
+    for spec, instead in (
+        ((8, 6), r"jax.ShapeDtypeStruct\(\(8, 6\), dtype\); got \(8, 6\)"),
+        (pair.distribute_dataset([np.ones(4)]), "dataset.element_spec; got DistributedDataset"),
+    ):
+        with pytest.raises(TypeError, match=rf"element_spec is what the step takes, .*, such as {instead}"):
+            replicax.plan(pair, lambda x: x, spec)
 
 
 def test_sharded_over_absent_chips() -> None:

@@ -254,7 +254,12 @@ def _with_batch(element: Any, strategy: replicax.Strategy, args: argparse.Namesp
     try:
         given = examples_of(element)
         if given is None:
-            return element
+            if args.batch is None:
+                return element
+            raise ValueError(
+                f"--batch {args.batch}: the element_spec of {args.target} has no jax.ShapeDtypeStruct with a dim of "
+                "examples, so its batch can't be changed"
+            )
         spread = strategy.extended.num_logical_devices if args.case is not None else 1  # each device has a part
         rows = Fraction(given * spread, parts) if args.batch is None else Fraction(args.batch, replicas)
         return with_examples(element, rows)
