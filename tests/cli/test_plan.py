@@ -289,6 +289,14 @@ def test_a_model_that_prints_what_nobody_reads(where, printed, in_place, tmp_pat
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("where", "status"), [("", 2), ("def plan(strategy): ", 1)])
+def test_a_model_whose_own_pipe_is_broken(where, status, in_place, tmp_path, capfd) -> None:
+    (tmp_path / "pipes.py").write_text(f"{where}raise BrokenPipeError(32, 'to my server')")
+    assert main(["plan", str(tmp_path / "pipes.py")]) == status
+    assert "pipes.py" in (said := capfd.readouterr().err)
+    assert "BrokenPipeError: [Errno 32] to my server" in said
+
+
 class Found:
     fits = True
 

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,8 +47,17 @@ class Parser(argparse.ArgumentParser):
 
 def is_unread(error: BaseException) -> bool:
     """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
-    cause = error.__context__ if isinstance(error, SystemExit) and error.code == 1 else error
-    return isinstance(cause, BrokenPipeError)
+    if isinstance(error, SystemExit):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        return frame.f_globals["__name__"] == "rich.console"
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except ValueError:  # it is closed, or no file
+        return False
+    return bool(poll.poll(0))  # an error, or else the user's own pipe is broken
 
 
 @contextlib.contextmanager

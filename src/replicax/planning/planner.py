@@ -86,8 +86,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     if is_shape or hasattr(type(element_spec), "element_spec"):
         instead = f"jax.ShapeDtypeStruct({element_spec}, dtype)" if is_shape else "dataset.element_spec"
         raise TypeError(
-            "plan(strategy, step, element_spec): element_spec is what the step takes, with a jax.ShapeDtypeStruct of one "
-            f"replica's shape for each array, such as {instead}; got {element_spec!r}"
+            "plan(strategy, step, element_spec): element_spec is what the step takes, with a jax.ShapeDtypeStruct of "
+            f"one replica's shape for each array, such as {instead}; got {element_spec!r}"
         )
     _check_network(strategy, chip)
     begin = time.perf_counter()
