@@ -234,6 +234,19 @@ def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -
     assert manager.steps == (1, 2, 3)
 
 
+def test_a_folder_that_is_deleted_during_a_run_gets_its_id_again(checkpoint, tmp_path) -> None:
+    with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1) as manager:
+        manager.save(1)
+        manager.wait()
+        shutil.rmtree(tmp_path / "run")
+        manager.save(2)
+    with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1) as manager:
+        assert manager.restore_latest() == 2
+        manager.save(3)
+        manager.wait()
+        assert manager.steps == (3,)  # the first run's is this folder's, too
+
+
 def test_two_managers_of_one_folder(checkpoint, tmp_path) -> None:
     first, second = (replicax.CheckpointManager(checkpoint, tmp_path) for _ in range(2))
     saved(first, [3])

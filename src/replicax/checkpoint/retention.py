@@ -22,6 +22,7 @@ from replicax.checkpoint.complete_checkpoint import look_at, problem_of
 from replicax.checkpoint.saving import UNFINISHED
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.manifest import DamagedError, Manifest
+from replicax.system.folders import make_folder
 from replicax.system.json_files import read_json
 
 log = logging.getLogger("replicax")
@@ -46,12 +47,12 @@ class Folder:
         self._warned: set[int] = set()  # steps whose checkpoint has files of others: each is logged once
 
     def own(self) -> None:
-        """Read the folder's id, or create one."""
+        """Read the folder's id, or create one; a folder that was deleted gets the same again."""
         file = os.path.join(self.path, OWNER)
         if not os.path.lexists(file):
             new = f"{file}.{uuid.uuid4().hex[:8]}"
             try:
-                manifest.write_flushed(new, json.dumps({"format": 1, "id": uuid.uuid4().hex}))
+                manifest.write_flushed(new, json.dumps({"format": 1, "id": self.id or uuid.uuid4().hex}))
                 _give_name(new, file)
                 manifest.flush(self.path)
             except OSError as error:
@@ -105,6 +106,9 @@ class Folder:
 
     def make_room(self, step: int, is_damaged: bool) -> None:
         """Rename an incomplete checkpoint of a step; raises a FileExistsError if it is complete."""
+        if not os.path.lexists(os.path.join(self.path, OWNER)):  # the folder was deleted
+            make_folder(self.path)
+            self.own()
         path = self.path_of(step)
         if not os.path.lexists(path):
             return
