@@ -176,6 +176,22 @@ def test_signals_change_the_number_of_workers(tmp_path) -> None:
         assert launch.nothing_is_left()
 
 
+def test_workers_that_finish_when_their_number_is_to_change_are_not_started_again(tmp_path) -> None:
+    script = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        print("trains", flush=True)
+        time.sleep(600)
+    """
+    with Launch(tmp_path, "--workers", "1:2", "train.py", script=script) as launch:
+        launch.wait_for("trains", 2)
+        launch.send(signal.SIGUSR1)
+        assert launch.wait() == 0
+    assert said(launch)[-1].endswith(
+        "is not started again; one that is to go on ends with 75 (replicax.EXIT_PREEMPTED)"
+    )
+
+
 def test_a_port_that_another_program_has_taken_meanwhile_costs_nothing(tmp_path) -> None:
     script = """
         import os, sys, time

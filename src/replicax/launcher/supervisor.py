@@ -90,6 +90,11 @@ class Supervisor:
             result = self._attempt(attempt, rendezvous, inbox)
             attempt += 1
             if result.has_finished:
+                if result.resize:
+                    self._say(
+                        "all workers have ended with exit code 0, so the program has finished, and is not started "
+                        f"again; one that is to go on ends with {EXIT_PREEMPTED} (replicax.EXIT_PREEMPTED)"
+                    )
                 return 0
             if result.stop is not None:
                 return self._exit_code_of_stop(result, result.stop)
