@@ -375,6 +375,9 @@ def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers(tx: Any
         coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch)
         with pytest.raises(replicax.errors.WorkerError, match=message):
             coordinator.join(WAIT)
+        assert coordinator.schedule(lambda: 2).fetch(WAIT) == 2  # others go on
+        with pytest.raises(replicax.errors.WorkerError, match=message):
+            coordinator.schedule(lambda *b: strategy.run(model.step, args=b), args=batch).fetch(WAIT)
 
 
 def test_in_the_program_that_schedules_nothing_runs(strategy: replicax.ParameterServerStrategy) -> None:

@@ -276,7 +276,13 @@ class VariableHome:
         with launching:
             [optimizer] = [known for known, its in self._optimizers.items() if its == number]
             optimizer.build(jax.tree_util.tree_map(lambda its: self._variables[its], variables))
-        self.define()
+        try:
+            self.define()
+        except (ActorDiedError, TimeoutError):
+            raise
+        except Exception:  # the servers can't apply it; functions that do not use it are no worse for that
+            optimizer.forget()
+            raise
 
     def define(self) -> None:
         """Send the servers new variables, and define new optimizers."""
