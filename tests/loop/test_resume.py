@@ -218,14 +218,15 @@ def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: 
     assert (logs / "evaluation.csv").read_text() == "step,loss\n10,1.0\n20,1.0\n30,1.0\n40,1.0\n"
 
 
-def test_the_last_evaluation_is_made_once_by_runs_that_had_only_that_to_do(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("loss", [3.0, float("nan")])
+def test_the_last_evaluation_is_made_once_by_runs_that_had_only_that_to_do(tmp_path: pathlib.Path, loss: float) -> None:
     best = {"best": ("loss", "min"), "steps": 20}
     _, before, error = attempt(tmp_path, evaluate="by step", judge=judged_at(signal.SIGINT), **best)
     assert (type(error), before.evaluated) == (KeyboardInterrupt, [])
-    given = iter([3.0, 2.0, 1.0])
-    for evaluated in ([(20, {"loss": 3.0})], [], []):
+    given = iter([loss, 2.0, 1.0])
+    for evaluated in ([(20, {"loss": loss})], [], []):
         _, recorder, run = attempt(tmp_path, evaluate=lambda: next(given), **best)
-        assert (recorder.evaluated, run.evaluation) == (evaluated, {"loss": 3.0})
+        assert str((recorder.evaluated, run.evaluation)) == str((evaluated, {"loss": loss}))
     # A run that goes on from there tells its callbacks of an evaluation to which they did not come.
     _, recorder, _ = attempt(tmp_path, evaluate=lambda: next(given), evaluate_every=20, **best | {"steps": 21})
     assert recorder.evaluated[0] == (20, {"loss": 2.0})

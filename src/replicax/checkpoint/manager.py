@@ -132,7 +132,6 @@ class CheckpointManager(NameHints):
         """The latest step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
         return best_of(self._steps, self._best)
 
-    @heartbeat.phase(Phase.SAVING)
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
         """Save if a save is due.
 
@@ -155,7 +154,12 @@ class CheckpointManager(NameHints):
         step = checked_integer(step, "CheckpointManager.save: step", 0)
         if not self._is_due(step) and not force:
             return False
-        numbers_given = self._checked_metrics(metrics)
+        self._save(step, self._checked_metrics(metrics))
+        return True
+
+    @heartbeat.phase(Phase.SAVING)
+    def _save(self, step: int, metrics: dict[str, float]) -> None:
+        """Save; ``replicax.train`` has no metrics at a step without an evaluation."""
         self.checkpoint.wait()
         latest = self.latest_step
         if latest is not None and step <= latest:
@@ -169,14 +173,13 @@ class CheckpointManager(NameHints):
             self._folder.path_of(step),
             manager=self._folder.id,
             step=step,
-            metrics=numbers_given,
+            metrics=metrics,
             first=room if self._leads else None,
-            then=functools.partial(self._note_finished, step, numbers_given),
+            then=functools.partial(self._note_finished, step, metrics),
         )
         self._last = step
         if self._alarm is not None:
             self._alarm.restart()
-        return True
 
     @heartbeat.phase(Phase.RESTORING)
     def restore_latest(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ class SavedRuns:
         self.evaluated = state["evaluated"]
         run = self._run
         run.numbers, run.evaluation = state["numbers"], state["evaluation"]
-        evaluation = {n: value for n, value in self._manager._metrics_of(step).items() if not math.isnan(value)}
+        evaluation = self._manager._metrics_of(step)
         if self.evaluated != step >= run.steps and evaluation:  # by a run that had only the last evaluation to make
             self.evaluated, run.evaluation = step, evaluation
         for name, callback in self._callbacks.items():
@@ -144,11 +143,9 @@ class SavedRuns:
         if manager is None or self._at == step:
             return False
         self._objects[NAME]["state"] = self._state()
-        metrics = dict(evaluation or {})
-        if manager.best is not None:
-            metrics.setdefault(manager.best[0], math.nan)  # a step without an evaluation is never the best
         self._at = step
-        return manager.save(step, metrics, force=True)
+        manager._save(step, dict(evaluation or {}))
+        return True
 
     def _state(self) -> str:
         """Return what the run and its callbacks have to remember, as JSON."""
