@@ -66,6 +66,28 @@ def test_a_loop_of_keras_on_parameter_servers(loop: str) -> None:
             coordinator.join(100.0)
 
 
+def test_variables_of_keras_that_a_step_assigns() -> None:
+    strategy = two()
+    with strategy.scope():
+        model, optimizer, mean = dense(), keras.optimizers.SGD(), keras.metrics.Mean()
+        optimizer.build(model.trainable_variables)
+    before = model.get_weights()
+
+    def trains() -> None:
+        optimizer.apply_gradients((v.value, v) for v in model.trainable_variables)
+
+    def keeps_statistics() -> None:
+        mean.update_state(1.0)
+
+    for step, path in ((trains, r".*/dense\w*/kernel"), (keeps_statistics, r"mean\w*/total")):
+        for _ in range(2):  # a second call would run what the first has compiled
+            with pytest.raises(replicax.errors.ContextError, match=rf"variable '{path}' was assigned inside a step"):
+                strategy.run(step)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    mean.update_state(1.0)
+    assert float(mean.result()) == 1
+
+
 class Counts(layers.Layer):
     """Keeps something of the last batch, and does not say how the replicas' are combined."""
 

@@ -74,6 +74,7 @@ def install() -> None:
         (TensorBoard, "set_model", _may_be_silent),  # its own method already writes files
         (BackupAndRestore, "on_train_begin", _may_restore_together),
         (python_utils, "pythonify_logs", _letting_interrupts_through),
+        (keras.Variable, "_direct_assign", _outside_steps),
     ):
         wrapper = wrap(getattr(owner, name))
         setattr(wrapper, _NAME, True)
@@ -165,6 +166,25 @@ def _letting_interrupts_through(pythonify: Callable[..., Any]) -> Callable[..., 
             with contextlib.suppress(Exception):  # the next step raises it
                 jax.block_until_ready(logs)
         return pythonify(logs)
+
+    return wrapper
+
+
+def _outside_steps(assign: Callable[..., None]) -> Callable[..., None]:
+    """``Variable._direct_assign`` that is an error in a step: it would keep a traced value, and happen only once.
+
+    Keras' own loops assign in a stateless scope, which returns the new values.
+    """
+
+    @functools.wraps(assign)
+    def wrapper(self: Any, value: Any) -> None:
+        if context.has_strategy() and not context.in_cross_replica_context():
+            raise ContextError(
+                f"the Keras variable {self.path!r} was assigned inside a step, which can change only variables of "
+                "Replicax: train the model by compile and fit, or use its stateless_call with replicax.Optimizer, "
+                "replicax.Mean and replicax.Accuracy ('A loop of your own' in docs/keras.md)"
+            )
+        assign(self, value)
 
     return wrapper
 
