@@ -22,6 +22,9 @@ from replicax.hlo.live_ranges import LiveRanges, live_ranges
 _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
 _OF_SLICES = re.compile(r"LogicalDeviceCount|kMaxDeviceCount|total_device_count %|routing_table_index")
 """What libtpu says of slices that are not there, and of replicas on a part of one, that it can't compile for."""
+_HEAPS = re.compile(r"S\((?!5\))\d+\)|, color (?!5\b)\d+")
+"""Marks of heaps in a GPU's main memory: what collectives use, or temporaries, may have one of its own. Only space 5 is
+elsewhere, in the host's memory."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -78,6 +81,8 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
         program, layout, live = (_text_of_largest(folder, f"after_optimizations{ending}") for ending in endings)
     if not program or not layout:
         raise CompilationError("the compiler has left no text of its program, which a plan is read from")
+    if device.platform == "gpu":
+        program, layout = (_HEAPS.sub("", text) for text in (program, layout))
     allocated = list(allocations(layout))
     code = code or sum(allocation.size for allocation in allocated if allocation.is_constant)
     return Compilation(parse(program), allocated, live_ranges(live), code, seconds, available, words)
