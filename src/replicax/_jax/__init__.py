@@ -104,6 +104,7 @@ from replicax._jax.jaxprs.types import (
     Primitive as Primitive,
     ShapedArray as ShapedArray,
     shape_of as shape_of,
+    without_literals as without_literals,
 )
 from replicax._jax.messages import (
     arguments_named as arguments_named,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 
@@ -33,6 +34,19 @@ def logical_axes(count: int) -> dict[str, int]:
             count //= divisor
         divisor += 1
     return {f"logical{i}": factor for i, factor in enumerate(factors)}
+
+
+# Cached, as JAX analyses a sharding at its first use, and stores the result in it.
+@functools.lru_cache(maxsize=64)
+def mirrored_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of a value that all replicas have, whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.lru_cache(maxsize=64)
+def per_replica_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of ``[num_replicas, …]``, of which each replica has its slice."""
+    return NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
 
 _hosts_of_slice: dict[str, int] = {}

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from replicax.devices.arrays import put
 from replicax.devices.host_values import as_array, is_key
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.errors import ContextError
 from replicax.values import Components, ExampleMask, PerReplica, Ragged, Stacked
 from replicax.workers.replicas import Replicas
@@ -67,12 +67,14 @@ def stack(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
     """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
     k = replicas.per_device
     slices = [a[None] for a in arrays] if k == 1 else [jnp.stack(arrays[i : i + k]) for i in range(0, len(arrays), k)]
-    return _on_logical_devices(slices, (replicas.num_replicas, *arrays[0].shape), PartitionSpec(REPLICA_AXIS), replicas)
+    shape = replicas.num_replicas, *arrays[0].shape
+    return _on_logical_devices(slices, shape, per_replica_sharding(replicas.mesh), replicas)
 
 
 def mirror(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
     """One replicated array from an equal one on the first device of each of this worker's replicas."""
-    return _on_logical_devices(arrays[:: replicas.per_device], arrays[0].shape, PartitionSpec(), replicas)
+    sharding = mirrored_sharding(replicas.mesh)
+    return _on_logical_devices(arrays[:: replicas.per_device], arrays[0].shape, sharding, replicas)
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,8 +85,8 @@ def example_mask(sizes: tuple[int, ...], rows: int, mesh: Mesh) -> ExampleMask:
     """
     host = np.arange(rows)[None] < np.array(sizes, np.int64)[:, None]
     host.flags.writeable = False
-    array = put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)))
-    count = put(np.int32(host.sum()), NamedSharding(mesh, PartitionSpec()))
+    array = put(host, per_replica_sharding(mesh))
+    count = put(np.int32(host.sum()), mirrored_sharding(mesh))
     return ExampleMask(array, count, host)
 
 
@@ -99,7 +101,7 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
 
 
 def _on_logical_devices(
-    arrays: Sequence[jax.Array], shape: tuple[int, ...], spec: PartitionSpec, replicas: Replicas
+    arrays: Sequence[jax.Array], shape: tuple[int, ...], sharding: NamedSharding, replicas: Replicas
 ) -> jax.Array:
     """One array over all devices: the array of a replica's first logical device is on all of them."""
     pieces = [
@@ -108,4 +110,4 @@ def _on_logical_devices(
         for device in replicas.logical_devices[replica]
         if device.process_index == device.client.process_index()
     ]
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(replicas.mesh, spec), pieces)
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from replicax import context
-from replicax.devices.mesh import replica_mesh
+from replicax.devices.mesh import mirrored_sharding, replica_mesh
 from replicax.devices.selection import resolve_devices
 from replicax.values import PerReplica
 from replicax.variables.store import check_owner
@@ -47,7 +47,7 @@ def destination(replicas: Replicas, where: Any, what: str) -> Sharding | None:
             f"{what}: inside a step a result is on all replicas' devices, and can't be on {list(devices)} alone: pass "
             "a variable or None as destinations, or reduce outside the step"
         )
-    return NamedSharding(replica_mesh(devices), PartitionSpec())
+    return mirrored_sharding(replica_mesh(devices))
 
 
 def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: Any) -> bool:

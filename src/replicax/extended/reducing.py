@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.arrays import put
+from replicax.devices.mesh import mirrored_sharding
 from replicax.execution import cross_replica
 from replicax.execution.cache import ProgramCache
 from replicax.extended.locations import destination
@@ -146,7 +146,7 @@ class Reducing:
         if context.in_step():
             return tensor
         context.check_present(self.replicas, "extended.broadcast_to")
-        where = NamedSharding(self.replicas.mesh, PartitionSpec()) if where is None else where
+        where = mirrored_sharding(self.replicas.mesh) if where is None else where
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: put(leaf, where, where=f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"),
             registered(tensor),

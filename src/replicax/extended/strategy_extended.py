@@ -7,7 +7,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import jax
 import numpy as np
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from replicax.strategy import Strategy
+
+
+class SharingOptions(TypedDict):
+    """The options of a strategy that are about several replicas on a device; see :class:`StrategyExtended`."""
+
+    num_replicas: int | None
+    replicas_at_once: int
+    reproducible: bool
 
 
 def _of_replicas(name: str) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.devices.arrays import put
+from replicax.devices.mesh import mirrored_sharding
 from replicax.errors import ContextError
 from replicax.extended.locations import holds_variables
 from replicax.extended.mirrored_values import mirrored
@@ -177,7 +177,7 @@ class Updating:
             return tree
         where = layout.sharding(self.replicas.mesh)
         if layout.home is None:
-            where = NamedSharding(layout.mesh(self.replicas.mesh), PartitionSpec())
+            where = mirrored_sharding(layout.mesh(self.replicas.mesh))
 
         def laid(leaf: Any) -> Any:
             if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ class FlatOperation:
     @property
     def operands(self) -> list[Any]:
         """The values that it needs."""
-        return _values(self.equation.invars)
+        return _jax.without_literals(self.equation.invars)
 
     @property
     def results(self) -> list[Any]:
@@ -146,11 +146,7 @@ def _used_operations(
         is_assignment = equation.primitive is assign_p and equation.params["number"] in assignments
         return is_assignment or _jax.has_side_effects(equation)
 
-    return needed(operations, _values(outputs), stays)
-
-
-def _values(atoms: Iterable[Any]) -> list[Any]:
-    return [v for v in atoms if not isinstance(v, _jax.Literal)]
+    return needed(operations, _jax.without_literals(outputs), stays)
 
 
 def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) -> list[FlatOperation]:
@@ -159,7 +155,7 @@ def _sums_in_order(operations: Sequence[FlatOperation], outputs: Sequence[Any]) 
     JAX adds up the contributions of a value's uses from the last to the first. The first microbatch is through first,
     however, and its contribution would have to be kept until the end.
     """
-    uses = collections.Counter([*_values(outputs), *(v for o in operations for v in o.operands)])
+    uses = collections.Counter([*_jax.without_literals(outputs), *(v for o in operations for v in o.operands)])
     sums = {o.results[0]: o.equation for o in operations if o.equation.primitive.name in COTANGENT_SUMS}
     maker = {v: i for i, o in enumerate(operations) for v in o.results}
     inner = {v for e in sums.values() for v in e.invars if v in sums and uses[v] == 1}

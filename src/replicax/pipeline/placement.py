@@ -161,7 +161,7 @@ class Placement:
         return Place(Hold.FIRM, params["device"], f"assigned at {line}")
 
     def _place_of_computed(self, equation: Any) -> Place:
-        operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+        operands = _jax.without_literals(equation.invars)
         large = [self.places[v] for v in operands if not is_small(v) and v not in self.anew]
         firm = _by_device(p for p in large if p.hold is Hold.FIRM)
         if len(firm) > 1 and self.final:
@@ -251,8 +251,7 @@ class Placement:
 
 
 def _needs(atoms: Iterable[Any], leaves: Mapping[Any, tuple[Any, ...]]) -> list[Any]:
-    values = [v for v in atoms if not isinstance(v, _jax.Literal)]
-    return list(dict.fromkeys(leaf for v in values for leaf in leaves.get(v, (v,))))
+    return list(dict.fromkeys(leaf for v in _jax.without_literals(atoms) for leaf in leaves.get(v, (v,))))
 
 
 def is_small(atom: Any) -> bool:

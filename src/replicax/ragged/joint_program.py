@@ -16,10 +16,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
-
 from replicax import _jax
 from replicax.devices.arrays import put
+from replicax.devices.mesh import mirrored_sharding
 from replicax.execution.program.collective_operations import ragged_gather_p, ragged_part_p, replicas_meet
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.replica_values import largest_of
@@ -179,7 +178,7 @@ class _Joining:
                 lambda *arrays: copy.copy(self.assembly).run(outputs, dict(zip(inputs, arrays, strict=True))),
                 [_jax.shape_of(self.numbers.avals[v]) for v in inputs],
             )
-            everywhere = NamedSharding(self.replicas.mesh, PartitionSpec())
+            everywhere = mirrored_sharding(self.replicas.mesh)
             arrays = [put(value, everywhere) for value in (*constants.values(), *closed_over)]
         timeouts = [p.timeout for p in self.programs if p.timeout is not None]
         n = len(self.reads)

@@ -63,7 +63,7 @@ def _stages_from(
     sources.update((v, (0, False)) for v in jaxpr.constvars)
     acted, latest, line = 0, of_mutable, ""
     for equation in jaxpr.eqns:
-        operands = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+        operands = _jax.without_literals(equation.invars)
         acts, communicates = is_action(equation), is_collective(equation)
         mutates = any(map(_jax.is_mutable, [*operands, *equation.outvars]))
         number = max([sources[v][0] for v in operands], default=0)
@@ -95,7 +95,7 @@ def _stages_from(
 def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Callable[[Any], bool]) -> None:
     """Find out which results segments have to keep."""
     sums: set[Any] = set()
-    needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    needed = set(_jax.without_literals(jaxpr.outvars))
     for stage in stages:
         computed = {v for e in stage.alone for v in e.outvars}
         needed.update(v for v in used_by(stage.alone) if v not in computed)
@@ -112,7 +112,7 @@ def _note_uses(jaxpr: _jax.Jaxpr, stages: Sequence[ReplicaStage], may_differ: Ca
 
 def used_by(equations: Sequence[_jax.Equation]) -> dict[Any, None]:
     """The operands of the equations, in their order."""
-    return dict.fromkeys(v for e in equations for v in e.invars if not isinstance(v, _jax.Literal))
+    return dict.fromkeys(v for e in equations for v in _jax.without_literals(e.invars))
 
 
 def is_action(equation: _jax.Equation) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.cluster.resolver import ClusterResolver
 from replicax.communication import CommunicationOptions, checked_options
-from replicax.devices.mesh import REPLICA_AXIS, replica_mesh
+from replicax.devices.mesh import REPLICA_AXIS, per_replica_sharding, replica_mesh
 from replicax.devices.selection import grouped_by_replica, resolve_devices
-from replicax.extended import StrategyExtended
+from replicax.extended import SharingOptions, StrategyExtended
 from replicax.strategy import Strategy
 from replicax.system import packages
 from replicax.variables.partitioners import Partitioner
@@ -33,8 +32,8 @@ class MultiProcessStrategy(Strategy):
     Args:
       partitioner: returns the partitioner for a number of blocks of devices of all workers. (That number is known only
         once the workers are connected.)
-      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices, num_replicas,
-        replicas_at_once, reproducible: as for :class:`MultiWorkerMirroredStrategy`, also for the errors.
+      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices, sharing: as for
+        :class:`MultiWorkerMirroredStrategy`, also for the errors.
 
     Attributes:
       cluster_resolver: the resolver, or a replacement if none was given.
@@ -48,9 +47,7 @@ class MultiProcessStrategy(Strategy):
         communication_options: CommunicationOptions | None,
         cluster_resolver: ClusterResolver | None,
         num_logical_devices: int,
-        num_replicas: int | None,
-        replicas_at_once: int,
-        reproducible: bool,
+        **sharing: Unpack[SharingOptions],
     ) -> None:
         what = type(self).__name__
         if isinstance(devices, ClusterResolver):  # as in the original
@@ -60,24 +57,17 @@ class MultiProcessStrategy(Strategy):
         _check_initialised()
         if devices is None and getattr(cluster_resolver, "kind", "attached") != "attached":
             devices = cluster_resolver.devices  # type: ignore[union-attr]  # described or emulated ones
-        mine = grouped_by_replica(resolve_devices(devices, reproducible, num_replicas), num_logical_devices)
+        found = resolve_devices(devices, sharing["reproducible"], sharing["num_replicas"])
+        mine = grouped_by_replica(found, num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
-        lockstep, everyones = check_workers_agree(
-            mine,
-            timeout_seconds,
-            num_replicas=num_replicas,
-            replicas_at_once=replicas_at_once,
-            reproducible=reproducible,
-        )
+        lockstep, everyones = check_workers_agree(mine, timeout_seconds, **sharing)
         super().__init__(
             StrategyExtended(
                 everyones,
                 partitioner(len(everyones)),
                 lockstep=lockstep,
                 communication_options=options,
-                num_replicas=num_replicas,
-                replicas_at_once=replicas_at_once,
-                reproducible=reproducible,
+                **sharing,
             )
         )
 
@@ -98,18 +88,18 @@ class MultiProcessStrategy(Strategy):
 
 
 def check_workers_agree(
-    mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT, **choices: Any
+    mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT, **sharing: Unpack[SharingOptions]
 ) -> tuple[Lockstep, np.ndarray]:
     """The lockstep of this worker with the others, and the devices of all; checks that the workers agree.
 
-    ``mine`` are the devices of this worker's replicas, ``[replicas, logical devices]``; ``choices`` the arguments of
-    the strategy that must be the same on all workers.
+    ``mine`` are the devices of this worker's replicas, ``[replicas, logical devices]``; ``sharing``, too, must be the
+    same on all workers.
     """
     if jax.process_count() == 1 or _jax.is_absent(mine[0, 0]):  # plans need no other workers
         return Lockstep(Alone(), timeout=timeout_seconds), mine
     number = next(_counter)  # of the strategy: it separates its programs from those of others
     lockstep = Lockstep(DistributedWorkers(f"replicax/{number}"), f"lockstep {number}", timeout=timeout_seconds)
-    everyones = _agreed_devices(mine, lockstep, choices)
+    everyones = _agreed_devices(mine, lockstep, sharing)
     _check_collectives(everyones, lockstep)
     return lockstep, everyones
 
@@ -136,7 +126,7 @@ def _check_initialised() -> None:
         )
 
 
-def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[str, Any]) -> np.ndarray:
+def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, sharing: Mapping[str, Any]) -> np.ndarray:
     """The devices of all workers' replicas, after checking that the workers agree.
 
     If they don't, a RuntimeError names a worker that differs from worker 0, and the difference.
@@ -154,7 +144,7 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, choices: Mapping[st
         "jax_enable_x64": _jax.setting("jax_enable_x64"),
         "jax_default_prng_impl": str(_jax.setting("jax_default_prng_impl")),
         "jax_threefry_partitionable": _jax.setting("jax_threefry_partitionable"),
-        **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in choices.items()},
+        **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in sharing.items()},
     }
     offers = lockstep.exchange("creates a strategy for several workers", (seen, [d.id for d in devices.flat]))
     for worker, (theirs, _) in enumerate(offers):
@@ -187,7 +177,7 @@ def _check_collectives(devices: np.ndarray, lockstep: Lockstep) -> None:
     def body(mine: Any) -> Any:
         return lax.psum(mine, REPLICA_AXIS), lax.all_gather(mine[:, :1000], REPLICA_AXIS, axis=1, tiled=True)
 
-    split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    split = per_replica_sharding(mesh)
     numbers_given = jax.make_array_from_callback((n, size), split, given)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=split.spec, out_specs=split.spec, check_vma=False)
     totals, everyones = jax.jit(mapped, out_shardings=split)(numbers_given)

@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(MultiProcessStrategy):
             communication_options,
             cluster_resolver,
             num_logical_devices,
-            num_replicas,
-            replicas_at_once,
-            reproducible,
+            num_replicas=num_replicas,
+            replicas_at_once=replicas_at_once,
+            reproducible=reproducible,
         )

@@ -89,9 +89,9 @@ class ShardedStrategy(MultiProcessStrategy):
             communication_options,
             cluster_resolver,
             num_logical_devices,
-            num_replicas,
-            replicas_at_once,
-            reproducible,
+            num_replicas=num_replicas,
+            replicas_at_once=replicas_at_once,
+            reproducible=reproducible,
         )
 
     def __repr__(self) -> str:

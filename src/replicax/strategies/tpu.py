@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax
 import numpy as np
 
 from replicax import context
 from replicax.errors import shortened
-from replicax.extended import StrategyExtended
+from replicax.extended import SharingOptions, StrategyExtended
 from replicax.strategies.multi_process import check_workers_agree
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
@@ -81,18 +83,12 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        choices = {"num_replicas": num_replicas, "replicas_at_once": replicas_at_once, "reproducible": reproducible}
-        lockstep = _lockstep(resolver, devices, **choices)
+        sharing = SharingOptions(
+            num_replicas=num_replicas, replicas_at_once=replicas_at_once, reproducible=reproducible
+        )
+        lockstep = _lockstep(resolver, devices, **sharing)
         super().__init__(
-            StrategyExtended(
-                devices,
-                variable_partitioner,
-                lockstep=lockstep,
-                slices=resolver.slices,
-                num_replicas=num_replicas,
-                replicas_at_once=replicas_at_once,
-                reproducible=reproducible,
-            )
+            StrategyExtended(devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices, **sharing)
         )
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
@@ -163,7 +159,7 @@ class TPUStrategy(Strategy):
             raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {total} answered")
 
 
-def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int | None) -> Lockstep | None:
+def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **sharing: Unpack[SharingOptions]) -> Lockstep | None:
     """The lockstep of the processes that drive the devices; ``None`` with a single process."""
     if resolver.kind != "attached" or jax.process_count() == 1:
         return None
@@ -174,4 +170,4 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **choices: int 
             "this program, and each must drive some: assign cores of every host"
         )
     mine = np.array([d for d in devices.flat if d.process_index == jax.process_index()], dtype=object)
-    return check_workers_agree(mine.reshape(-1, 1), **choices)[0]
+    return check_workers_agree(mine.reshape(-1, 1), **sharing)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,6 +15,11 @@ Equation = _extend.JaxprEqn
 Literal = _extend.Literal
 Primitive = _extend.Primitive
 ShapedArray = jax.core.ShapedArray
+
+
+def without_literals(atoms: Iterable[Any]) -> list[Any]:
+    """The values among the operands of an equation, or the outputs of a program; others are numbers written there."""
+    return [v for v in atoms if not isinstance(v, Literal)]
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:

@@ -83,7 +83,7 @@ class LossScalePass(Dataflow[ScaleFact]):
     def _without_derivatives(self) -> _jax.Jaxpr:
         """The program without unused operations and derivatives: a marked gradient has the terms of its loss."""
         jaxpr = self.program.jaxpr
-        needed = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+        needed = set(_jax.without_literals(jaxpr.outvars))
         kept = []
         for equation in reversed(jaxpr.eqns):
             if needed.isdisjoint(equation.outvars) and not any(map(_jax.is_mutable, equation.invars)):
@@ -91,7 +91,7 @@ class LossScalePass(Dataflow[ScaleFact]):
             if self._is_loss(equation):
                 equation = equation.replace(invars=equation.invars[:1])
             kept.append(equation)
-            needed.update(v for v in equation.invars if not isinstance(v, _jax.Literal))
+            needed.update(_jax.without_literals(equation.invars))
         return _jax.replace_inputs(jaxpr, jaxpr.invars, kept[::-1], jaxpr.outvars)
 
     def _inputs(self) -> list[ScaleFact]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax
 from replicax.devices.arrays import put
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.many_steps.element_groups import ElementGroup
 from replicax.execution.replica_values import example_mask, largest_of
 from replicax.values import PerReplica, Ragged, Stacked, padded
@@ -65,8 +63,8 @@ def _placed_group(group: BatchGroup, replicas: Replicas) -> ElementGroup:
     if group.is_padded:
         rows, sizes = stacks[0].shape[2], np.array(group.sizes)
         host = np.arange(rows) < sizes.T[:, :, None]
-        arrays.append(put(host, NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))))
-        arrays.append(put(sizes.sum(1).astype(np.int32), NamedSharding(mesh, PartitionSpec())))
+        arrays.append(put(host, per_replica_sharding(mesh)))
+        arrays.append(put(sizes.sum(1).astype(np.int32), mirrored_sharding(mesh)))
     sizes_of = tuple(group.sizes) if group.is_padded else None
     return ElementGroup(group.tree, arrays, len(group.sizes), mesh, bare, sizes_of)
 
@@ -75,18 +73,13 @@ def _place_stacks(stacks: Sequence[np.ndarray], replicas: Replicas, bare: bool =
     """Arrays ``[this worker's replicas, …]`` as arrays ``[num_replicas, …]``, with a slice on each replica's device."""
     mesh = replicas.mesh
     if bare:
-        bares, where = [s[0] for s in stacks], _on_each(mesh)
+        bares, where = [s[0] for s in stacks], mirrored_sharding(mesh)
         alone = _jax.put_alone(bares, where) if mesh.size == 1 else None
         return jax.device_put(bares, where) if alone is None else alone
-    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    sharding = per_replica_sharding(mesh)
     if sharding.is_fully_addressable:
         return jax.device_put(list(stacks), sharding)
     return [jax.make_array_from_process_local_data(sharding, s, (replicas.num_replicas, *s.shape[1:])) for s in stacks]
-
-
-@functools.lru_cache(maxsize=64)  # JAX analyses a sharding at its first use, and stores the result in it
-def _on_each(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def _stacks(element: HostBatch) -> list[Any]:

@@ -169,7 +169,7 @@ def _after(equations: Sequence[Any], array: Any) -> Any:
 
 def _is_of_one_value(equation: Any) -> bool:
     """Whether an operation computes each element from the one in its place of a single value, and from numbers."""
-    values = [v for v in equation.invars if not isinstance(v, _jax.Literal)]
+    values = _jax.without_literals(equation.invars)
     return (
         equation.primitive.name in ELEMENTWISE
         and len(values) == 1
@@ -180,6 +180,4 @@ def _is_of_one_value(equation: Any) -> bool:
 
 def _uses(jaxpr: _jax.Jaxpr) -> collections.Counter[Any]:
     """The number of uses of each value; a result of the program has one more."""
-    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, _jax.Literal))
-    uses.update(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
-    return uses
+    return collections.Counter(_jax.without_literals([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))

@@ -147,7 +147,7 @@ class Partition:
         return _jax.bind(equation, whole)
 
     def all_mirrored(self, equation: Any) -> bool:
-        return all(isinstance(v, _jax.Literal) or self.localities.get(v, M) is not T for v in equation.invars)
+        return all(self.localities.get(v, M) is not T for v in _jax.without_literals(equation.invars))
 
     def elementwise(self, equation: Any, operands: list[Any], hints: Mapping[Any, Split]) -> Any:
         [result] = equation.outvars

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from replicax.devices.arrays import put
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.replica_values import example_mask
 from replicax.execution.tracing.arguments import Arguments
 from replicax.pytrees import is_leaf, registered
@@ -84,8 +84,7 @@ class ElementGroup:
     @functools.cached_property
     def _places(self) -> list[tuple[int, NamedSharding]]:
         """For each array the axis along which the elements lie, and its layout."""
-        everywhere = 0, NamedSharding(self.mesh, PartitionSpec())
-        along = 1, NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        everywhere, along = (0, mirrored_sharding(self.mesh)), (1, per_replica_sharding(self.mesh))
         leaves = [everywhere if self.bare else along] * self.tree.num_leaves
         return leaves if self.sizes is None else [*leaves, along, everywhere]
 
@@ -106,7 +105,7 @@ class ElementGroup:
 
     def _on_devices(self, index: int) -> jax.Array:
         """``index`` on the devices, by an explicit transfer, which ``jax.transfer_guard("disallow")`` permits."""
-        return put(np.int32(index), NamedSharding(self.mesh, PartitionSpec()))
+        return put(np.int32(index), mirrored_sharding(self.mesh))
 
 
 def _element_of(tree: Any, bare: bool, arrays: Iterable[Any], mask: ExampleMask | None) -> Any:

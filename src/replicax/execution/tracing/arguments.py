@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from replicax import _jax
 from replicax.devices.arrays import put
 from replicax.devices.host_values import check_integers, own_copy
 from replicax.devices.logical_axes import over_replicas
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.tracing.function_key import ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey
@@ -215,7 +215,7 @@ class Arguments:
         """The traced values on the devices of ``mesh``; those on other devices are copied, and those of NumPy."""
         if not self.arrays:
             return []
-        everywhere, along = _layouts(mesh)
+        everywhere, along = mirrored_sharding(mesh), per_replica_sharding(mesh)
         keys = [key for key in self.key[1] if key[0] is not _STATIC] if self._statics else self.key[1]
         placed: list[Any] = []
         for array, key in zip(self.arrays, keys, strict=True):
@@ -285,12 +285,6 @@ def common_mask(padded: Sequence[tuple[int, ExampleMask, int | None]], tree: Any
                 f"are in {sizes[0]}, here in {sizes[1]}. Pass values of one batch, or pad none (partial_batch='exact')."
             )
     return first
-
-
-@functools.cache
-def _layouts(mesh: jax.sharding.Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """The shardings of mirrored values, and of per-replica values, on the devices of ``mesh``."""
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
 
 def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> bool:

@@ -14,13 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _jax, context
 from replicax.collectives import ReplicaExamples
 from replicax.devices.arrays import put
 from replicax.devices.host_values import check_x64
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import REPLICA_AXIS, mirrored_sharding
 from replicax.errors import TraceError
 from replicax.execution.program.collective_operations import would_meet
 from replicax.execution.program.infer import with_all_reduces
@@ -171,9 +170,8 @@ def capture(
         )
     _jax.check_freed_once(jaxpr)
     inputs, equations = _lift(jaxpr, len(store.reads))
-    everywhere = NamedSharding(replicas.mesh, PartitionSpec())
     with _jax.enable_x64_as_in(jaxpr):
-        constants = [put(value, everywhere) for value in closed_over]
+        constants = [put(value, mirrored_sharding(replicas.mesh)) for value in closed_over]
     program = Program(
         name=name,
         replicas=replicas.num_replicas,

@@ -274,7 +274,7 @@ class _Run:
         depends = set(program.jaxpr.invars)
         for equation in program.jaxpr.eqns:
             # A penalty's share is one for each micro-batch, too.
-            if makes_share(equation) or any(not isinstance(v, _jax.Literal) and v in depends for v in equation.invars):
+            if makes_share(equation) or not depends.isdisjoint(_jax.without_literals(equation.invars)):
                 depends.update(equation.outvars)
         return [not isinstance(v, _jax.Literal) and v in depends for v in numbers]
 

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
 from replicax.checkpoint.storage.manifest import flush
 from replicax.devices.arrays import local_array
+from replicax.devices.mesh import mirrored_sharding
 from replicax.errors import CheckpointError
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
 from replicax.models.safetensors.names import INDEX, SINGLE, Names, TensorSource
@@ -138,7 +138,7 @@ def _gathered_value(value: Any) -> Any:
         return local_array(value.value)
     if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
         sharding: Any = value.sharding
-        value = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(value)
+        value = jax.jit(lambda x: x, out_shardings=mirrored_sharding(sharding.mesh))(value)
     return value
 
 
