@@ -259,7 +259,8 @@ def test_no_batch_is_kept_after_its_step(pair) -> None:
         jax.block_until_ready(pair.run(double, args=(batch,)))
         del batch
         gc.collect()
-        assert kept and all(array() is None for array in kept)
+        assert kept
+        assert all(array() is None for array in kept)
 
 
 @pytest.mark.usefixtures("young_heap")

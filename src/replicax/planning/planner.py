@@ -62,8 +62,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
       CompilationError: the step can't be compiled for these devices.
       ValueError: the devices are of several slices, or GPUs of several hosts, and the chip has no bandwidth of the
         network between them.
-      TypeError: ``strategy`` is none, ``step`` is not callable, ``element_spec`` is a shape or a dataset, or ``chip``
-        no :class:`Chip`.
+      TypeError: ``strategy`` is none, ``step`` is not callable, ``element_spec`` is a dataset, or ``chip`` no
+        :class:`Chip`.
       LocalityError, DeadlockError, ContextError: as ``strategy.run``.
 
     >>> import jax, optax, replicax
@@ -82,16 +82,19 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
         raise TypeError(f"plan(strategy, step, element_spec): expected a strategy, got {strategy!r}")
     if chip is not None and not isinstance(chip, Chip):
         raise TypeError(f"plan: chip must be a replicax.planning.Chip or None, got {chip!r}")
-    is_shape = type(element_spec) in (tuple, list) and element_spec and all(type(size) is int for size in element_spec)
-    if is_shape or hasattr(type(element_spec), "element_spec"):
-        instead = f"jax.ShapeDtypeStruct({element_spec}, dtype)" if is_shape else "dataset.element_spec"
-        raise TypeError(
-            "plan(strategy, step, element_spec): element_spec is what the step takes, with a jax.ShapeDtypeStruct of "
-            f"one replica's shape for each array, such as {instead}; got {element_spec!r}"
-        )
+    if hasattr(type(element_spec), "element_spec"):
+        raise TypeError(f"plan(strategy, step, element_spec): pass the element_spec of {element_spec!r}")
     _check_network(strategy, chip)
     begin = time.perf_counter()
-    executable, names = _traced_program(strategy, step, element_spec)
+    try:
+        executable, names = _traced_program(strategy, step, element_spec)
+    except Exception as error:
+        if type(element_spec) in (tuple, list) and all(type(size) is int for size in element_spec):
+            error.add_note(
+                f"(The step was given the numbers {element_spec}. If that is the shape of an array, pass "
+                f"jax.ShapeDtypeStruct({element_spec}, dtype).)"
+            )
+        raise
     traced = time.perf_counter() - begin
     if isinstance(executable, PlacedExecutable):
         compilations = compile_regions(executable)
