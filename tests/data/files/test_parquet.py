@@ -130,6 +130,13 @@ def test_columns(tmp_path) -> None:
         replicax.data.parquet_rows(tmp_path / "*", columns=[])
 
 
+def test_each_file_is_opened_once_to_be_read(tmp_path, monkeypatch) -> None:
+    dataset, opened = rows(tmp_path, {"x": [1, 2]}), []
+    monkeypatch.setattr(pq, "ParquetFile", lambda *a, _open=pq.ParquetFile, **o: opened.append(a) or _open(*a, **o))
+    assert [row["x"] for row in dataset] == [1, 2]
+    assert len(opened) == 1
+
+
 def test_files_with_other_columns(tmp_path) -> None:
     rows(tmp_path, {"x": [1]})
     rows(tmp_path, {"x": [1.5]}, "b.parquet")

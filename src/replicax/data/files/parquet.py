@@ -68,10 +68,16 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
 
 def types_in(file: str, columns: Sequence[str] | None) -> dict[str, str]:
     """The columns to read of ``file`` (``None``: all), and the names of their types; none if the file is empty."""
-    if not os.path.getsize(file):
+    parquet_file = opened(file)
+    if parquet_file is None:
         return {}
-    with opened(file) as parquet_file:
-        schema = parquet_file.schema_arrow
+    with parquet_file:
+        return types_of(parquet_file, file, columns)
+
+
+def types_of(parquet_file: Any, file: str, columns: Sequence[str] | None) -> dict[str, str]:
+    """As :func:`types_in`, of a file that is open."""
+    schema = parquet_file.schema_arrow
     unknown = [column for column in columns or () if column not in schema.names]
     if unknown:
         raise ValueError(f"{file}: parquet_rows: columns names {unknown}, but the file has {schema.names}")
@@ -82,9 +88,11 @@ def types_in(file: str, columns: Sequence[str] | None) -> dict[str, str]:
 
 
 def opened(file: str) -> Any:
-    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``."""
+    """Open ``file`` as a ``pyarrow.parquet.ParquetFile``; ``None`` if it is empty."""
     import pyarrow.parquet
 
+    if not os.path.getsize(file):
+        return None
     try:
         # With pre_buffer pyarrow would read row groups whole, before the first of their rows.
         return pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
@@ -96,16 +104,18 @@ class ParquetReader(Reader):
     """Reads rows as dicts; ``expected`` are the columns of the first file that is not empty, and their types."""
 
     def __init__(self, file: str, columns: Sequence[str] | None, expected: Mapping[str, str]) -> None:
-        types = types_in(file, columns)
-        if types and types != expected:
-            raise ValueError(
-                f"{file}: every file must have the same columns as the first one, {dict(expected)}, but here are "
-                f"{types}"
-            )
         self.file = file
-        self._columns = list(types)
-        self._file = opened(file) if types else None
-        self._length = 0 if self._file is None else self._file.metadata.num_rows
+        self._columns = list(expected)
+        self._file = opened(file)
+        self._length = 0
+        if self._file is not None:
+            types = types_of(self._file, file, columns)
+            if types != expected:
+                raise ValueError(
+                    f"{file}: every file must have the same columns as the first one, {dict(expected)}, but here are "
+                    f"{types}"
+                )
+            self._length = self._file.metadata.num_rows
         self.seek({"row": 0})
 
     def __next__(self) -> dict[str, Any]:
