@@ -111,7 +111,11 @@ def ordinary_promotion() -> Iterator[None]:
 
 @pytest.fixture
 def young_heap() -> None:
-    """``gc.collect`` in the test looks only through what the test itself has made, and not for a second through all."""
+    """``gc.collect`` in the test looks only through what the test itself has made, and not for a second through all.
+
+    What other tests have left is freed first, as it would stay for good in a heap that is frozen.
+    """
+    gc.collect()
     gc.freeze()
 
 
