@@ -530,7 +530,7 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     x = np.ones(8, np.float32)
     for step, error, match in (
         (mean, ValueError, "end it with replicax.compute_average_loss"),
-        (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients"),
+        (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients.*once for the whole batch"),
         (by_itself, ValueError, "differentiates its loss, and calls no apply_gradients"),
         (with_value, ValueError, "the argument 'value' of the transformation"),
         (lambda x: x, ValueError, "returns numbers, got"),

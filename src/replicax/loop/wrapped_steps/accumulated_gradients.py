@@ -211,6 +211,7 @@ def used_too_early(name: str, what: str) -> TraceError:
     """The error for a use of what an update that waits is to change."""
     return TraceError(
         f"{name} is {what} after apply_gradients, or the update of an nnx.Optimizer or metric, which changes it only "
-        "when the sums over all micro-batches are known. Use it before; what has to follow the update belongs into "
-        "the optimizer (optax.chain), or into a callback."
+        "when the sums over all micro-batches are known. Use it before; what has to follow the update, or to happen "
+        "once for the whole batch, such as an average of the weights, belongs into the optimizer (optax.chain), or "
+        "into a callback."
     )
