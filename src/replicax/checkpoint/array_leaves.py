@@ -75,16 +75,23 @@ class ArrayLeaf(abc.ABC):
 
 
 class VariableLeaf(ArrayLeaf):
-    """A variable with the same value on all replicas, whole or in parts."""
+    """A variable with the same value on all replicas, whole or in parts.
 
-    def __init__(self, variable: Variable) -> None:
+    If it is whole, and its devices belong to one worker only, as of one made outside every scope, all workers must have
+    the same value.
+    """
+
+    def __init__(self, variable: Variable, workers: int) -> None:
         self.owner = self.variable = variable
         self.kind = kind_of_array(variable)
+        self.workers = workers
         self._arrays_of = _arrays_here(variable.sharding, self.kind)
         self.is_on_host = _is_on_cpu(variable.sharding)
 
     def parts(self) -> tuple[Part, ...]:
         sharding, shape = self._laid_out()
+        if self.workers > 1 and sharding.is_fully_addressable and sharding.is_fully_replicated:
+            return super().parts()
         return parts_of(self._places(), sharding, shape, shape != self.variable.shape)
 
     def here(self) -> Sequence[Any]:

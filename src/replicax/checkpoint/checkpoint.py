@@ -265,11 +265,11 @@ class Checkpoint:
 
 
 def lockstep_of(leaves: Leaves) -> Lockstep:
-    """The lockstep of the workers of the objects."""
-    for _, variable in leaves.variables():
-        return variable.replicas.lockstep
-    for leaf in leaves.of(IteratorLeaf).values():
-        return leaf.lockstep
+    """The lockstep of the workers of the objects, some of which may be without a strategy, and so without workers."""
+    found = [variable.replicas.lockstep for _, variable in leaves.variables()]
+    found += [leaf.lockstep for leaf in leaves.of(IteratorLeaf).values()]
+    if found:
+        return next((lockstep for lockstep in found if lockstep.several), found[0])
     if _jax.coordination_client() is None or jax.process_count() == 1:
         return Lockstep(Alone())
     return Lockstep(DistributedWorkers(f"replicax/checkpoint {next(_counter)}"))

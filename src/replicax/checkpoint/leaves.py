@@ -191,7 +191,8 @@ class Leaves:
     def _leaf(self, name: str, value: Any) -> Leaf:
         if isinstance(value, Variable):
             self._places.append((value, value.layout))
-            return CopiesLeaf(value) if value.is_stacked or keeps_each_copy(value) else VariableLeaf(value)
+            is_copied = value.is_stacked or keeps_each_copy(value)
+            return CopiesLeaf(value) if is_copied else VariableLeaf(value, self._workers)
         check_unmasked(value, f"Checkpoint: {name}")
         if isinstance(value, np.ndarray | np.generic) and _has_numbers(value):  # float64 is a float, too
             return HostArrayLeaf(value, self._workers)

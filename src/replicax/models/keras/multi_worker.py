@@ -54,13 +54,17 @@ def _shuffling_alike(fit: Callable[..., Any], lockstep: Lockstep) -> Callable[..
 
 
 def _left_to_the_chief(method: Callable[..., Any], replicas: Replicas) -> Callable[..., None]:
-    @functools.wraps(method)
-    def nothing(*args: Any, **kwargs: Any) -> None:
+    @functools.cache
+    def tell() -> None:  # once, as callbacks may save in each epoch
         _log.warning(
             "worker %d: model.%s writes nothing here; the chief, worker 0, writes the file for all workers",
             replicas.lockstep.workers.index,
             method.__name__,
         )
+
+    @functools.wraps(method)
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        tell()
 
     return nothing
 
