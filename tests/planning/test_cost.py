@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from replicax.hlo.collective_instructions import COLLECTIVES
-from replicax.hlo.instructions import parse
+from replicax.hlo.instructions import HOST_SPACE, parse
 from replicax.planning.chip_specs import CHIPS
-from replicax.planning.cost import Cost, cost_of
+from replicax.planning.cost import Cost, bytes_moved, cost_of
 from replicax.planning.timeline.kernels import kernel_of
 from tests.hlo.hlo_texts import LOOP
 
@@ -257,6 +257,22 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
   ROOT %y = f32[8,8]{1,0} fusion(%x), kind=kOutput, calls=%product
 }"""
     assert cost_of(parse(text)).bytes == 2 * 256
+
+
+@pytest.mark.parametrize(("update", "whole", "main", "host"), [("S(1)", "", 64, 0), ("", "S(5)", 64, 64)])
+def test_an_update_is_written_into_the_memory_of_what_it_changes(update: str, whole: str, main: int, host: int) -> None:
+    text = f"""
+ENTRY %main (p: f32[16], i: s32[]) -> f32[1024] {{
+  %p = f32[16]{{0:{update}}} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[1024]{{0:{whole}}} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %y = f32[1024]{{0:{whole}}} dynamic-update-slice(%x, %p, %i)
+}}"""
+    module = parse(text)
+    main_computation = module.computations[module.entry]
+    moved = [bytes_moved(module, main_computation, main_computation.root, space) for space in (0, HOST_SPACE)]
+    assert moved == [main + 4, host]  # the index is read, too
+    assert cost_of(module).launches == 1
 
 
 def test_memory_that_is_no_main_memory_costs_nothing() -> None:

@@ -194,6 +194,7 @@ temporaries | 2.00 KiB | as the compiler has laid them out
 program | 1.00 KiB | with its constants
 all together | 15.00 KiB |
 there is | 60.00 KiB | 25.0% of it; JAX takes 75% of 80.00 KiB, or as XLA_CLIENT_MEM_FRACTION says
+in the host's memory | 11.00 KiB | for each device, besides
 When the memory is fullest
 activations | 3.00 KiB | 20.0% | kept for the backward pass
 Work of one device in one step
@@ -213,6 +214,7 @@ hardware FLOPs utilization | 50.0% | with what the backward pass computes a seco
 kernels: product | 2 s | 25.0%
 collectives | 4 s | 75.0% of it hidden
 waiting for collectives | 1 s | 12.5%
+waiting for copies between memories | 500 ms | 6.2%
 The dearest kernels
 2 s | 3 × | product | memory | f32[2] | dot | model.py:7
 Collectives of one step
@@ -228,6 +230,7 @@ Predicted scaling
 
 def test_each_number_stands_where_its_name_says(plan) -> None:
     memory = Memory(9 * 2**10, 7 * 2**10, 4 * 2**10, 2 * 2**10, 2**10, 60 * 2**10, peak={"activations": 3 * 2**10})
+    memory = dataclasses.replace(memory, host=11 * 2**10)
     cost = Cost(matrix_flops=2000, other_flops=3000, bytes=5 * 2**10, unknown_loops=("a", "b"), launches=6)
     collectives = (
         CollectiveRow("all-reduce", 2**10, ("replica",), 4, 3, "here", 0.5, "NVLink"),
@@ -236,7 +239,7 @@ def test_each_number_stands_where_its_name_says(plan) -> None:
     )
     kernel = DearKernel("dot", "product", "f32[2]", 3, 2.0, 7, 8, "memory", "model.py:7")
     wait = Exposed("all-reduce", 2**10, 3, 4.0, 1.0, "too short", "model.py:9")
-    timeline = Timeline(8.0, 7.0, 4.0, 1.0, 7, 6, 0.25, 0.5, {"product": 2.0}, (kernel,), (wait,))
+    timeline = Timeline(8.0, 7.0, 4.0, 1.0, 7, 6, 0.25, 0.5, {"product": 2.0}, (kernel,), (wait,), 0.5)
     of_stage = {"memory": memory, "cost": cost, "collectives": collectives, "timeline": timeline}
     found = dataclasses.replace(
         plan,

@@ -22,6 +22,8 @@ SOURCES = {
     "a100": "NVIDIA A100 Tensor Core GPU data sheet, 2021, https://www.nvidia.com/en-us/data-center/a100",
     "h100": "NVIDIA H100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h100",
     "h200": "NVIDIA H200 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h200",
+    "gh200": "NVIDIA GH200 Grace Hopper Superchip data sheet, 2023, "
+    "https://www.nvidia.com/en-us/data-center/grace-hopper-superchip",
     "blackwell": "NVIDIA Blackwell architecture technical brief, 2024, tables of HGX B200 and GB200, "
     "https://resources.nvidia.com/en-us-blackwell-architecture",
     "l4": "NVIDIA L4 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/l4",
@@ -80,6 +82,7 @@ class GpuModel:
       link: what it sends to the GPUs beside it over all NVLinks, or else over PCIe, in bytes per second.
       nvlinks: how many NVLinks it has; 0: PCIe only.
       network: what it sends to other hosts, in bytes per second.
+      host: what it reads from its host's memory, or writes there, in bytes per second: over PCIe, or NVLink-C2C.
       per_host: how many a host has, at most.
       hosts_per_domain: how many hosts NVLink joins to one domain.
       sources: keys of :data:`SOURCES`.
@@ -98,6 +101,7 @@ class GpuModel:
     nvlinks: int
     network: float
     sources: tuple[str, ...]
+    host: float = 63e9  # of PCIe 5
     per_host: int = 8
     hosts_per_domain: int = 1
 
@@ -145,11 +149,11 @@ MODELS = {
     for model in (
         GpuModel(
             "a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 108, 1.41, 40 * _MIB, 42331013120, 1555.2e9, _A100,
-            300e9, 12, 200 * _GBIT, ("a100", "xla", "cuda", "links", "network"), per_host=16,
+            300e9, 12, 200 * _GBIT, ("a100", "xla", "cuda", "links", "network"), _PCIE4, per_host=16,
         ),
         GpuModel(
             "a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 40 * _MIB, 85100068864, 2039.04e9, _A100,
-            300e9, 12, 200 * _GBIT, ("a100", "xla", "cuda", "links", "network"),
+            300e9, 12, 200 * _GBIT, ("a100", "xla", "cuda", "links", "network"), _PCIE4,
         ),
         GpuModel(
             "h100", "NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 50 * _MIB, 84942979072, 3352.32e9, _H100,
@@ -164,29 +168,33 @@ MODELS = {
             450e9, 18, 400 * _GBIT, ("h200", "xla", "cuda", "links", "network"),
         ),
         GpuModel(
+            "gh200", "NVIDIA GH200 480GB", (9, 0), 132, 1.98, 50 * _MIB, 101468602368, 4000e9, _H100,
+            450e9, 0, 400 * _GBIT, ("gh200", "cuda", "links"), 450e9, per_host=1,
+        ),
+        GpuModel(
             "b200", "NVIDIA B200", (10, 0), 148, 1.965, 132644864, 191514411008, 7672.32e9,
             _peaks(2250, 1125, 80, 40, 4500), 900e9, 18, 400 * _GBIT, ("blackwell", "xla", "cuda", "links", "network"),
         ),
         GpuModel(
             "gb200", "NVIDIA GB200", (10, 0), 152, 2.062, 135528448, 197897748480, 7928.064e9,
             _peaks(2500, 1250, 90, 45, 5000), 900e9, 18, 400 * _GBIT, ("blackwell", "xla", "cuda", "links", "network"),
-            per_host=4, hosts_per_domain=18,
+            225e9, per_host=4, hosts_per_domain=18,
         ),
         GpuModel(
             "l4", "NVIDIA L4", (8, 9), 58, 2.04, 48 * _MIB, 23034 * _MIB, 300e9,
-            _peaks(121, 60, 30.3, 0.47, 242.5), _PCIE4, 0, 100 * _GBIT / 8, ("l4", "cuda", "links", "network"),
+            _peaks(121, 60, 30.3, 0.47, 242.5), _PCIE4, 0, 100 * _GBIT / 8, ("l4", "cuda", "links", "network"), _PCIE4,
         ),
         GpuModel(
             "l40s", "NVIDIA L40S", (8, 9), 142, 2.52, 96 * _MIB, 46068 * _MIB, 864e9,
-            _peaks(362, 183, 91.6, 1.43, 733), _PCIE4, 0, 400 * _GBIT / 8, ("l40s", "cuda", "links", "network"),
+            _peaks(362, 183, 91.6, 1.43, 733), _PCIE4, 0, 400 * _GBIT / 8, ("l40s", "cuda", "links", "network"), _PCIE4,
         ),
         GpuModel(
             "a10g", "NVIDIA A10G", (8, 6), 80, 1.71, 6 * _MIB, 23028 * _MIB, 600e9,
-            _peaks(70, 35, 35, 0.55, s8=140), _PCIE4, 0, 100 * _GBIT / 8, ("a10g", "cuda", "links", "network"),
+            _peaks(70, 35, 35, 0.55, s8=140), _PCIE4, 0, 100 * _GBIT / 8, ("a10g", "cuda", "links", "network"), _PCIE4,
         ),
         GpuModel(
             "rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 128, 2.52, 72 * _MIB, 24564 * _MIB, 1008e9,
-            _peaks(165.2, 82.6, 82.6, 1.29, 330.3, 660.6), _PCIE4, 0, 10 * _GBIT, ("ada", "cuda", "links"),
+            _peaks(165.2, 82.6, 82.6, 1.29, 330.3, 660.6), _PCIE4, 0, 10 * _GBIT, ("ada", "cuda", "links"), _PCIE4,
         ),
         GpuModel(
             "rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 170, 2.407, 96 * _MIB, 32607 * _MIB, 1792e9,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+)(?P<about>.*):$")
+_ON_HOST = re.compile(r"^allocation \d+: size (\d+), color 5\b", re.MULTILINE)
 _VALUE = re.compile(
     r"^ value: <\d+ (?P<name>[\w.\-]+)(?:\{[\d,]*\})? @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<type>.+)"
 )
@@ -35,6 +36,16 @@ class Allocation:
     is_temporary: bool
     is_constant: bool
     values: tuple[Value, ...]
+
+
+def bytes_on_host(text: str) -> int:
+    """The bytes of the allocations in the host's memory.
+
+    >>> from replicax.hlo.buffer_assignment import bytes_on_host
+    >>> bytes_on_host("allocation 2: size 64, color 5, preallocated-temp:")
+    64
+    """
+    return sum(map(int, _ON_HOST.findall(text)))
 
 
 def allocations(text: str) -> Iterator[Allocation]:

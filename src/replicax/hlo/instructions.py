@@ -15,6 +15,10 @@ _INSTRUCTION = re.compile(
 )
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]+[0-9]*[a-z0-9]*)\[(?P<dims>[0-9,<=]*)\](?P<layout>\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+HOST_SPACE = 5
+"""The :attr:`Array.space` of what lies in the host's memory."""
+HOST_SPACE = 5
+"""Of an :class:`Array` in the host's memory."""
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ENTRY_OF_TABLE = re.compile(r"^(\d+) (.+)$")
 _NUMBER = re.compile(r"(\w+)=(\d+)")
@@ -27,7 +31,7 @@ class Array:
     Attributes:
       dtype: HLO's name of it: ``"f32"``, ``"bf16"``, ``"pred"``, …
       dims: the shape.
-      space: the memory that it lies in; 0 is the device's main memory (HBM).
+      space: the memory that it lies in; 0 is the device's main memory (HBM), 5 the host's.
     """
 
     dtype: str

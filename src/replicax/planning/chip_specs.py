@@ -38,6 +38,7 @@ class Chip:
       sources: where the figures are from.
       network: what it can send to chips of other slices (of GPUs: those that no NVLink joins), through the data-center
         network: its share of what its host can, in bytes per second; 0 if that is not known.
+      host: what it reads from its host's memory, or writes there, in bytes per second; 0 if that is not known.
       arithmetic: what it computes besides matrix products, in FLOPs per second; 0: that is not counted.
       launch: what each operation takes besides its work, in seconds.
       meeting: what each collective takes besides its bytes, in seconds, where there are no links with hops.
@@ -72,6 +73,7 @@ class Chip:
     peaks: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
     multiprocessors: int = 0
     sustained: float = 1.0
+    host: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.peaks, Mapping):
@@ -84,7 +86,7 @@ class Chip:
         for field, value in above.items():
             if not (_is_number(value) and value > 0):
                 raise ValueError(f"Chip {self.name!r}: {field} must be a finite number above 0, got {value!r}")
-        for field in ("link", "links", "network", "arithmetic", "launch", "meeting", "multiprocessors"):
+        for field in ("link", "links", "network", "host", "arithmetic", "launch", "meeting", "multiprocessors"):
             if not (_is_number(value := getattr(self, field)) and value >= 0):
                 raise ValueError(f"Chip {self.name!r}: {field} must be a finite number, not below 0, got {value!r}")
 
@@ -144,6 +146,7 @@ CHIPS = {
         peaks=model.peaks,
         multiprocessors=model.sms,
         sustained=_SUSTAINED.get(model.capability, 0.8),
+        host=model.host,
     )
     for model in MODELS.values()
 }

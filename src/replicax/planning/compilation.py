@@ -15,7 +15,7 @@ import jax
 from replicax import _jax
 from replicax.errors import CompilationError
 from replicax.gpu.cuda_compiler import compile_process
-from replicax.hlo.buffer_assignment import Allocation, allocations
+from replicax.hlo.buffer_assignment import Allocation, allocations, bytes_on_host
 from replicax.hlo.instructions import Module, parse
 from replicax.hlo.live_ranges import LiveRanges, live_ranges
 
@@ -36,6 +36,7 @@ class Compilation:
       module: the optimised program.
       allocations: the allocations of its memory.
       live: what is in memory when it is fullest; ``None`` where the compiler does not tell.
+      host: the bytes of what it keeps in the host's memory.
       code: the size of the program with its constants, in bytes; where that is not known, of its constants.
       seconds: how long compiling took.
       available: if it does not fit, the bytes that the compiler says there are; it rounds them.
@@ -45,6 +46,7 @@ class Compilation:
     module: Module
     allocations: list[Allocation]
     live: LiveRanges | None
+    host: int
     code: int
     seconds: float
     available: int | None = None
@@ -85,7 +87,8 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
         program, layout = (_HEAPS.sub("", text) for text in (program, layout))
     allocated = list(allocations(layout))
     code = code or sum(allocation.size for allocation in allocated if allocation.is_constant)
-    return Compilation(parse(program), allocated, live_ranges(live), code, seconds, available, words)
+    on_host = bytes_on_host(layout)
+    return Compilation(parse(program), allocated, live_ranges(live), on_host, code, seconds, available, words)
 
 
 def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device: jax.Device) -> int:

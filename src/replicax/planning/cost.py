@@ -6,15 +6,15 @@ Counted as XLA's ``HloCostAnalysis`` counts, except that a loop counts as often 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable
 
 import numpy as np
 
 from replicax.hlo.collective_instructions import MOVING
 from replicax.hlo.executed import executed
-from replicax.hlo.instructions import Array, Computation, Instruction, Module
+from replicax.hlo.instructions import Computation, Instruction, Module
 from replicax.hlo.products import convolution_dims, convolution_labels, dot_dims, is_library_product, product_kind
 
 
@@ -77,7 +77,11 @@ def cost_of(*modules: Module) -> Cost:
 
 def is_launched(instruction: Instruction) -> bool:
     """Return whether an instruction outside of fusions is an operation that runs, and not only a name for a value."""
-    return instruction.opcode not in _FREE and not instruction.opcode.endswith("-done")
+    return not (_is_free(instruction) or instruction.opcode.endswith("-done"))
+
+
+def _is_free(instruction: Instruction) -> bool:
+    return instruction.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes
 
 
 def _width(instruction: Instruction) -> int:
@@ -156,30 +160,31 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 # --- memory ---------------------------------------------------------------------------------------------
 
 
-def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Return the bytes of main memory that an instruction outside of fusions reads and writes."""
+def bytes_moved(module: Module, computation: Computation, instruction: Instruction, space: int = 0) -> int:
+    """Return the bytes that an instruction outside of fusions reads and writes in a memory: the device's main one."""
     opcode = instruction.opcode
-    if opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
+    size = functools.partial(_size_in, space)
+    if _is_free(instruction):
         return 0
     operands = [computation.instructions[name] for name in instruction.operands]
     if opcode == "copy-start":  # which writes its first result until it is done
-        return sum(map(_in_memory, operands)) + _size_in_memory(instruction.arrays[:1])
+        return sum(map(size, operands)) + size(instruction, 1)
     if opcode.endswith("-done"):
-        return _in_memory(instruction)
+        return size(instruction)
     if opcode.endswith("-start"):
-        return sum(map(_in_memory, operands))
+        return sum(map(size, operands))
     if opcode == "fusion":
         fused = module.computations[instruction.called("calls")[0]]
-        read = sum(_bytes_read(module, fused, i, _in_memory(o)) for i, o in enumerate(operands) if _in_memory(o))
-        return read + _bytes_written(module, fused, fused.root, instruction)
+        read = sum(_bytes_read(module, fused, i, size(o)) for i, o in enumerate(operands) if size(o))
+        return read + _bytes_written(module, fused, fused.root, instruction, space)
     if opcode in _SLICES:
-        return (instruction.bytes if _in_memory(operands[0]) else 0) + _in_memory(instruction)
+        return (instruction.bytes if size(operands[0]) else 0) + size(instruction)
     if opcode in _UPDATES:
-        update = _in_memory(operands[_UPDATES[opcode]])
-        return sum(map(_in_memory, operands[1:])) + update * (2 if opcode == "scatter" else 1)
+        update = operands[_UPDATES[opcode]].bytes if size(instruction) else 0
+        return sum(map(size, operands[1:])) + update * (2 if opcode == "scatter" else 1)
     if is_library_product(instruction):  # whose other results are memory to work in
-        return sum(map(_in_memory, operands)) + instruction.arrays[0].bytes
-    return sum(map(_in_memory, operands)) + _in_memory(instruction)
+        return sum(map(size, operands)) + size(instruction, 1)
+    return sum(map(size, operands)) + size(instruction)
 
 
 def _bytes_read(module: Module, fused: Computation, position: int, size: int) -> int:
@@ -212,12 +217,12 @@ def _is_bitcast(fused: Computation) -> bool:
     return {i.opcode for i in fused.instructions.values()} <= {"parameter", "bitcast"}
 
 
-def _bytes_written(module: Module, fused: Computation, root: Instruction, fusion: Instruction) -> int:
-    """Return the bytes that a fusion writes: of an array updated in place, only those of the update."""
+def _bytes_written(module: Module, fused: Computation, root: Instruction, fusion: Instruction, space: int) -> int:
+    """Return the bytes that a fusion writes in a memory: of an array updated in place, only those of the update."""
     arrays = fusion.arrays
     results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(results) != len(arrays):
-        return _in_memory(fusion)
+        return _size_in(space, fusion)
     total = 0
     for result, array in zip(results, arrays, strict=True):
         home = fused
@@ -229,14 +234,10 @@ def _bytes_written(module: Module, fused: Computation, root: Instruction, fusion
                 result = home.root
         update = _UPDATES.get(result.opcode)
         size = array.bytes if update is None else home.instructions[result.operands[update]].bytes
-        total += size if array.space == 0 else 0
+        total += size if array.space == space else 0
     return total
 
 
-def _in_memory(instruction: Instruction) -> int:
-    """The bytes of a result that lie in the device's main memory."""
-    return _size_in_memory(instruction.arrays)
-
-
-def _size_in_memory(arrays: Iterable[Array]) -> int:
-    return sum(array.bytes for array in arrays if array.space == 0)
+def _size_in(space: int, instruction: Instruction, arrays: int | None = None) -> int:
+    """Return the bytes of a result, or of its first ``arrays``, that lie in a memory."""
+    return sum(array.bytes for array in instruction.arrays[:arrays] if array.space == space)

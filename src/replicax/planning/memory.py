@@ -56,6 +56,7 @@ class Memory:
       capacity: what programs may use of the device's memory; ``None`` if that is not known.
       buffers: the largest ones. Temporaries need not all be alive at the same time.
       peak: the total by kind, when memory is fullest: see ``replicax.planning.timeline.peak``. Empty for a pipeline.
+      host: what it keeps in the host's memory, for each device; it is no part of the total.
     """
 
     arguments: int
@@ -66,6 +67,7 @@ class Memory:
     capacity: int | None = None
     buffers: tuple[Buffer, ...] = ()
     peak: dict[str, int] = dataclasses.field(default_factory=dict)
+    host: int = 0
 
     @property
     def total(self) -> int:

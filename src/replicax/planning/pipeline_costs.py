@@ -160,11 +160,12 @@ class _Memories:
         self._name_outputs(results_by_place)
         updated = self._present(plan.donated)
         left = self._present([*plan.written, *plan.results])
-        code = collections.Counter[int]()
+        code, host = collections.Counter[int](), collections.Counter[int]()
         temporaries: dict[int, list[Buffer]] = {k: [] for k in self.devices}
         devices = {program: launch.device for launch, program in zip(plan.launches, self.programs, strict=True)}
         for program, k in devices.items():
             code[k] += program.code
+            host[k] = max(host[k], program.host)
             temporaries[k] += compiled_buffers(program.allocations, program.module)
         return [
             Memory(
@@ -173,6 +174,7 @@ class _Memories:
                 aliased=updated[k],
                 temporaries=max(0, self.peak[k] - self.before[k] - left[k] + updated[k]),
                 code=code[k],
+                host=host[k],
                 buffers=(*self.buffers[k], *temporaries[k]),
             )
             for k in self.devices

@@ -169,7 +169,7 @@ def _load(executable: Executable, names: Sequence[str], compilation: Compilation
     memory = memory_of(compilation.allocations, compilation.code, buffers)
     variables = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
     peak = peak_by_kind(memory, variables, temporaries_by_kind(module, compilation.live, memory.temporaries))
-    memory = dataclasses.replace(memory, peak=peak)
+    memory = dataclasses.replace(memory, peak=peak, host=compilation.host)
     axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
     placement = ProgramDevices(axes, slices, programs_for(executable.mesh.devices))
     return DeviceLoad(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])

@@ -104,6 +104,8 @@ def _memory(plan: Plan) -> Section:
             part, whole = memory.capacity / plan.chip.memory, bytes_in_words(int(plan.chip.memory))
             share += f"; JAX takes {part:.0%} of {whole}, or as {MEMORY_FRACTION} says"
         rows.append(("there is", bytes_in_words(memory.capacity), share))
+    if memory.host:
+        rows.append(("in the host's memory", bytes_in_words(memory.host), "for each device, besides"))
     return Section("Memory of one device", ("", ">bytes", ""), tuple(rows))
 
 
@@ -202,6 +204,9 @@ def _step(plan: Plan, timeline: Timeline) -> Section:
                 f"{timeline.exposed / timeline.seconds:.1%}",
             )
         )
+    if timeline.copying:
+        share = f"{timeline.copying / timeline.seconds:.1%}"
+        rows.append(("waiting for copies between memories", seconds_in_words(timeline.copying), share))
     note = (
         "A prediction, no measurement: kernels and collectives by formula, in the order in which the compiler has "
         "scheduled them; see replicax.planning.timeline."

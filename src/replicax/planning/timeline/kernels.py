@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from replicax.hlo.executed import parts_of
-from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.hlo.instructions import HOST_SPACE, Computation, Instruction, Module
 from replicax.planning.chip_specs import Chip
 from replicax.planning.cost import bytes_moved, other_flops
 from replicax.planning.timeline.attention import attention_of
@@ -30,6 +30,8 @@ EFFICIENCY = {
     "attention, backward": 0.5,
 }
 """Of the memory's bandwidth, by the kind of kernel; of attention, of the peak of products."""
+HOST_SHARE = 0.87
+"""Of the bandwidth to the host's memory, what copies over PCIe reach: 55 of 63 GB/s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Kernel:
       model_flops: the same, without what the backward pass computes a second time.
       at_peak: seconds that these products take at the chip's peak for their dtype.
       bytes: read from and written to main memory.
-      bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"arithmetic"`` or ``"launch"``.
+      bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"host memory"``, ``"arithmetic"`` or ``"launch"``.
     """
 
     kind: str
@@ -61,7 +63,7 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     products = [p for home, part in parts if (p := product_of(part, home)) is not None]
     attention = attention_of(instruction, computation)
     moving = parts if instruction.opcode == "async-start" else [(computation, instruction)]
-    size = sum(bytes_moved(module, home, part) for home, part in moving)
+    size, offloaded = (sum(bytes_moved(module, *each, space) for each in moving) for space in (0, HOST_SPACE))
     kind = "product" if products else _kind_of({part.opcode for _, part in parts})
     compute = sum(seconds_of_product(p, chip) for p in products)
     flops = sum(p.flops for p in products)
@@ -78,11 +80,12 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     times = {
         "compute": compute,
         "memory": size / (chip.bandwidth * (1.0 if chip.is_serial else efficiency)),
+        "host memory": offloaded / (chip.host * HOST_SHARE or chip.bandwidth),
         "arithmetic": numbers / (chip.arithmetic or 1.0),
         "launch": chip.launch,
     }
     bound_by = max(times, key=times.__getitem__)
-    longest = max(times["compute"], times["memory"], times["arithmetic"]) + times["launch"]
+    longest = max(times[what] for what in times if what != "launch") + times["launch"]
     seconds = sum(times.values()) if chip.is_serial else longest
     return Kernel(kind, seconds, flops, model_flops, at_peak, size, bound_by)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from replicax.execution.compiled.replicate import VARIABLES as VARIABLE_ARGUMENTS
-from replicax.hlo.instructions import Computation, Instruction, Module
+from replicax.hlo.instructions import HOST_SPACE, Computation, Instruction, Module, arrays_in, elements_of
 from replicax.hlo.live_ranges import LiveRanges
 from replicax.planning.memory import Memory
 
@@ -36,6 +36,8 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: 
     sizes = {COPIES: 0, ACTIVATIONS: 0}
     for value in ranges.values:
         if (instruction := module.instructions.get(value.instruction)) is None or origins.is_argument(instruction):
+            continue
+        if _is_on_host(instruction, value.index):
             continue
         begin, end = origins.begin(instruction, steps, value.begin), value.end
         if _is_stacked(instruction) and ranges.sequence[min(end, len(steps) - 1)] in loops:
@@ -68,6 +70,14 @@ def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) ->
         PROGRAM: memory.code,
     }
     return {kind: size for kind, size in kinds.items() if size}
+
+
+def _is_on_host(instruction: Instruction, index: tuple[int, ...]) -> bool:
+    """Return whether a result, or that part of a tuple, lies in the host's memory."""
+    type_ = instruction.type
+    for number in index:
+        type_ = elements_of(type_)[number]
+    return any(array.space == HOST_SPACE for array in arrays_in(type_))
 
 
 def _is_stacked(instruction: Instruction) -> bool:

@@ -83,6 +83,7 @@ class Timeline:
       by_kind: seconds of kernels, by their kind.
       dearest: the kernels that take most.
       waits: the collectives that kernels wait for, the longest wait first.
+      copying: seconds in which kernels wait for copies between kinds of memory, such as to and from the host's.
     """
 
     seconds: float
@@ -96,6 +97,7 @@ class Timeline:
     by_kind: dict[str, float]
     dearest: tuple[DearKernel, ...] = ()
     waits: tuple[Exposed, ...] = ()
+    copying: float = 0.0
 
     @property
     def hidden(self) -> float:
@@ -127,6 +129,7 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
         by_kind=dict(by_kind.most_common()),
         dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
         waits=tuple(_exposed_collectives((t, lines) for run, lines in runs for t in run.transfers.values())),
+        copying=sum(run.copying for run, _ in runs),
     )
 
 

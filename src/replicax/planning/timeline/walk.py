@@ -64,11 +64,13 @@ class Run:
       seconds: its time.
       kernels: by the name of their instruction.
       transfers: by the name of the instruction that starts them.
+      copying: the seconds in which kernels wait for copies between kinds of memory.
     """
 
     seconds: float = 0.0
     kernels: dict[str, KernelRun] = dataclasses.field(default_factory=dict)
     transfers: dict[str, TransferRun] = dataclasses.field(default_factory=dict)
+    copying: float = 0.0
 
 
 @dataclasses.dataclass
@@ -203,7 +205,9 @@ class _Clock:
     def _wait(self, running: _Started, times: int, reason: str = "") -> None:
         waited = max(0.0, running.end - self._now)
         self._now = max(self._now, running.end)
-        if running.transfer and waited:
+        if not running.transfer:
+            self._found.copying += times * waited
+        elif waited:
             if not reason and self._in_kernels == running.kernels_before:
                 reason = NOTHING_BESIDE
             elif not reason:
@@ -239,8 +243,8 @@ class _Clock:
 
 
 def _copy_of(run: Run) -> Run:
-    return Run(
-        run.seconds,
-        {name: dataclasses.replace(k) for name, k in run.kernels.items()},
-        {name: dataclasses.replace(t, reasons=dict(t.reasons)) for name, t in run.transfers.items()},
+    return dataclasses.replace(
+        run,
+        kernels={name: dataclasses.replace(k) for name, k in run.kernels.items()},
+        transfers={name: dataclasses.replace(t, reasons=dict(t.reasons)) for name, t in run.transfers.items()},
     )
