@@ -49,24 +49,3 @@ from jax._src import (
 from jax._src.clusters import cloud_tpu_cluster
 from jax._src.interpreters import ad, partial_eval, pxla
 from jaxlib import _jax as jaxlib
-
-__all__ = [
-    "ad",
-    "ad_checkpoint",
-    "callback",
-    "cloud_tpu_cluster",
-    "clusters",
-    "compilation_cache",
-    "compiler",
-    "config",
-    "core",
-    "dispatch",
-    "distributed",
-    "jaxlib",
-    "literals",
-    "mesh",
-    "partial_eval",
-    "pxla",
-    "source_info_util",
-    "xla_bridge",
-]

@@ -52,6 +52,11 @@ def per_replica_sharding(mesh: Mesh) -> NamedSharding:
 _hosts_of_slice: dict[str, int] = {}
 
 
+def axis_sizes(mesh: Mesh) -> dict[str, int]:
+    """How many devices lie along each axis, by its name."""
+    return {str(name): int(size) for name, size in mesh.shape.items()}
+
+
 def describe_slices(device_kind: str, hosts: int) -> None:
     """Set how many hosts a slice of described devices of this kind has; such devices all claim to be of slice 0."""
     _hosts_of_slice[device_kind] = hosts

@@ -47,19 +47,24 @@ class SM:
       shared: its shared memory, in KiB; a block may use 1 KiB less.
       threads: the number that it keeps.
       lanes: float32 units.
+      is_accelerated: whether it has instructions that no other compute capability has.
+      sustained: the share of its peak that large matrix products reach for hours: where it is not the usual one,
+        fitted, see ``benchmarks/published_runs.py``.
     """
 
     shared: int
     threads: int
     lanes: int
+    is_accelerated: bool = False
+    sustained: float = 0.8
 
 
 _SMS = {
-    (8, 0): SM(164, 2048, 64),
+    (8, 0): SM(164, 2048, 64, sustained=0.85),
     (8, 6): SM(100, 1536, 128),
     (8, 9): SM(100, 1536, 128),
-    (9, 0): SM(228, 2048, 128),
-    (10, 0): SM(228, 2048, 128),
+    (9, 0): SM(228, 2048, 128, is_accelerated=True, sustained=0.72),
+    (10, 0): SM(228, 2048, 128, is_accelerated=True),
     (12, 0): SM(100, 1536, 128),
 }
 
@@ -105,11 +110,16 @@ class GpuModel:
     per_host: int = 8
     hosts_per_domain: int = 1
 
+    @property
+    def sm(self) -> SM:
+        """What one of its streaming multiprocessors has."""
+        return _SMS[self.capability]
+
     def target_config(self) -> str:
         """The description that XLA's compiler takes for a GPU: a ``GpuTargetConfigProto`` as text."""
-        sm = _SMS[self.capability]
+        sm = self.sm
         major, minor = self.capability
-        accelerated = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
+        accelerated = "ACCELERATED_FEATURES" if sm.is_accelerated else "NONE"
         links = f"device_interconnect_info {{ active_links: {self.nvlinks} }}" if self.nvlinks else ""
         return f"""\
 gpu_device_info {{

@@ -17,7 +17,6 @@ from replicax.argument_checks import checked_path
 from replicax.collectives import of_key_data
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, TraceError
-from replicax.locality import Locality
 from replicax.pytrees import is_leaf, registered
 from replicax.system.packages import check_installed
 from replicax.user_functions import checked_function, checked_result, function_name
@@ -100,7 +99,7 @@ def export(
     return exported
 
 
-class _Weights:
+class _Weights(ConcreteStore):
     """A store in which variables are constants, with the values that they have now."""
 
     def __init__(self, name: str) -> None:
@@ -124,14 +123,6 @@ class _Weights:
 
     def copies(self, variable: Variable) -> PerReplica:
         raise TraceError(f"{self.name} reads the copies of {variable.describe()}: an exported step has one replica")
-
-    def expect(
-        self, values: Sequence[Any], refused: frozenset[Locality], message: str, *, is_loss: bool = False
-    ) -> list[Any]:
-        return list(values)
-
-    def if_it_fails(self, undo: Callable[[], None]) -> None:
-        pass
 
 
 def _specs(spec: Any, any_batch: bool) -> list[Any]:

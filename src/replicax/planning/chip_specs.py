@@ -116,8 +116,6 @@ _V4 = "Jouppi et al., TPU v4: An Optically Reconfigurable Supercomputer, ISCA 20
 _USABLE = "usable memory: what the compiler of libtpu 0.0.42 says that it has, when a program does not fit"
 
 _LAUNCH = 2e-6  # seconds between two kernels of a GPU's stream
-_SUSTAINED = {(8, 0): 0.85, (9, 0): 0.72}
-"""Of a GPU's peak, by compute capability: fitted, see ``benchmarks/published_runs.py``."""
 
 # Links: the documents give the sum over a chip's links and both ways; here it is one link, one way. The network: of v5e
 # and v6e they give what a pod of 256 chips has, of v5p and TPU7x what a chip has, in bits; of earlier ones nothing.
@@ -145,7 +143,7 @@ CHIPS = {
         launch=_LAUNCH,
         peaks=model.peaks,
         multiprocessors=model.sms,
-        sustained=_SUSTAINED.get(model.capability, 0.8),
+        sustained=model.sm.sustained,
         host=model.host,
     )
     for model in MODELS.values()

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh, programs_for
+from replicax.devices.mesh import REPLICA_AXIS, axis_sizes, logical_device_mesh, programs_for
 from replicax.hlo.collective_instructions import CollectiveUse, ProgramDevices, axes_of, collectives_of
 from replicax.hlo.instructions import Module
 from replicax.pipeline.dispatch import PlacedExecutable, Send
@@ -88,7 +88,7 @@ def _collectives(
     executable: PlacedExecutable, k: int, programs: Sequence[Compilation], placement: ProgramDevices
 ) -> list[CollectiveUse]:
     """Return the collectives of a logical device's programs, and what it sends."""
-    axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
+    axes = axis_sizes(executable.mesh)
     found = collections.Counter[CollectiveUse]()
     for program in programs:
         for use in collectives_of(program.module, placement):

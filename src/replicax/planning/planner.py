@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from replicax import _jax
-from replicax.devices.mesh import programs_for, slices_of
+from replicax.devices.mesh import axis_sizes, programs_for, slices_of
 from replicax.execution.compiled.replicate import Executable
 from replicax.extended.described_arguments import traced_step
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
@@ -170,8 +170,7 @@ def _load(executable: Executable, names: Sequence[str], compilation: Compilation
     variables = sum(buffer.bytes * buffer.count for buffer in read_variables(executable))
     peak = peak_by_kind(memory, variables, temporaries_by_kind(module, compilation.live, memory.temporaries))
     memory = dataclasses.replace(memory, peak=peak, host=compilation.host)
-    axes = {str(name): int(size) for name, size in executable.mesh.shape.items()}
-    placement = ProgramDevices(axes, slices, programs_for(executable.mesh.devices))
+    placement = ProgramDevices(axis_sizes(executable.mesh), slices, programs_for(executable.mesh.devices))
     return DeviceLoad(memory, cost_of(module), collectives_of(module, placement), [(module, placement)])
 
 
@@ -206,7 +205,7 @@ def _report(
         device_kind=devices.flat[0].device_kind,
         devices=devices.size,
         replicas=strategy.num_replicas_in_sync,
-        mesh={str(name): int(size) for name, size in executable.mesh.shape.items()},
+        mesh=axis_sizes(executable.mesh),
         is_absent=strategy.extended.is_absent,
         chip=chip,
         trace_seconds=traced,

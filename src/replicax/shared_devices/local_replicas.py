@@ -187,7 +187,7 @@ class OneReplica(Walk):
     def results(self, equation: _jax.Equation, operands: list[Any]) -> list[Any]:
         if asks_for_position(equation):
             return [self.number]
-        if any(_jax.contains(inner, asks_for_position) for inner in _jax.sub_jaxprs(equation)):
+        if _jax.is_or_contains(equation, asks_for_position):
             return enter(self, equation, operands)
         return _jax.bind(equation, operands)
 
@@ -212,7 +212,7 @@ class OnceForAll(Walk):
             total = elements_in_order(wide(array), dims_along(equation.params, array.ndim))
             return [total.astype(array.dtype)]
         is_entered = _jax.control_flow_of(equation) is not None or _jax.called_program(equation) is not None
-        if is_entered and any(_jax.contains(inner, _adds_up) for inner in _jax.sub_jaxprs(equation)):
+        if is_entered and _jax.is_or_contains(equation, _adds_up):
             return enter(self, equation, operands)
         return _jax.bind(equation, operands)
 

@@ -41,9 +41,7 @@ def can_be_together(stage: ReplicaStage, may_differ: Callable[[Any], bool]) -> b
             or (decides and may_differ(operands[0]))
         )
 
-    return not any(
-        is_for_one(e) or any(_jax.contains(inner, is_for_one) for inner in _jax.sub_jaxprs(e)) for e in stage.alone
-    )
+    return not any(_jax.is_or_contains(equation, is_for_one) for equation in stage.alone)
 
 
 def dtype_of(value: Any) -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from replicax import _jax, collectives
 from replicax.devices.arrays import put
@@ -134,8 +133,7 @@ def agreed_initial(variable: Variable, initial: Initial) -> jax.Array:
     if all(offer[:3] == offers[0][:3] for offer in offers):
         return initial.stored() if stored is None else stored
     if stored is None:  # for once each device has it whole
-        everywhere = NamedSharding(variable.layout.mesh(variable.replicas.mesh), variable.layout.whole_spec)
-        return _from_first(variable, put(initial.whole(), everywhere))
+        return _from_first(variable, put(initial.whole(), variable.layout.whole_sharding(variable.replicas.mesh)))
     return _from_first(variable, stored)
 
 

@@ -79,6 +79,10 @@ class Layout(abc.ABC):
         """The shape of a value of ``shape`` as it is laid out."""
         return shape
 
+    def whole_sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding of the whole value, on each device; only for layouts as those of ``whole_spec``."""
+        return NamedSharding(self.mesh(mesh), self.whole_spec)
+
     def laid_out_on(self, mesh: Mesh) -> NamedSharding:
         """The sharding of a value laid out on ``mesh``, which is the strategy's or a part of it."""
         return NamedSharding(mesh, self.spec)

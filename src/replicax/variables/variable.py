@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
@@ -557,7 +557,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         if not isinstance(self.layout, Split):
             return self.stored()
         mesh = self.replicas.mesh
-        everywhere = NamedSharding(self.layout.mesh(mesh), self.layout.whole_spec)
+        everywhere = self.layout.whole_sharding(mesh)
         laid_out = self.layout.from_stored(self.stored(), mesh)
         if not self.is_spread:
             return jax.device_put(self.layout.whole(laid_out), everywhere)

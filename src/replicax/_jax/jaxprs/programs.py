@@ -54,6 +54,11 @@ def contains(jaxpr: Jaxpr, wanted: Callable[[Equation], bool]) -> bool:
     return any(map(wanted, equations_of(jaxpr)))
 
 
+def is_or_contains(equation: Equation, wanted: Callable[[Equation], bool]) -> bool:
+    """Return whether an equation, or one in the programs inside it, is ``wanted``."""
+    return wanted(equation) or any(contains(inner, wanted) for inner in sub_jaxprs(equation))
+
+
 def equations_of(jaxpr: Jaxpr) -> Sequence[Equation]:
     """The equations of a program, and of all inside it. A step has thousands, and a dozen passes ask for them."""
     equations = _all_equations.get(jaxpr)

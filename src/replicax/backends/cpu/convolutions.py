@@ -25,8 +25,7 @@ class Convolutions(CPURule):
         return _jax.contains(jaxpr, self.is_ours if target.in_a_loop else self._is_inside)
 
     def _is_inside(self, equation: _jax.Equation) -> bool:
-        inner = _jax.sub_jaxprs(equation) if equation.primitive.name in CONTROL_FLOW else []
-        return any(_jax.contains(program, self.is_ours) for program in inner)
+        return equation.primitive.name in CONTROL_FLOW and _jax.is_or_contains(equation, self.is_ours)
 
     def is_ours(self, equation: _jax.Equation) -> bool:
         if equation.primitive.name not in CONVOLUTIONS:

@@ -15,11 +15,12 @@ from replicax.compat.v1.datasets import PerDeviceDataset, PerDeviceIterator
 from replicax.compat.v1.error_translation import also, translating_errors
 from replicax.compat.v1.map import MapOutput, mapped
 from replicax.compat.v1.steps import MultiStepContext
-from replicax.compat.v1.towers import TowerContext, back_in, own
+from replicax.compat.v1.towers import TowerContext, back_in
 from replicax.compat.v1.variables import TowerStep, tower_local
 from replicax.devices.arrays import put
 from replicax.errors import ContextError, LocalityError
 from replicax.execution.many_steps.step_outputs import MultiStepContext as StepOutputs
+from replicax.execution.tracing.communicator import own_components
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.extended.locations import destination as location
 from replicax.extended.mirrored_values import mirrored
@@ -429,7 +430,7 @@ def _same_arguments(method: str, **arguments: Any) -> tuple[Any, ...]:
                 f"distribution.{method}: {what} is the tower-local {leaf.describe()}, of which each tower has a value "
                 "of its own: pass distribution.read_var(variable)"
             )
-        own_leaf = own(leaf)
+        own_leaf = own_components(leaf)
         if own_leaf is not leaf:
             problem = f"distribution.{method}: {what} differs between towers: reduce it first"
             [own_leaf] = current_store().expect([own_leaf], frozenset({T}), problem)

@@ -13,9 +13,9 @@ from replicax import context
 from replicax.compat.v1.error_translation import translating_errors
 from replicax.compat.v1.variables import tower_local
 from replicax.errors import ContextError
-from replicax.pytrees import is_leaf, registered
+from replicax.execution.tracing.communicator import own_components
+from replicax.pytrees import registered
 from replicax.user_functions import checked_function
-from replicax.values import Local, PerReplica
 
 if TYPE_CHECKING:
     from replicax.compat.v1.distribution import DistributionStrategy
@@ -99,16 +99,7 @@ def back_in(replica: context.ReplicaContext, fn: Callable[..., Any], args: Any, 
     """Call ``fn`` in the tower that the merge call has left: ``call_for_each_tower`` inside a merge call."""
     results: list[Any] = []
     with context.replica(replica):
-        result = fn(*own(args), **own(kwargs))
+        result = fn(*own_components(registered(args)), **own_components(registered(kwargs)))
         # In cross-tower context a tower's value is PerDevice, a type that only merge_call handles.
         replica.merge_call(lambda _, seen: results.append(seen), (result,))
     return results[0]
-
-
-def own(tree: Any) -> Any:
-    """Take this tower's components of a pytree in cross-tower context, inside a step."""
-
-    def one(leaf: Any) -> Any:
-        return leaf.form.value if isinstance(leaf, PerReplica) and isinstance(leaf.form, Local) else leaf
-
-    return jax.tree_util.tree_map(one, registered(tree), is_leaf=is_leaf)

@@ -32,7 +32,7 @@ class AutomaticAxes(Rule):
 
     def is_ours(self, equation: Any) -> bool:
         if equation.primitive.name in BRANCHES:
-            return any(_jax.contains(p, lambda e: e.primitive.name in SPLITS) for p in _jax.sub_jaxprs(equation))
+            return _jax.is_or_contains(equation, lambda e: e.primitive.name in SPLITS)
         if equation.primitive is all_reduce_p:
             options = equation.params["options"]
             return options is not None and options.timeout_seconds is not None

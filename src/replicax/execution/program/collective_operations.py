@@ -67,4 +67,4 @@ def all_get_the_same(equation: _jax.Equation) -> bool:
 
 def is_collective(equation: _jax.Equation) -> bool:
     """Return whether an equation is a collective of the replicas, or there is one in the programs inside."""
-    return replicas_meet(equation) or any(_jax.contains(inner, replicas_meet) for inner in _jax.sub_jaxprs(equation))
+    return _jax.is_or_contains(equation, replicas_meet)

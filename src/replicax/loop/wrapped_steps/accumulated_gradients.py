@@ -47,13 +47,14 @@ def check_loss(
     variables and of arrays in objects, and ``old`` those before. The first results are numbers that are returned:
     ``sums`` has the names of those that are added up.
     """
-    if not gradients and (_has(jaxpr, share_back_p) or _descends(jaxpr, new, old)):
+    differentiates = _jax.contains(jaxpr, lambda equation: equation.primitive is share_back_p)
+    if not gradients and (differentiates or _descends(jaxpr, new, old)):
         raise ValueError(
             f"{name}: the step differentiates its loss, and calls no apply_gradients (of a replicax.Optimizer) or "
             "update (of an nnx.Optimizer), which add up the gradients of micro-batches. Its own update would be one "
             "for each micro-batch, with a part of the gradient: update with an optimizer."
         )
-    if gradients and not _has(jaxpr, share_p):
+    if gradients and not any(map(makes_share, jaxpr.eqns)):
         raise ValueError(
             f"{name}: the gradients of micro-batches are added up, so the loss must be each one's share of the mean "
             "over the whole batch: end it with replicax.compute_average_loss(losses). (A mean of a micro-batch would "
@@ -74,13 +75,9 @@ def check_loss(
                 )
 
 
-def _has(jaxpr: _jax.Jaxpr, primitive: Any) -> bool:
-    return _jax.contains(jaxpr, lambda equation: equation.primitive is primitive)
-
-
 def makes_share(equation: _jax.Equation) -> bool:
     """Return whether an equation, or one in the programs inside, makes a share."""
-    return equation.primitive is share_p or any(_has(inner, share_p) for inner in _jax.sub_jaxprs(equation))
+    return _jax.is_or_contains(equation, lambda e: e.primitive is share_p)
 
 
 def _descends(jaxpr: _jax.Jaxpr, new: Sequence[Any], old: Sequence[Any]) -> bool:
