@@ -17,8 +17,6 @@ _ARRAY = re.compile(r"\b(?P<dtype>[a-z]+[0-9]*[a-z0-9]*)\[(?P<dims>[0-9,<=]*)\](
 _SPACE = re.compile(r"S\((\d+)\)")
 HOST_SPACE = 5
 """The :attr:`Array.space` of what lies in the host's memory."""
-HOST_SPACE = 5
-"""Of an :class:`Array` in the host's memory."""
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ENTRY_OF_TABLE = re.compile(r"^(\d+) (.+)$")
 _NUMBER = re.compile(r"(\w+)=(\d+)")
